@@ -1,0 +1,7 @@
+"""`python -m fcl_bench` is the `fcl-bench` command."""
+
+import sys
+
+from fcl_bench.app import main
+
+sys.exit(main())

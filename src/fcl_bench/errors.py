@@ -1,0 +1,51 @@
+"""The one kind of error that is the user's to mend."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Wrong input, told in one line: what is wrong, with its key and value, and what would work.
+
+    The command prints it as `fcl-bench: error: <what> (<remedy>)` and exits with 2.
+    """
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what, remedy)
+        self.what = what
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return " ".join(f"{self.what} ({self.remedy})".split())
+
+
+def choices(options: Iterable[str], wrong: str = "") -> str:
+    """The options as a remedy, the nearest to what was typed first."""
+    ordered = sorted(options)
+    near = difflib.get_close_matches(wrong, ordered, n=3, cutoff=0.5)
+    listed = ", ".join(ordered) if len(ordered) <= 24 else f"{len(ordered)} choices"
+    return f"did you mean {' or '.join(near)}? choices: {listed}" if near else f"choices: {listed}"
+
+
+def require_choice(key: str, value: str, options: Iterable[str]) -> None:
+    """Raise a `UserError` unless `value` is one of `options`."""
+    options = list(options)
+    if value not in options:
+        raise UserError(f"{key}={value} is not known", choices(options, str(value)))
+
+
+def require_positive(key: str, value: float | None) -> None:
+    """Raise a `UserError` unless `value` is None or a finite number above zero."""
+    if value is not None and not 0 < value < float("inf"):
+        raise UserError(f"{key}={value} is out of range", "a finite number above 0")
+
+
+def require_count(key: str, value: int | None, least: int = 1) -> None:
+    """Raise a `UserError` unless `value` is None or an integer of at least `least`."""
+    if value is not None and value < least:
+        raise UserError(f"{key}={value} is out of range", f"an integer of at least {least}")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a library's message, or the error's type if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
