@@ -1,0 +1,105 @@
+"""Sequences of images that are decoded one at a time, each with a fingerprint of its content."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+from fcl_bench.errors import UserError
+from fcl_bench.files import content_hash, file_checksum
+
+IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+
+
+class Images(Protocol):
+    """n images, decoded on access; `fingerprint` is a hash of their content and order."""
+
+    fingerprint: str
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Image.Image: ...
+
+
+def _decode(source: Any, name: str) -> Image.Image:
+    """Decode one image completely; a UserError names the one that can't be read."""
+    try:
+        with Image.open(source) as image:
+            image.load()
+            return image
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else str(error)
+        raise UserError(f"{name} cannot be read: {reason}", "replace or remove that image") from error
+
+
+class ArrayImages:
+    """Images held as one uint8 array (n, height, width) or (n, height, width, 3)."""
+
+    def __init__(self, pixels: np.ndarray) -> None:
+        self.pixels = np.ascontiguousarray(pixels, dtype=np.uint8)
+        digest = content_hash()
+        digest.update(repr(self.pixels.shape).encode())
+        digest.update(self.pixels.data)
+        self.fingerprint = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, index: int) -> Image.Image:
+        return Image.fromarray(self.pixels[index])
+
+
+class EncodedImages:
+    """Images as the encoded bytes of a hub data set's column (a `datasets.Dataset` with one binary column)."""
+
+    def __init__(self, table: Any, column: str, name: str) -> None:
+        self._table = table
+        self._column = column
+        self._name = name
+        digest = content_hash()
+        for batch in table.select_columns([column]).with_format("arrow").iter(batch_size=1000):
+            for value in batch.column(column).combine_chunks().field("bytes"):
+                if not value.is_valid:
+                    raise UserError(
+                        f"{name}: column {column} refers to files that are not embedded",
+                        "embed the image bytes in the parquet files",
+                    )
+                buffer = value.as_buffer()
+                digest.update(len(buffer).to_bytes(8, "little"))
+                digest.update(buffer)
+        self.fingerprint = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, index: int) -> Image.Image:
+        encoded = self._table[index][self._column]["bytes"]
+        return _decode(io.BytesIO(encoded), f"{self._name} row {index}")
+
+
+class FileImages:
+    """Images in files; the fingerprint covers their relative names and their bytes, not where they lie."""
+
+    def __init__(self, root: Path, files: Sequence[Path]) -> None:
+        self._files = list(files)
+        digest = content_hash()
+        for file in self._files:
+            digest.update(str(file.relative_to(root)).encode())
+            digest.update(_file_digest(file))
+        self.fingerprint = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> Image.Image:
+        return _decode(self._files[index], f"image {self._files[index]}")
+
+
+def _file_digest(file: Path) -> bytes:
+    try:
+        return file_checksum(file).encode()
+    except OSError as error:
+        raise UserError(f"image {file} cannot be read: {error.strerror}", "make it readable or remove it") from error

@@ -1,0 +1,281 @@
+"""Data sets: each class is a group choice `data=...` and loads itself into one `Dataset`."""
+
+from __future__ import annotations
+
+import logging
+import zipfile
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fcl_bench.data.images import IMAGE_SUFFIXES, ArrayImages, EncodedImages, FileImages, Images
+from fcl_bench.errors import UserError, choices, first_line
+from fcl_bench.files import content_hash
+
+log = logging.getLogger(__name__)
+
+#: Field metadata: the value does not determine the result (a path, a worker count) and stays out of the run id.
+NOT_IDENTITY = {"identity": False}
+
+
+@dataclass(frozen=True)
+class Split:
+    """One side (train or test) of a data set.
+
+    Attributes:
+        labels: (n,) int64, the labels as the source gives them.
+        inputs: `Images`, or for ready features an array (n, d).
+        fingerprint: hash of the inputs' content.
+    """
+
+    labels: np.ndarray
+    inputs: Images | np.ndarray
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set, ready to be cut into tasks: `train` and `test` hold images, or features."""
+
+    name: str
+    train: Split
+    test: Split
+
+    @property
+    def holds_features(self) -> bool:
+        return isinstance(self.train.inputs, np.ndarray)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of everything in it, labels included."""
+        digest = content_hash()
+        for split in (self.train, self.test):
+            digest.update(split.fingerprint.encode())
+            digest.update(np.ascontiguousarray(split.labels).data)
+        return digest.hexdigest()
+
+
+class Source(ABC):
+    """What `data=...` names: typed knobs and a `load`."""
+
+    name: str
+
+    @abstractmethod
+    def load(self) -> Dataset:
+        """Read the data set. Raises a `UserError` for whatever the user can mend."""
+
+
+def image_split(labels: Any, images: Images) -> Split:
+    return Split(np.asarray(labels, dtype=np.int64), images, images.fingerprint)
+
+
+@dataclass
+class Digits(Source):
+    """scikit-learn's 1,797 handwritten digits (8 x 8, 17 grey levels, brought to 0..255); no download.
+
+    The source has no test split of its own; every fifth sample of each class, in file order, is a test sample.
+    """
+
+    name: str = "digits"
+
+    def load(self) -> Dataset:
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+        labels = digits.target.astype(np.int64)
+        rank_in_class = np.empty(len(labels), dtype=np.int64)
+        for label in np.unique(labels):
+            members = np.flatnonzero(labels == label)
+            rank_in_class[members] = np.arange(len(members))
+        test = rank_in_class % 5 == 4
+        return Dataset(
+            self.name,
+            image_split(labels[~test], ArrayImages(pixels[~test])),
+            image_split(labels[test], ArrayImages(pixels[test])),
+        )
+
+
+@dataclass
+class FeatureFile(Source):
+    """Ready features in an .npz file: x_train (n, d), y_train (n,), x_test, y_test; labels non-negative integers."""
+
+    name: str = "features"
+    path: str | None = field(default=None, metadata=NOT_IDENTITY)
+
+    def load(self) -> Dataset:
+        path = existing_path(self.path, self.name, "an .npz file with x_train, y_train, x_test, y_test")
+        arrays = self._read(path)
+        splits = [self._split(path, arrays, side) for side in ("train", "test")]
+        train_d, test_d = (split.inputs.shape[1] for split in splits)  # type: ignore[union-attr]
+        if train_d != test_d:
+            raise UserError(
+                f"data.path={path}: x_train has {train_d} features and x_test has {test_d}",
+                "use one backbone for both",
+            )
+        return Dataset(self.name, *splits)
+
+    @staticmethod
+    def _read(path: Path) -> dict[str, np.ndarray]:
+        remedy = "an .npz file with the arrays x_train, y_train, x_test, y_test"
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                if not isinstance(file, np.lib.npyio.NpzFile):
+                    raise UserError(f"data.path={path} holds a single array", remedy)
+                missing = {"x_train", "y_train", "x_test", "y_test"} - set(file.files)
+                if missing:
+                    raise UserError(f"data.path={path} lacks {', '.join(sorted(missing))}", remedy)
+                return {name: file[name] for name in ("x_train", "y_train", "x_test", "y_test")}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise UserError(f"data.path={path} is not a readable .npz file", remedy) from error
+
+    @staticmethod
+    def _split(path: Path, arrays: dict[str, np.ndarray], side: str) -> Split:
+        x, y = arrays[f"x_{side}"], arrays[f"y_{side}"]
+        where = f"data.path={path}:"
+        if x.ndim != 2 or x.shape[1] == 0 or x.dtype.kind not in "fiu":
+            raise UserError(
+                f"{where} x_{side} has shape {x.shape} and type {x.dtype}",
+                "a numeric array of shape (n, d), d >= 1",
+            )
+        if y.ndim != 1 or y.dtype.kind not in "iu":
+            raise UserError(f"{where} y_{side} has shape {y.shape} and type {y.dtype}", "integers of shape (n,)")
+        if len(x) != len(y):
+            raise UserError(
+                f"{where} x_{side} has {len(x)} rows and y_{side} has {len(y)} labels",
+                "one label for each row",
+            )
+        if len(y) and int(y.min()) < 0:
+            raise UserError(f"{where} y_{side} holds the label {y.min()}", "labels are non-negative integers")
+        finite = np.isfinite(x).all(axis=1)
+        if not finite.all():
+            row = int(np.flatnonzero(~finite)[0])
+            raise UserError(
+                f"{where} x_{side} holds NaN or infinity in {int((~finite).sum())} rows, the first is row {row}",
+                "every feature is a finite number",
+            )
+        digest = content_hash()
+        digest.update(f"{x.dtype} {x.shape}".encode())
+        digest.update(np.ascontiguousarray(x).data)
+        return Split(y.astype(np.int64), x, digest.hexdigest())
+
+
+@dataclass
+class HubImages(Source):
+    """An image data set of the Hugging Face hub at a pinned revision, or a local folder in the same parquet layout.
+
+    Args:
+        name: what tables call it.
+        repo: hub name ("uoft-cs/cifar100").
+        revision: commit of the hub repository.
+        image_column, label_column: the columns to read.
+        path: a local folder to read instead (data/train-*.parquet, data/test-*.parquet).
+    """
+
+    name: str
+    repo: str
+    revision: str
+    image_column: str
+    label_column: str
+    path: str | None = field(default=None, metadata=NOT_IDENTITY)
+
+    def load(self) -> Dataset:
+        return Dataset(self.name, *(self._split(side) for side in ("train", "test")))
+
+    def _split(self, side: str) -> Split:
+        import datasets
+
+        table = self._table(side)
+        key = f"data.path={self.path}" if self.path else f"data={self.name}"
+        for column in (self.image_column, self.label_column):
+            if column not in table.column_names:
+                raise UserError(f"{key}: no column {column} in {side}", choices(table.column_names, column))
+        table = table.cast_column(self.image_column, datasets.Image(decode=False))
+        labels = np.asarray(table.with_format("numpy")[self.label_column][:])
+        if labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
+            raise UserError(
+                f"{key}: column {self.label_column} of {side} is not a class label", "non-negative integers"
+            )
+        return image_split(labels, EncodedImages(table, self.image_column, f"{key}: {side}"))
+
+    def _table(self, side: str) -> Any:
+        import datasets
+
+        if self.path is not None:
+            folder = existing_path(self.path, self.name, "a folder with data/train-*.parquet and data/test-*.parquet")
+            try:
+                return datasets.load_dataset(str(folder), split=side)
+            except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
+                raise UserError(
+                    f"data.path={folder} has no readable {side} split: {first_line(error)}",
+                    f"the parquet layout of {self.repo}: data/train-*.parquet and data/test-*.parquet",
+                ) from error
+        log.info("data %s, %s: from the hub, or its cache on this machine", self.name, side)
+        try:
+            return datasets.load_dataset(self.repo, revision=self.revision, split=side)
+        except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+            raise UserError(
+                f"data={self.name}: {self.repo} could not be fetched from the hub: {first_line(error)}",
+                f"data.path=FOLDER with that repository's parquet files, revision {self.revision[:8]}",
+            ) from error
+
+
+@dataclass
+class ImageFolder(Source):
+    """Images in train/<class>/* and test/<class>/*; classes are numbered in the alphabetical order of their names."""
+
+    name: str = "imagefolder"
+    path: str | None = field(default=None, metadata=NOT_IDENTITY)
+
+    def load(self) -> Dataset:
+        root = existing_path(self.path, self.name, "a folder with train/<class>/* and test/<class>/*")
+        names = {side: self._classes(root / side) for side in ("train", "test")}
+        unseen = set(names["test"]) - set(names["train"])
+        if unseen:
+            raise UserError(
+                f"data.path={root}: class {min(unseen)} is in test/ but not in train/",
+                "the same classes in both",
+            )
+        numbers = {name: number for number, name in enumerate(names["train"])}
+        return Dataset(self.name, *(self._split(root / side, numbers) for side in ("train", "test")))
+
+    @staticmethod
+    def _classes(folder: Path) -> list[str]:
+        classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+        if not classes:
+            raise UserError(
+                f"data.path={folder.parent} has no {folder.name}/<class>/ folders",
+                "train/<class>/* and test/<class>/*",
+            )
+        return classes
+
+    @staticmethod
+    def _split(folder: Path, numbers: dict[str, int]) -> Split:
+        files: list[Path] = []
+        labels: list[int] = []
+        for name, number in numbers.items():
+            found = sorted(file for file in (folder / name).rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+            files += found
+            labels += [number] * len(found)
+        if not files:
+            raise UserError(
+                f"data.path={folder.parent}: no images under {folder.name}/",
+                f"files ending in {', '.join(sorted(IMAGE_SUFFIXES))}",
+            )
+        return image_split(labels, FileImages(folder, files))
+
+
+def existing_path(path: str | None, data: str, wanted: str) -> Path:
+    """`path` expanded, if it exists; otherwise a UserError that says what `data.path` should be."""
+    if path is None:
+        raise UserError(f"data={data} needs data.path", f"data.path={wanted}")
+    expanded = Path(path).expanduser()
+    if not expanded.exists():
+        raise UserError(f"data.path={path} does not exist", wanted)
+    return expanded
