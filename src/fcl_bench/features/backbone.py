@@ -1,0 +1,123 @@
+"""What `backbone=...` names, and the two that need no network: pixels and identity."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fcl_bench.data.sources import Dataset, Split
+from fcl_bench.errors import UserError, require_count
+
+
+class Extractor(ABC):
+    """A frozen map from samples to features, opened on one device.
+
+    Attributes:
+        identity: everything besides the data that determines the features (weights' hash, transform, precision).
+        cacheable: whether computing the features costs more than reading them back.
+    """
+
+    identity: dict[str, str]
+    cacheable: bool
+
+    @abstractmethod
+    def batches(self, split: Split, start: int = 0) -> Iterator[torch.Tensor]:
+        """Features (b, d) on the CPU of samples start, start + 1, ..., batch by batch, in order."""
+
+
+class Backbone(ABC):
+    """What `backbone=...` names: typed knobs, opened once the data and the device are known."""
+
+    name: str
+
+    @abstractmethod
+    def open(self, dataset: Dataset, device: torch.device) -> Extractor:
+        """Load the weights. Raises a `UserError` where backbone and data don't fit."""
+
+
+def require_images(backbone: str, dataset: Dataset) -> None:
+    if dataset.holds_features:
+        raise UserError(f"backbone={backbone} needs images and data={dataset.name} holds features", "backbone=identity")
+
+
+@dataclass
+class Identity(Backbone):
+    """The inputs are features already (`data=features`)."""
+
+    name: str = "identity"
+
+    def open(self, dataset: Dataset, device: torch.device) -> Extractor:
+        if not dataset.holds_features:
+            raise UserError(
+                f"backbone={self.name} needs ready features and data={dataset.name} holds images",
+                "backbone=pixels or a network such as backbone=resnet18",
+            )
+        return _IdentityExtractor()
+
+
+class _IdentityExtractor(Extractor):
+    def __init__(self) -> None:
+        self.identity = {"backbone": "identity"}
+        self.cacheable = False
+
+    def batches(self, split: Split, start: int = 0) -> Iterator[torch.Tensor]:
+        assert isinstance(split.inputs, np.ndarray)
+        yield torch.from_numpy(np.ascontiguousarray(split.inputs[start:]))
+
+
+@dataclass
+class Pixels(Backbone):
+    """The image itself: flattened, scaled to 0..1.
+
+    Args:
+        size: side to which images are resized (bicubic, square); None: they must all have one size already.
+    """
+
+    name: str = "pixels"
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        require_count("backbone.size", self.size)
+
+    def open(self, dataset: Dataset, device: torch.device) -> Extractor:
+        require_images(self.name, dataset)
+        return _PixelExtractor(self.size)
+
+
+class _PixelExtractor(Extractor):
+    BATCH = 1024
+
+    def __init__(self, size: int | None) -> None:
+        self.identity = {"backbone": "pixels", "size": str(size)}
+        self.cacheable = False
+        self._size = size
+
+    def batches(self, split: Split, start: int = 0) -> Iterator[torch.Tensor]:
+        shape: tuple[int, ...] | None = None
+        for begin in range(start, len(split), self.BATCH):
+            rows = []
+            for index in range(begin, min(begin + self.BATCH, len(split))):
+                pixels = self._pixels(split, index)
+                shape = shape or pixels.shape
+                if pixels.shape != shape:
+                    raise UserError(
+                        f"backbone=pixels: image {index} has shape {pixels.shape} and others have {shape}",
+                        "backbone.size=32 resizes them all",
+                    )
+                rows.append(pixels.reshape(-1))
+            yield torch.from_numpy(np.stack(rows)).to(torch.float32) / 255
+
+    def _pixels(self, split: Split, index: int) -> np.ndarray:
+        from PIL import Image
+
+        image = split.inputs[index]
+        assert isinstance(image, Image.Image)
+        if self._size is not None:
+            image = image.convert("RGB").resize((self._size, self._size), Image.Resampling.BICUBIC)
+        elif image.mode not in ("L", "RGB"):
+            image = image.convert("RGB")
+        return np.asarray(image)

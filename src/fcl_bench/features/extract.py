@@ -1,0 +1,89 @@
+"""From a data set and a backbone to features, through the cache where that pays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from fcl_bench.data.sources import Dataset, Split
+from fcl_bench.errors import UserError
+from fcl_bench.features.backbone import Extractor
+from fcl_bench.features.cache import Extraction, FeatureCache
+from fcl_bench.progress import progress
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features of a whole data set on the CPU, in the precision they were extracted in.
+
+    Attributes:
+        train, test: (n, d).
+        seconds: spent extracting in this run; 0 where the cache held them.
+        cost: what the extraction took when it was made.
+        cache_hit: whether both splits came from the cache.
+    """
+
+    train: torch.Tensor
+    test: torch.Tensor
+    seconds: float
+    cost: float
+    cache_hit: bool
+
+
+def extract_features(name: str, extractor: Extractor, dataset: Dataset, cache: FeatureCache | None) -> Features:
+    """Run the frozen backbone over both splits of `dataset`.
+
+    Args:
+        name: of the backbone, for messages and file names.
+        extractor: the opened backbone.
+        cache: where features are kept, or None.
+
+    Raises:
+        UserError: an image can't be read, or a feature is not finite.
+    """
+    made = {}
+    for side, split in (("train", dataset.train), ("test", dataset.test)):
+        label = f"{dataset.name}-{side}-{name}"
+        if cache is not None and extractor.cacheable:
+            key = {**extractor.identity, "data": split.fingerprint}
+
+            def batches(start: int, split: Split = split) -> Iterator[torch.Tensor]:
+                return extractor.batches(split, start)
+
+            made[side] = cache.get(label, key, len(split), batches)
+        else:
+            made[side] = _uncached(label, extractor, split)
+        _require_finite(made[side].features, name, side)
+    train, test = made["train"], made["test"]
+    return Features(
+        train.features,
+        test.features,
+        train.seconds + test.seconds,
+        train.cost + test.cost,
+        train.hit and test.hit,
+    )
+
+
+def _uncached(label: str, extractor: Extractor, split: Split) -> Extraction:
+    begin = time.perf_counter()
+    parts = []
+    with progress(len(split), f"extracting {label}", "sample") as bar:
+        for features in extractor.batches(split):
+            parts.append(features)
+            bar.update(len(features))
+    seconds = time.perf_counter() - begin
+    return Extraction(parts[0] if len(parts) == 1 else torch.cat(parts), seconds, seconds, hit=False)
+
+
+def _require_finite(features: torch.Tensor, name: str, side: str) -> None:
+    # The sum of a row is finite only if the row is; float32 sums of float16 rows don't overflow.
+    rows = torch.isfinite(features.sum(dim=1, dtype=torch.float64))
+    if not bool(rows.all()):
+        row = int((~rows).nonzero()[0])
+        raise UserError(
+            f"backbone={name} gave a feature that is not finite for {side} sample {row}",
+            "backbone.precision=float32, or other weights",
+        )
