@@ -1,0 +1,1 @@
+"""From counts of right answers to the metrics of the papers."""

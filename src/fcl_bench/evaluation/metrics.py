@@ -1,0 +1,54 @@
+"""The accuracy matrix, and every metric that the papers derive from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def accuracy_matrix(correct: np.ndarray, tests: np.ndarray) -> np.ndarray:
+    """a[t, tau] in percent (T, T), NaN above the diagonal.
+
+    Args:
+        correct: (T, T) right answers on task tau's test set after task t.
+        tests: (T,) sizes of the test sets.
+    """
+    matrix = 100.0 * correct / tests
+    return np.where(np.tri(len(tests), dtype=bool), matrix, np.nan)
+
+
+def pooled_accuracy(correct: np.ndarray, tests: np.ndarray) -> np.ndarray:
+    """A_t in percent (T,): accuracy on the pooled test set of all classes seen up to t (FedRAN 2.2)."""
+    seen = np.tril(np.ones((len(tests), len(tests))))
+    return 100.0 * (correct * seen).sum(axis=1) / (seen @ tests)
+
+
+def metrics(correct: np.ndarray, tests: np.ndarray) -> dict[str, Any]:
+    """All metrics in percent; None where a metric is not defined.
+
+    `accuracy`: [A_1..A_T], pooled; `A_avg`, `A_T`: their mean and last. `A_avg_tasks`, `A_T_tasks`: the same with
+    A_t = mean over tau <= t of a[t, tau] (STSA Eq. 60). `forgetting` (STSA): 1/(T-1) sum over tau < T of
+    max_{t < T} a[t, tau] - a[T, tau]; `forgetting_fedprotip`: the same sum over T. `retention`:
+    mean over tau of a[T, tau] / a[tau, tau]; `stability`: mean over s = 2..T of mean_{tau < s} a[s, tau];
+    `plasticity`: mean over tau of a[tau, tau] (AFCL).
+    """
+    a = accuracy_matrix(correct, tests)
+    tasks = len(tests)
+    pooled = pooled_accuracy(correct, tests)
+    by_task = np.array([a[t, : t + 1].mean() for t in range(tasks)])
+    learnt = np.diag(a)
+    drops = np.array([np.nanmax(a[tau : tasks - 1, tau]) - a[-1, tau] for tau in range(tasks - 1)])
+    several = tasks > 1
+    return {
+        "accuracy": [float(value) for value in pooled],
+        "A_avg": float(pooled.mean()),
+        "A_T": float(pooled[-1]),
+        "A_avg_tasks": float(by_task.mean()),
+        "A_T_tasks": float(by_task[-1]),
+        "forgetting": float(drops.mean()) if several else None,
+        "forgetting_fedprotip": float(drops.sum() / tasks) if several else None,
+        "retention": float(100 * (a[-1] / learnt).mean()) if (learnt > 0).all() else None,
+        "stability": float(np.mean([a[s, :s].mean() for s in range(1, tasks)])) if several else None,
+        "plasticity": float(learnt.mean()),
+    }

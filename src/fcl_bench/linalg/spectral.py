@@ -1,0 +1,85 @@
+"""Low-rank summaries of Gram matrices: truncation of H, and the QR-SVD merge of summaries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+
+class Spectrum(NamedTuple):
+    """The sketch V diag(sigma^2) V' of a Gram matrix.
+
+    Attributes:
+        V: (M, r) orthonormal columns.
+        sigma: (r,) descending, positive.
+    """
+
+    V: torch.Tensor
+    sigma: torch.Tensor
+
+
+def summarise(H: torch.Tensor, rank: int) -> tuple[Spectrum, float]:
+    """The best rank-r sketch of H'H: thin SVD of H (n, M), truncated to r = min(rank, n, M) (FedRAN Eq. 9).
+
+    Works through the eigenvalues of the smaller of HH' (n, n) and H'H (M, M). Where n < M, V sigma = H'U is formed from
+    H itself, so the sketch is accurate to rounding in every direction it keeps, however small. Only the orthonormality
+    of V suffers from the squared condition number; where it would show, one QR-SVD of the kept factor restores it.
+    Directions whose singular value is zero to rounding are left out: they would carry arbitrary vectors.
+
+    Returns:
+        the summary, and the spectral norm of what it drops: sigma_{r+1}^2 (0 where nothing is left).
+    """
+    n, M = H.shape
+    keep = min(rank, n, M)
+    if keep == 0:
+        return Spectrum(H.new_zeros(M, 0), H.new_zeros(0)), 0.0
+    wide = n < M
+    values, vectors = torch.linalg.eigh(H @ H.T if wide else H.T @ H)
+    residual = max(float(values[-keep - 1]), 0.0) if keep < len(values) else 0.0
+    top = vectors[:, -keep:].flip(1)
+    if wide:
+        factor = H.T @ top
+        sigma = torch.linalg.vector_norm(factor, dim=0)
+    else:
+        factor = top
+        sigma = torch.linalg.vector_norm(H @ top, dim=0)
+    eps = torch.finfo(H.dtype).eps
+    positive = sigma > sigma.max() * max(n, M) * eps
+    factor, sigma = factor[:, positive], sigma[positive]
+    if not wide:
+        return _descending(factor, sigma), residual
+    if len(sigma) and float(sigma.min() / sigma.max()) < 1e-3:
+        return _from_factor(factor, keep)[0], residual
+    return _descending(factor / sigma, sigma), residual
+
+
+def merge(summaries: Sequence[Spectrum], rank: int) -> tuple[Spectrum, float]:
+    """Merge sketches into the best rank-r sketch of their sum (FedRAN Eq. 16-19), without forming it.
+
+    A = [V_1 diag(s_1), V_2 diag(s_2), ...] = QR, R = U S W': V = Q U[:, :r], sigma = S[:r]. No matrix is larger than
+    (M, sum of the ranks); an empty sketch leaves the other unchanged.
+
+    Returns:
+        the merged sketch, and the first dropped eigenvalue S[r]^2 (0 where nothing is dropped).
+    """
+    summaries = [summary for summary in summaries if len(summary.sigma)] or list(summaries[:1])
+    if len(summaries) == 1 and len(summaries[0].sigma) <= rank:
+        return summaries[0], 0.0
+    return _from_factor(torch.cat([V * sigma for V, sigma in summaries], dim=1), rank)
+
+
+def _from_factor(A: torch.Tensor, rank: int) -> tuple[Spectrum, float]:
+    """The best rank-r sketch of AA' by QR and SVD, zero directions left out; and the first eigenvalue dropped."""
+    Q, R = torch.linalg.qr(A)
+    U, S, _ = torch.linalg.svd(R, full_matrices=False)
+    dropped = float(S[rank]) ** 2 if len(S) > rank else 0.0
+    numerical_rank = int((S.max() * max(A.shape) * torch.finfo(A.dtype).eps < S).sum()) if len(S) else 0
+    keep = min(rank, numerical_rank)
+    return Spectrum(Q @ U[:, :keep], S[:keep]), dropped
+
+
+def _descending(V: torch.Tensor, sigma: torch.Tensor) -> Spectrum:
+    order = torch.argsort(sigma, descending=True, stable=True)
+    return Spectrum(V[:, order], sigma[order])

@@ -1,0 +1,123 @@
+"""The one interface: a method is a client half and a server half with one message type between them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from fcl_bench.data.stream import Task
+from fcl_bench.federation.message import Message
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What both halves know before the stream starts.
+
+    Attributes:
+        inputs: d, the number of features of a sample.
+        seed: the run's seed, for generators derived from it.
+        dtype: in which statistics are accumulated and solved.
+        device: where they are.
+        wire_dtype: in which uploads travel.
+    """
+
+    inputs: int
+    seed: int
+    dtype: torch.dtype
+    device: torch.device
+    wire_dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One client's samples of one task.
+
+    Attributes:
+        client: k, from 0.
+        task: t, from 0.
+        inputs: (n, d) in the statistics' dtype on the device.
+        labels: (n,) int64, the classes as columns of the label matrix.
+    """
+
+    client: int
+    task: int
+    inputs: torch.Tensor
+    labels: torch.Tensor
+
+
+class Client(ABC):
+    """The client half. It sees its own shard and what the server broadcast, nothing else."""
+
+    @abstractmethod
+    def update(self, shard: Shard, broadcast: Message) -> Message:
+        """The upload of this client for this round."""
+
+
+class Server(ABC):
+    """The server half. It sees uploads, nothing else, and keeps none of them.
+
+    The engine calls, per task: `start_task`; then `rounds` times `broadcast`, `absorb` for each client as its upload
+    arrives, and `finish_round`; then `finish_task`. `predict` is valid after each `finish_task`.
+    """
+
+    @abstractmethod
+    def start_task(self, task: Task) -> None:
+        """Make room for the task's classes."""
+
+    def rounds(self, task: Task) -> int:
+        """Rounds of exchange in this task; 1 for the analytic methods."""
+        return 1
+
+    @abstractmethod
+    def broadcast(self, task: Task, round_: int) -> Message:
+        """What every client receives at the start of a round."""
+
+    @abstractmethod
+    def absorb(self, client_id: int, message: Message) -> None:
+        """Take in one upload, already in the statistics' dtype on the device."""
+
+    def finish_round(self) -> None:  # noqa: B027
+        """All uploads of the round are in."""
+
+    @abstractmethod
+    def finish_task(self) -> None:
+        """All rounds of the task are over; bring the classifier up to date."""
+
+    @abstractmethod
+    def predict(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Class scores (n, C_t) over the classes seen so far, of `inputs` (n, d)."""
+
+    @abstractmethod
+    def model(self) -> dict[str, torch.Tensor]:
+        """What prediction needs, as tensors: the classifier `W` (M, C) and whatever comes before it."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Everything a resumed run needs after `finish_task`."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Take over what `state_dict` returned."""
+
+
+class Method(ABC):
+    """What `method=...` names: a dataclass of the method's knobs that makes both halves."""
+
+    name: str
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:  # noqa: B027
+        """Raise a `UserError` for knobs that this problem rules out, before any work is done."""
+
+    @abstractmethod
+    def client(self, problem: Problem) -> Client:
+        """The client half; one object serves all clients, since a client keeps nothing between tasks."""
+
+    @abstractmethod
+    def server(self, problem: Problem) -> Server:
+        """The server half, before its first task."""
+
+    def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
+        """The upload under the papers' own conventions: `fedran_mib`, `stsa_mib` (see `federation.accounting`)."""
+        return {}

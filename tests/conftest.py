@@ -1,0 +1,61 @@
+"""Shared fixtures: the real data beside the checkout, small data sets, the command in this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+# No test reaches a network; code that tries fails at once instead of retrying.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SHARED = REPOSITORY.parent / "shared"
+
+
+def shared(path: str) -> Path:
+    """A file of ../shared; the test is skipped, visibly, where it is absent."""
+    found = SHARED / path
+    if not found.exists():
+        pytest.skip(f"{found} is absent")
+    return found
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """`fcl-bench` in this process: arguments -> (exit code, stdout, stderr)."""
+    from fcl_bench.app import main
+
+    def call(*arguments: Any) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fcl-bench", *map(str, arguments)])
+        capsys.readouterr()
+        code = main()
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def feature_file(tmp_path: Path) -> Path:
+    """A small, separable feature file: 6 classes with labels of any size, 12 features."""
+    return write_features(tmp_path / "features.npz")
+
+
+def write_features(path: Path, samples: int = 240, seed: int = 0, **changes: np.ndarray) -> Path:
+    """A feature file with 6 classes; `changes` replace its arrays."""
+    rng = np.random.default_rng(seed)
+    labels = np.array([3, 7, 11, 400, 5, 0])
+    centres = 3 * rng.standard_normal((6, 12))
+    arrays: dict[str, np.ndarray] = {}
+    for side, count in (("train", samples), ("test", samples // 4)):
+        which = np.arange(count) % 6
+        arrays[f"x_{side}"] = (centres[which] + rng.standard_normal((count, 12))).astype(np.float32)
+        arrays[f"y_{side}"] = labels[which]
+    np.savez(path, **{**arrays, **changes})
+    return path

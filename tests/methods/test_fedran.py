@@ -1,0 +1,290 @@
+"""FedRAN against the oracle, and the properties that the paper and methods promise."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fcl_bench.data.stream import Task
+from fcl_bench.errors import UserError
+from fcl_bench.federation.message import WIRE_DTYPES
+from fcl_bench.methods.base import Problem, Shard
+from fcl_bench.methods.fedran import FedRAN, upload_bytes
+from tests.methods import fedran_oracle as oracle
+
+CPU = torch.device("cpu")
+
+
+def problem_of(inputs: int, seed: int = 0, wire: str = "float64") -> Problem:
+    return Problem(inputs, seed, torch.float64, CPU, WIRE_DTYPES[wire])
+
+
+def draw_tasks(rng, inputs, classes_per_task, sizes, offset=0.0):
+    """Per task and client, features (n, d) and columns (n,); every class of a task has a sample somewhere."""
+    tasks, first = [], 0
+    for classes, clients in zip(classes_per_task, sizes, strict=True):
+        labels = first + rng.integers(0, classes, sum(clients))
+        labels[:classes] = first + np.arange(classes)
+        rng.shuffle(labels)
+        centres = 2 * rng.standard_normal((first + classes, inputs))
+        Z = centres[labels] + rng.standard_normal((len(labels), inputs)) + offset
+        ends = np.cumsum(clients)[:-1]
+        tasks.append(list(zip(np.split(Z, ends), np.split(labels, ends), strict=True)))
+        first += classes
+    return tasks
+
+
+def learn(method, problem, tasks, wire=None):
+    """Run both halves over `tasks`; returns the server and the classifier after each task."""
+    client, server = method.client(problem), method.server(problem)
+    classifiers, seen = [], 0
+    for t, clients in enumerate(tasks):
+        new = 1 + max(int(labels.max()) for _, labels in clients if len(labels)) - seen
+        task = Task(t, range(seen, seen + new), seen + new)
+        seen += new
+        server.start_task(task)
+        broadcast = server.broadcast(task, 0)
+        for k, (Z, labels) in enumerate(clients):
+            if len(labels):
+                shard = Shard(k, t, torch.from_numpy(Z), torch.from_numpy(labels))
+                message = client.update(shard, broadcast).to_wire(problem.wire_dtype)
+                server.absorb(k, message.from_wire(problem.dtype, CPU))
+        server.finish_round()
+        server.finish_task()
+        classifiers.append(server.model()["W"].clone())
+    return server, classifiers
+
+
+def random_case(number):
+    """A configuration: n < M and n > M, empty and single-sample clients, M none, all merges, ranks from 1 to M."""
+    rng = np.random.default_rng(number)
+    inputs = int(rng.choice([5, 16, 40]))
+    M = [24, 60, 150, None][number % 4]
+    width = inputs if M is None else M
+    rank = int(rng.integers(1, width + 1))
+    tasks, clients = int(rng.integers(1, 5)), int(rng.integers(1, 7))
+    sizes = rng.choice([0, 1, 3, 20, 90], size=(tasks, clients))
+    sizes[:, 0] = np.maximum(sizes[:, 0], 8)
+    if clients > 2:
+        sizes[0, 1], sizes[-1, 2] = 0, 1
+    data = draw_tasks(rng, inputs, [int(c) for c in rng.integers(1, 5, tasks)], sizes.tolist(), rng.choice([0.0, 1.5]))
+    ridge = float(10.0 ** rng.integers(-3, 3))
+    return FedRAN(M=M, rank=rank, ridge=ridge, merge=list(oracle.SPATIAL)[number % 3]), problem_of(inputs, number), data
+
+
+@pytest.mark.parametrize("number", range(36))
+def test_scores_agree_with_the_oracle(number):
+    method, problem, tasks = random_case(number)
+    server, classifiers = learn(method, problem, tasks)
+    projection = server.model().get("projection")
+    P = None if projection is None else projection.numpy()
+    expected = oracle.fedran(tasks, P, method.rank, method.ridge, method.merge)
+    Z = np.random.default_rng(99).standard_normal((50, problem.inputs))
+    H = Z if P is None else np.maximum(Z @ P, 0)
+    for ours, theirs in zip(classifiers, expected, strict=True):
+        scores = H @ theirs
+        assert np.abs(H @ ours.numpy() - scores).max() <= 1e-8 * np.abs(scores).max()
+    predicted = server.predict(torch.from_numpy(Z)).numpy()
+    np.testing.assert_allclose(predicted, scores, rtol=0, atol=1e-8 * np.abs(scores).max())
+
+
+def test_cases_cover_the_corners():
+    sizes = [[len(labels) for clients in random_case(i)[2] for _, labels in clients] for i in range(36)]
+    widths = [random_case(i)[0].dimension(random_case(i)[1]) for i in range(36)]
+    assert any(0 in case for case in sizes)
+    assert any(1 in case for case in sizes)
+    assert any(max(case) > width for case, width in zip(sizes, widths, strict=True))
+    assert any(max(case) < width for case, width in zip(sizes, widths, strict=True))
+
+
+def exact_statistics(tasks, P):
+    H = np.concatenate([np.maximum(Z @ P, 0) for clients in tasks for Z, _ in clients])
+    labels = np.concatenate([labels for clients in tasks for _, labels in clients])
+    return H, H.T @ np.eye(labels.max() + 1)[labels]
+
+
+@pytest.mark.parametrize("merge", list(oracle.SPATIAL))
+def test_rank_of_the_data_gives_the_full_ridge_solution(merge):
+    """Nothing is truncated, so W = (G + lambda I)^-1 B (Eq. 4), whatever the merge."""
+    rng = np.random.default_rng(0)
+    tasks = draw_tasks(rng, 6, [2, 3], [[30, 1, 12], [5, 40, 9]])
+    method = FedRAN(M=32, rank=32, ridge=0.5, merge=merge)
+    server, (*_, W) = learn(method, problem_of(6), tasks)
+    H, B = exact_statistics(tasks, server.model()["projection"].numpy())
+    full = np.linalg.solve(H.T @ H + 0.5 * np.eye(32), B)
+    np.testing.assert_allclose(W.numpy(), full, rtol=1e-8, atol=1e-10 * np.abs(full).max())
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), clients=st.integers(1, 40))
+def test_at_full_rank_partition_and_order_do_not_matter(seed, clients):
+    rng = np.random.default_rng(seed)
+    [[(Z, labels)]] = draw_tasks(rng, 5, [4], [[60]])
+    owner = rng.integers(0, clients, 60)
+    parts = [(Z[owner == k], labels[owner == k]) for k in rng.permutation(clients)]
+    method = FedRAN(M=20, rank=20, ridge=1.0)
+    _, [whole] = learn(method, problem_of(5), [[(Z, labels)]])
+    _, [split] = learn(method, problem_of(5), [parts])
+    torch.testing.assert_close(split, whole, rtol=1e-8, atol=1e-9 * float(whole.abs().max()))
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), rank=st.integers(1, 12), merge=st.sampled_from(list(oracle.SPATIAL)))
+def test_class_sums_are_exact_at_any_rank(seed, rank, merge):
+    rng = np.random.default_rng(seed)
+    tasks = draw_tasks(rng, 4, [2, 1, 3], [[9, 1], [5, 4], [12, 3]])
+    server, _ = learn(FedRAN(M=12, rank=rank, ridge=1.0, merge=merge), problem_of(4), tasks)
+    _, B = exact_statistics(tasks, server.model()["projection"].numpy())
+    np.testing.assert_allclose(server.state_dict()["B"].numpy(), B, rtol=1e-10, atol=1e-10)
+
+
+def test_duplicate_samples_and_dead_features_leave_no_arbitrary_directions():
+    """Singular values that are zero to rounding would let 1/lambda amplify arbitrary vectors."""
+    rng = np.random.default_rng(1)
+    Z = np.repeat(rng.standard_normal((3, 8)), 5, axis=0)
+    Z[:, 2:5] = 0
+    labels = np.arange(15) % 2
+    server, [W] = learn(FedRAN(M=40, rank=30, ridge=1e-6), problem_of(8), [[(Z, labels), (Z[:1], labels[:1])]])
+    assert len(server.state_dict()["sigma"]) == 3
+    H, B = exact_statistics([[(Z, labels), (Z[:1], labels[:1])]], server.model()["projection"].numpy())
+    full = np.linalg.solve(H.T @ H + 1e-6 * np.eye(40), B)
+    np.testing.assert_allclose(H @ W.numpy(), H @ full, atol=1e-8)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Fails on any tensor with both sides at least `side`."""
+
+    def __init__(self, side):
+        super().__init__()
+        self.side = side
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, torch.Tensor) and tensor.ndim >= 2:
+                assert min(tensor.shape[-2:]) < self.side, (func, tensor.shape)
+        return result
+
+
+@pytest.mark.parametrize("merge", list(oracle.SPATIAL))
+def test_no_m_by_m_matrix_is_ever_made(merge):
+    tasks = draw_tasks(np.random.default_rng(2), 10, [2, 2], [[30, 25, 40, 8], [12, 33, 7, 20]])
+    with LargestTensor(side=200):
+        learn(FedRAN(M=200, rank=20, merge=merge), problem_of(10), tasks)
+
+
+def test_the_server_keeps_no_upload():
+    """What the server holds after K clients does not depend on K."""
+
+    def held(clients):
+        tasks = draw_tasks(np.random.default_rng(3), 6, [3], [[12] * clients])
+        method, problem = FedRAN(M=30, rank=10), problem_of(6)
+        client, server = method.client(problem), method.server(problem)
+        task = Task(0, range(3), 3)
+        server.start_task(task)
+        broadcast = server.broadcast(task, 0)
+        for k, (Z, labels) in enumerate(tasks[0]):
+            server.absorb(k, client.update(Shard(k, 0, torch.from_numpy(Z), torch.from_numpy(labels)), broadcast))
+        gc.collect()
+        reachable, seen = [server], set()
+        total = 0
+        while reachable:
+            thing = reachable.pop()
+            if id(thing) in seen:
+                continue
+            seen.add(id(thing))
+            if isinstance(thing, torch.Tensor):
+                total += thing.untyped_storage().nbytes()
+            elif isinstance(thing, (list, tuple)):
+                reachable += thing
+            elif isinstance(thing, dict):
+                reachable += thing.values()
+            elif type(thing).__module__.startswith("fcl_bench"):
+                reachable += vars(thing).values() if hasattr(thing, "__dict__") else []
+        return total
+
+    assert held(40) == held(4)
+
+
+@pytest.mark.parametrize("wire", list(WIRE_DTYPES))
+@pytest.mark.parametrize("samples", [3, 50])
+def test_the_message_has_the_size_of_equation_11(wire, samples):
+    problem = problem_of(8, wire=wire)
+    method = FedRAN(M=40, rank=12)
+    Z = np.random.default_rng(4).standard_normal((samples, 8))
+    labels = np.arange(samples) % 2
+    server = method.server(problem)
+    task = Task(0, range(5), 5)
+    server.start_task(task)
+    shard = Shard(0, 0, torch.from_numpy(Z), torch.from_numpy(labels))
+    message = method.client(problem).update(shard, server.broadcast(task, 0)).to_wire(problem.wire_dtype)
+    assert message.nbytes == upload_bytes(40, min(12, samples), 5, problem.wire_dtype)
+    if wire in ("float32", "float64"):
+        rank, width = min(12, samples), 4 if wire == "float32" else 8
+        assert message.nbytes == width * (40 * rank + rank + 40 * 5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    budget=st.integers(1, 60_000),
+    M=st.integers(1, 64),
+    classes=st.integers(1, 20),
+    wire=st.sampled_from(list(WIRE_DTYPES)),
+)
+def test_a_byte_budget_gives_the_largest_rank_that_fits(budget, M, classes, wire):
+    problem = problem_of(8, wire=wire)
+    method = FedRAN(M=M, rank=None, budget_bytes=budget)
+    rank = method.feasible_rank(problem, classes)
+    if rank < 1:
+        with pytest.raises(UserError, match=str(upload_bytes(M, 1, classes, problem.wire_dtype))):
+            method.check(problem, [classes])
+        assert upload_bytes(M, 1, classes, problem.wire_dtype) > budget
+        return
+    method.check(problem, [classes])
+    assert upload_bytes(M, rank, classes, problem.wire_dtype) <= budget
+    assert rank == M or upload_bytes(M, rank + 1, classes, problem.wire_dtype) > budget
+    if wire in ("float32", "float64"):  # Eq. 12 as printed
+        b = 4 if wire == "float32" else 8
+        assert rank == min(M, int((budget / b - M * classes) // (M + 1)))
+
+
+def test_scores_on_the_wire_types_approach_the_exact_ones():
+    tasks = draw_tasks(np.random.default_rng(5), 8, [3, 3], [[40, 30], [50, 20]])
+    Z = torch.randn(30, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    method = FedRAN(M=40, rank=40, ridge=1.0)
+    scores = {
+        wire: learn(method, problem_of(8, wire=wire), tasks)[0].predict(Z)
+        for wire in ("float64", "float32", "float16", "bfloat16")
+    }
+    errors = {
+        wire: float((s - scores["float64"]).abs().max() / scores["float64"].abs().max()) for wire, s in scores.items()
+    }
+    assert errors["float32"] < 1e-4
+    assert errors["float32"] < errors["float16"] < errors["bfloat16"] < 0.5
+
+
+def test_a_restored_server_predicts_and_goes_on_bit_for_bit():
+    tasks = draw_tasks(np.random.default_rng(6), 8, [2, 2, 2], [[20, 9], [14, 1], [30, 8]])
+    method, problem = FedRAN(M=50, rank=15), problem_of(8)
+    whole, _ = learn(method, problem, tasks)
+    before, _ = learn(method, problem, tasks[:2])
+    after = method.server(problem)
+    after.load_state_dict({name: tensor.clone() for name, tensor in before.state_dict().items()})
+    client, task = method.client(problem), Task(2, range(4, 6), 6)
+    after.start_task(task)
+    broadcast = after.broadcast(task, 0)
+    for k, (Z, labels) in enumerate(tasks[2]):
+        after.absorb(k, client.update(Shard(k, 2, torch.from_numpy(Z), torch.from_numpy(labels)), broadcast))
+    after.finish_task()
+    assert torch.equal(after.model()["W"], whole.model()["W"])
+
+
+def test_different_seeds_draw_different_projections():
+    first, second = (FedRAN(M=20, rank=5).server(problem_of(4, seed)).model()["projection"] for seed in (0, 1))
+    assert not torch.equal(first, second)
