@@ -1,0 +1,194 @@
+"""The command: compose, check, run, report; and what each way of ending looks like."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from fcl_bench import __version__
+from fcl_bench.errors import UserError, choices, first_line
+
+DONE, BUG, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+
+_SEE_HELP = "fcl-bench --help lists keys and choices"
+#: Hydra's options that take part here, and whether a value follows.
+_OPTIONS = {
+    **dict.fromkeys(("-m", "--multirun", "--hydra-help", "--resolve", "--run", "-r"), False),
+    **dict.fromkeys(("--cfg", "-c", "--package", "-p", "--info", "-i"), True),
+    **dict.fromkeys(("--config-name", "-cn", "--config-dir", "-cd", "--experimental-rerun"), True),
+}
+
+
+def main() -> int:
+    """The console script `fcl-bench`; returns the exit code: 0 done, 2 wrong input, 130 interrupted, 1 a bug."""
+    arguments = sys.argv[1:]
+    try:
+        if "-h" in arguments or "--help" in arguments:
+            from fcl_bench.config import config_dir
+            from fcl_bench.usage import usage
+
+            print(usage(config_dir()), end="")
+            return DONE
+        if "--version" in arguments:
+            print(f"fcl-bench {__version__}")
+            return DONE
+        sys.argv[1:] = _ordered(arguments)
+        return _hydra()
+    except UserError as error:
+        return _user_error(error)
+    except KeyboardInterrupt:
+        print("fcl-bench: interrupted (the same command goes on after the last complete task)", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output (`| head`) has gone; there is nobody left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except Exception:
+        traceback.print_exc()
+        return BUG
+
+
+def _user_error(error: UserError) -> int:
+    print(f"fcl-bench: error: {error}", file=sys.stderr)
+    return USER_ERROR
+
+
+def _ordered(arguments: list[str]) -> list[str]:
+    """The options, then the overrides, as Hydra's parser wants them; a UserError for whatever is neither."""
+    options: list[str] = []
+    overrides: list[str] = []
+    value_follows = False
+    for argument in arguments:
+        if value_follows:
+            options.append(argument)
+            value_follows = False
+        elif argument.startswith("-"):
+            name, has_value, _ = argument.partition("=")
+            if name not in _OPTIONS:
+                remedy = f"keys are written {name.lstrip('-')}=VALUE; {choices(_OPTIONS, name)}"
+                raise UserError(f"unknown option {argument}", remedy)
+            options.append(argument)
+            value_follows = _OPTIONS[name] and not has_value
+        elif "=" in argument or argument.startswith("~"):
+            overrides.append(argument)
+        else:
+            raise UserError(f"{argument} is not key=value", "such as method=fedran; fcl-bench --help lists the keys")
+    if value_follows:
+        raise UserError(f"{options[-1]} needs a value", "such as --cfg job")
+    return options + overrides
+
+
+def _hydra() -> int:
+    """Compose with Hydra and run each job; the worst job's exit code."""
+    # Hydra then raises what went wrong instead of printing its own report and exiting with 1.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from fcl_bench.config import config_dir
+
+    codes: list[int] = []
+
+    @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
+    def job(config: Any) -> None:
+        codes.append(_job(config))
+
+    try:
+        job()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _composition_error(error) from error
+    except (TypeError, ValueError, AttributeError, OSError) as error:
+        if codes:
+            raise
+        raise UserError(f"the configuration cannot be composed: {first_line(error)}", _SEE_HELP) from error
+    failed = sum(code != DONE for code in codes)
+    if failed and len(codes) > 1:
+        print(f"fcl-bench: {failed} of {len(codes)} runs failed", file=sys.stderr)
+    return max(codes, default=DONE)
+
+
+def _job(config: Any) -> int:
+    """One run of a single run or a sweep. Never raises but for an interrupt, so that a sweep goes on."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from fcl_bench.config import load_settings
+
+    try:
+        hydra_job = HydraConfig.get()
+        if hydra_job.mode == RunMode.MULTIRUN:
+            print(f"\n── run {hydra_job.job.num}: {hydra_job.job.override_dirname or 'defaults'}", flush=True)
+        settings = load_settings(config)
+        _log_to_terminal()
+        from fcl_bench.report.screen import print_record
+        from fcl_bench.run import run
+
+        outcome = run(settings)
+        if outcome.was_complete:
+            print("this run is complete already; its record follows (force=true repeats the run)")
+        print_record(outcome.record, str(outcome.folder))
+        return DONE
+    except UserError as error:
+        return _user_error(error)
+    except Exception:
+        traceback.print_exc()
+        return BUG
+    finally:
+        sys.stdout.flush()
+
+
+def _log_to_terminal() -> None:
+    """Progress notes to stdout; warnings to stderr."""
+    package = logging.getLogger("fcl_bench")
+    if package.handlers:
+        return
+    notes, warnings = logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stderr)
+    notes.setLevel(logging.INFO)
+    notes.addFilter(lambda record: record.levelno < logging.WARNING)
+    warnings.setLevel(logging.WARNING)
+    for handler in (notes, warnings):
+        handler.setFormatter(logging.Formatter("fcl-bench: %(message)s"))
+        package.addHandler(handler)
+    package.setLevel(logging.DEBUG)
+    package.propagate = False
+
+
+def _composition_error(error: Exception) -> UserError:
+    """Hydra's report of a wrong group, choice, key or syntax, in one line with what would work."""
+    from fcl_bench.config import config_dir
+
+    conf = config_dir()
+    text = " ".join(str(error).split())
+    if found := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
+        group, choice = found.groups()
+        options = [file.stem for file in (conf / group).glob("*.yaml")]
+        return UserError(f"{group}={choice} is not known", choices(options, choice) if options else _SEE_HELP)
+    if found := re.search(r"Could not override '([^']+)'", text):
+        return UserError(f"unknown key {found[1]}", choices(_keys_beside(found[1], conf), found[1]))
+    if found := re.search(r"override '(.*?)'", text):
+        return UserError(f"{found[1]} cannot be parsed", f"key=value, in shell quotes where needed: {_SEE_HELP}")
+    return UserError(first_line(error), _SEE_HELP)
+
+
+def _keys_beside(key: str, conf: Path) -> list[str]:
+    """The keys of the default configuration that share the parent of `key`; the top level's if it has none."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
+
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(conf), version_base="1.3"):
+        top: Any = OmegaConf.to_container(compose("config"))
+    parent = key.rpartition(".")[0]
+    node = top
+    for part in parent.split(".") if parent else ():
+        node = node.get(part) if isinstance(node, dict) else None
+    if not isinstance(node, dict):
+        return list(top)
+    return [f"{parent}.{name}" if parent else name for name in node if name != "_target_"]

@@ -1,0 +1,209 @@
+"""What Hydra composed, as typed dataclasses: converted once and checked here, so nothing later meets a wrong value."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+
+from fcl_bench.errors import UserError, choices, first_line, require_choice, require_count, require_positive
+
+if TYPE_CHECKING:
+    from fcl_bench.data.partition import Partition
+    from fcl_bench.data.sources import Source
+    from fcl_bench.data.stream import TaskSplit
+    from fcl_bench.features.backbone import Backbone
+    from fcl_bench.methods.base import Method
+
+#: Each group's choice names its class in `_target_`; the class is a dataclass of the choice's knobs.
+GROUPS = ("method", "backbone", "data", "split", "partition")
+STATISTICS_DTYPES = ("float64", "float32")
+WIRE_DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+@dataclass
+class Wire:
+    """`wire`: how uploads travel."""
+
+    dtype: str
+
+    def __post_init__(self) -> None:
+        require_choice("wire.dtype", self.dtype, WIRE_DTYPES)
+
+
+@dataclass
+class Cache:
+    """`cache`: where extracted features are kept."""
+
+    enabled: bool
+    dir: str
+
+
+@dataclass
+class _Scalars:
+    """The top-level keys."""
+
+    seed: int
+    beta: float
+    clients: int
+    tasks: int
+    device: str
+    dtype: str
+    out: str
+    force: bool
+    wire: Wire
+    cache: Cache
+
+    def __post_init__(self) -> None:
+        require_count("seed", self.seed, least=0)
+        require_positive("beta", self.beta)
+        require_count("clients", self.clients)
+        require_count("tasks", self.tasks)
+        require_choice("dtype", self.dtype, STATISTICS_DTYPES)
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise UserError(f"device={self.device} is not known", "auto, cpu, cuda or cuda:N")
+        if not self.out.strip():
+            raise UserError("out is empty", "a folder, such as out=outputs")
+
+
+@dataclass
+class Settings:
+    """A whole run: the top-level keys, one object per group, and the resolved configuration they came from."""
+
+    scalars: _Scalars
+    method: Method
+    backbone: Backbone
+    data: Source
+    split: TaskSplit
+    partition: Partition
+    resolved: dict[str, Any]
+
+    def identity(self) -> dict[str, Any]:
+        """The part of the configuration that determines the result: no paths, no worker counts, no output folder."""
+        scalars = self.scalars
+        return {
+            "seed": scalars.seed,
+            "beta": scalars.beta,
+            "clients": scalars.clients,
+            "tasks": scalars.tasks,
+            "dtype": scalars.dtype,
+            "wire": dataclasses.asdict(scalars.wire),
+            **{group: _identity(getattr(self, group)) for group in GROUPS},
+        }
+
+
+def _identity(choice: Any) -> dict[str, Any]:
+    knobs = {
+        field.name: value
+        for field in dataclasses.fields(choice)
+        if field.metadata.get("identity", True)
+        for value in [getattr(choice, field.name)]
+    }
+    plain = {
+        name: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+        for name, value in knobs.items()
+    }
+    return {"_target_": f"{type(choice).__module__}.{type(choice).__qualname__}", **plain}
+
+
+def load_settings(config: DictConfig) -> Settings:
+    """Convert a composed configuration; a `UserError` for an unknown key, a wrong type or an impossible value."""
+    try:
+        resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        key = error.full_key or "a key"
+        raise UserError(f"{key} has no value", f"{key}=...") from error
+    except OmegaConfBaseException as error:
+        raise UserError(
+            f"{error.full_key or 'the configuration'}: {first_line(error)}", "a value without a broken ${...}"
+        ) from error
+    assert isinstance(resolved, dict)
+    plain: dict[str, Any] = {str(key): value for key, value in resolved.items() if key != "hydra"}
+    groups = {}
+    for group in GROUPS:
+        node = plain.get(group)
+        if not isinstance(node, dict):
+            raise UserError(
+                f"{group}={node} is not a configuration",
+                f"a choice of the group {group}; see fcl-bench --help",
+            )
+        knobs = {name: value for name, value in node.items() if name != "_target_"}
+        groups[group] = _typed(_target(group, node.get("_target_")), knobs, group)
+    scalars = _typed(_Scalars, {key: value for key, value in plain.items() if key not in GROUPS}, "")
+    return Settings(scalars, **groups, resolved=plain)
+
+
+def _target(group: str, path: Any) -> type:
+    """The dataclass that `<group>._target_` names."""
+    module, _, name = str(path).rpartition(".")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"{group}._target_={path} cannot be imported: {error}", "module.Class of an installed package"
+        ) from error
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
+        raise UserError(f"{group}._target_={path} is not a dataclass", f"a class of the group {group}")
+    return found
+
+
+def _typed(schema: type, knobs: dict[str, Any], group: str) -> Any:
+    """An instance of the dataclass `schema`; errors name the key as the user typed it."""
+    prefix = f"{group}." if group else ""
+    known = [field.name for field in dataclasses.fields(schema)]
+    try:
+        node = OmegaConf.merge(OmegaConf.structured(schema), knobs)
+        return OmegaConf.to_object(node)
+    except ConfigKeyError as error:
+        key = str(error.full_key or error.key)
+        raise UserError(
+            f"unknown key {prefix}{key}",
+            choices(known, key) if "." not in key else "a key listed in the YAML",
+        ) from error
+    except MissingMandatoryValue as error:
+        raise UserError(f"{prefix}{error.full_key} has no value", f"{prefix}{error.full_key}=...") from error
+    except OmegaConfBaseException as error:
+        if isinstance(error.__cause__, UserError):
+            raise error.__cause__ from error
+        key = str(error.full_key or error.key or "")
+        value = _lookup(knobs, key)
+        raise UserError(f"{prefix}{key}={value} has the wrong type", _wanted(schema, key)) from error
+
+
+def _lookup(knobs: dict[str, Any], key: str) -> Any:
+    value: Any = knobs
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _wanted(schema: type, key: str) -> str:
+    """The type of a key in words ("an integer", "a number or null")."""
+    words = {
+        "int": "an integer",
+        "float": "a number",
+        "bool": "true or false",
+        "str": "a text",
+        "None": "null",
+    }
+    for part in key.split("."):
+        name, _, _ = part.partition("[")
+        hints = {field.name: str(field.type) for field in dataclasses.fields(schema)}
+        declared = hints.get(name, "")
+        nested = getattr(import_module(schema.__module__), declared, None)
+        if isinstance(nested, type) and dataclasses.is_dataclass(nested):
+            schema = nested
+    return " or ".join(words.get(kind.strip(), kind.strip()) for kind in declared.split("|")) or "see the YAML"
+
+
+def config_dir() -> Path:
+    """The folder of YAML files: inside the installed package, or at the top of a source checkout."""
+    package = Path(__file__).resolve().parent
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parents[1] / "conf"

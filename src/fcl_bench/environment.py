@@ -1,0 +1,92 @@
+"""What a run ran on: device, versions, threads, commit, peak memory."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fcl_bench
+from fcl_bench.errors import UserError
+
+_RECORDED = ("torch", "numpy", "timm", "torchvision", "hydra-core")
+
+
+def choose_device(name: str) -> torch.device:
+    """`device=`: auto takes the first GPU where there is one. Raises a `UserError` for a GPU that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"device={name} is not there: {torch.cuda.device_count()} CUDA devices found",
+            "device=auto or device=cpu",
+        )
+    return device
+
+
+def device_kind(device: torch.device) -> str:
+    """What seconds depend on: "cpu", or the GPU's model."""
+    return f"cuda {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """The `environment` of a run record."""
+    return {
+        "fcl_bench": fcl_bench.__version__,
+        "git_commit": git_commit(),
+        "python": platform.python_version(),
+        **{package.replace("-", "_"): version(package) for package in _RECORDED},
+        "platform": platform.platform(),
+        "device": device_kind(device),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def git_commit() -> str | None:
+    """The commit of the source checkout that is running (with `-dirty` for uncommitted changes); None if installed."""
+    package = Path(fcl_bench.__file__).parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(package), *arguments], capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        return done.stdout.strip()
+
+    # A virtual environment inside some other checkout is not that checkout.
+    if git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    commit = git("rev-parse", "HEAD")
+    return commit and (f"{commit}-dirty" if git("status", "--porcelain") else commit)
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Start counting the peak anew, so that jobs of one sweep don't inherit each other's."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        # Not Linux: the process's peak since its start is all there is.
+        return
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes at the peak since the reset: allocated by torch on a GPU, resident in the whole process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024

@@ -1,0 +1,1 @@
+"""Run records: the folder on disk, the tables on screen, the figure."""

@@ -1,0 +1,87 @@
+"""A run record as tables on the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.columns import Columns
+from rich.console import Console
+from rich.table import Table
+
+MIB = 2**20
+
+
+def print_record(record: dict[str, Any], folder: str) -> None:
+    """Accuracy per task, communication and runtime of one run, then where its folder is."""
+    console = Console(highlight=False)
+    setting = (
+        f"{record['method']} on {record['data']} ({record['backbone']}), beta {record['beta']:g}, seed {record['seed']}"
+    )
+    console.print(f"\n[bold]{setting}[/bold]: {record['tasks']} tasks, {record['clients']} clients")
+    console.print(Columns([_accuracy(record["metrics"]), _metrics(record["metrics"])], padding=(0, 4)))
+    console.print(_communication(record["communication"]))
+    console.print(_runtime(record["runtime"], record["environment"]))
+    console.print(f"run folder: {folder}", soft_wrap=True)
+
+
+def _table(title: str, *headers: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for number, header in enumerate(headers):
+        table.add_column(header, justify="left" if number == 0 else "right")
+    return table
+
+
+def _percent(value: float | None) -> str:
+    return "not defined" if value is None else f"{value:.2f}"
+
+
+def _accuracy(metrics: dict[str, Any]) -> Table:
+    """A_t after each task; of a long stream, twelve tasks spread over it."""
+    values = metrics["accuracy"]
+    last = len(values) - 1
+    shown = range(last + 1) if last < 12 else sorted({round(i * last / 11) for i in range(12)})
+    table = _table("All classes seen", "after task", "A_t (%)")
+    for t in shown:
+        table.add_row(str(t + 1), _percent(values[t]))
+    return table
+
+
+def _metrics(metrics: dict[str, Any]) -> Table:
+    table = _table("Over the stream", "metric", "%")
+    for name in ("A_avg", "A_T", "forgetting", "retention", "stability", "plasticity"):
+        table.add_row(name, _percent(metrics[name]))
+    return table
+
+
+def _communication(communication: dict[str, Any]) -> Table:
+    table = _table(f"Communication ({communication['wire_dtype']})", "", "size")
+    rows = {
+        "upload, busiest client and task": communication["up_max_bytes"],
+        "upload, busiest client over the stream": communication["up_total_max_bytes"],
+        "upload, everyone": communication["up_total_bytes"],
+        "download, busiest client and task": communication["down_max_bytes"],
+    }
+    for name, size in rows.items():
+        table.add_row(name, f"{size / MIB:.2f} MiB" if size >= MIB / 10 else f"{size} B")
+    for name, mib in communication["accounting"].items():
+        paper = {"fedran_mib": "FedRAN's Table 4", "stsa_mib": "STSA's Table 5"}[name]
+        table.add_row(f"as {paper} counts", f"{mib:.2f} MiB")
+    return table
+
+
+def _runtime(runtime: dict[str, Any], environment: dict[str, Any]) -> Table:
+    table = _table(f"Runtime ({environment['device']}, {environment['threads']} threads)", "", "value")
+    origin = "from the cache" if runtime["feature_cache_hit"] else "this run"
+    rows = {
+        "seconds per task (mean client + server)": f"{runtime['seconds_per_task']:.3f} s",
+        "clients, together": f"{runtime['client_seconds']:.2f} s",
+        "server": f"{runtime['server_seconds']:.2f} s",
+        f"feature extraction ({origin})": f"{runtime['feature_seconds']:.2f} s",
+    }
+    if runtime["feature_cache_hit"]:
+        rows["feature extraction, when it was made"] = f"{runtime['feature_cost_seconds']:.2f} s"
+    rows["total"] = f"{runtime['total_seconds']:.2f} s"
+    rows["peak memory"] = f"{runtime['peak_memory_bytes'] / MIB:.0f} MiB"
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table

@@ -1,0 +1,243 @@
+"""One run, from settings to a run folder; callable from tests and notebooks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock
+
+from fcl_bench import environment
+from fcl_bench.config import Settings
+from fcl_bench.data.sources import Dataset
+from fcl_bench.data.stream import Stream
+from fcl_bench.errors import UserError
+from fcl_bench.evaluation.metrics import accuracy_matrix, metrics
+from fcl_bench.features.backbone import Extractor
+from fcl_bench.features.cache import FeatureCache
+from fcl_bench.features.extract import Features, extract_features
+from fcl_bench.federation.engine import Federation, FederationState
+from fcl_bench.federation.ledger import Ledger
+from fcl_bench.federation.message import WIRE_DTYPES
+from fcl_bench.methods.base import Problem
+from fcl_bench.randomness import generator
+from fcl_bench.report.figures import accuracy_figure
+from fcl_bench.report.run_folder import SCHEMA, RunFolder, partition_arrays, run_id, run_tables
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left: its record (run.json), its folder, and whether it was complete before."""
+
+    record: dict[str, Any]
+    folder: Path
+    was_complete: bool
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Everything that is settled before any work is done or any file is written."""
+
+    settings: Settings
+    device: torch.device
+    dataset: Dataset
+    stream: Stream
+    shards: list[list[np.ndarray]]
+    extractor: Extractor
+    problem: Problem
+    id: str
+
+    @property
+    def classes_per_task(self) -> list[int]:
+        return [len(task.new_columns) for task in self.stream.tasks]
+
+    @property
+    def label(self) -> str:
+        settings = self.settings
+        names = (settings.method.name, settings.data.name, settings.backbone.name, self.id)
+        return "-".join(name.replace("/", "_") for name in names)
+
+
+def run(settings: Settings) -> Outcome:
+    """Do the run that `settings` describe, or report it if it is already complete.
+
+    An interrupted run goes on after its last complete task, with the result of an uninterrupted one.
+
+    Raises:
+        UserError: the input can't work; nothing has been written but the log.
+    """
+    begin = time.perf_counter()
+    plan = _plan(settings)
+    environment.reset_peak_memory(plan.device)
+    out = settings.scalars.out
+    runs = _writable(f"out={out}", Path(out).expanduser() / "runs")
+    folder = RunFolder(runs / plan.label)
+    with FileLock(_writable(f"out={out}", runs / ".locks") / f"{plan.label}.lock"):
+        if settings.scalars.force:
+            folder.clear()
+        elif (record := folder.complete_record()) is not None:
+            return Outcome(record, folder.path, was_complete=True)
+        with _logged_to(_writable(f"out={out}", folder.path) / "run.log"):
+            return Outcome(_carry_out(plan, folder, begin), folder.path, was_complete=False)
+
+
+def _plan(settings: Settings) -> _Plan:
+    scalars = settings.scalars
+    device = environment.choose_device(scalars.device)
+    dataset = settings.data.load()
+    stream = settings.split.cut(dataset, scalars.tasks, scalars.seed)
+    shards = [
+        [
+            indices[part]
+            for part in settings.partition.deal(
+                stream.train_columns[indices],
+                scalars.clients,
+                scalars.beta,
+                generator(scalars.seed, "partition", t),
+            )
+        ]
+        for t, indices in enumerate(stream.train)
+    ]
+    extractor = settings.backbone.open(dataset, device)
+    problem = Problem(
+        inputs=next(extractor.batches(dataset.train)).shape[1],
+        seed=scalars.seed,
+        dtype=getattr(torch, scalars.dtype),
+        device=device,
+        wire_dtype=WIRE_DTYPES[scalars.wire.dtype],
+    )
+    identity = {
+        **settings.identity(),
+        "data_fingerprint": dataset.fingerprint,
+        "features": extractor.identity,
+        "device": environment.device_kind(device),
+    }
+    plan = _Plan(settings, device, dataset, stream, shards, extractor, problem, run_id(identity))
+    settings.method.check(problem, plan.classes_per_task)
+    return plan
+
+
+def _carry_out(plan: _Plan, folder: RunFolder, begin: float) -> dict[str, Any]:
+    settings = plan.settings
+    cache = None
+    if settings.scalars.cache.enabled and plan.extractor.cacheable:
+        where = settings.scalars.cache.dir
+        cache = FeatureCache(_writable(f"cache.dir={where}", Path(where).expanduser()))
+    features = extract_features(settings.backbone.name, plan.extractor, plan.dataset, cache)
+    federation = Federation(settings.method, plan.problem, plan.stream, plan.shards, features.train, features.test)
+    seconds_before = _resume(federation, folder)
+
+    def checkpoint(federation: Federation) -> None:
+        state = federation.state
+        progress = {
+            "tasks_done": state.tasks_done,
+            "correct": state.correct.tolist(),
+            "ledger": state.ledger.state(),
+            "seconds": seconds_before + time.perf_counter() - begin,
+        }
+        folder.save_checkpoint(progress, federation.server.state_dict())
+
+    state = federation.run(after_task=checkpoint)
+    record = _record(plan, state, features, seconds_before + time.perf_counter() - begin)
+    matrix = accuracy_matrix(state.correct, _test_sizes(plan.stream))
+    title = f"{record['method']} on {record['data']} ({record['backbone']}), beta {record['beta']:g}"
+    return folder.write(
+        record,
+        settings.resolved,
+        run_tables(plan.stream, state.ledger, record["metrics"]["accuracy"], matrix),
+        partition_arrays(plan.stream, plan.shards),
+        {**federation.server.model(), "class_order": torch.from_numpy(plan.stream.class_order)},
+        accuracy_figure(
+            title, record["metrics"]["accuracy"], matrix, [task.columns_seen for task in plan.stream.tasks]
+        ),
+    )
+
+
+def _resume(federation: Federation, folder: RunFolder) -> float:
+    """Bring `federation` to the last checkpoint, if there is one; returns the seconds spent before it."""
+    found = folder.load_checkpoint()
+    if found is None:
+        return 0.0
+    saved, tensors = found
+    ledger = Ledger(federation.state.ledger.clients)
+    ledger.restore(saved["ledger"])
+    correct = np.array(saved["correct"], dtype=np.int64)
+    federation.restore(FederationState(saved["tasks_done"], correct, ledger), tensors)
+    log.info("going on after task %d of %d", saved["tasks_done"], len(federation.stream.tasks))
+    return float(saved["seconds"])
+
+
+def _test_sizes(stream: Stream) -> np.ndarray:
+    return np.array([len(indices) for indices in stream.test])
+
+
+def _record(plan: _Plan, state: FederationState, features: Features, seconds: float) -> dict[str, Any]:
+    settings, scalars = plan.settings, plan.settings.scalars
+    return {
+        "schema": SCHEMA,
+        "run_id": plan.id,
+        "method": settings.method.name,
+        "data": settings.data.name,
+        "backbone": settings.backbone.name,
+        "seed": scalars.seed,
+        "beta": scalars.beta,
+        "clients": scalars.clients,
+        "tasks": scalars.tasks,
+        "metrics": metrics(state.correct, _test_sizes(plan.stream)),
+        "communication": {
+            **state.ledger.communication(),
+            "wire_dtype": scalars.wire.dtype,
+            "accounting": settings.method.accounting(plan.problem, plan.classes_per_task),
+        },
+        "runtime": {
+            **state.ledger.runtime(),
+            "feature_seconds": features.seconds,
+            "feature_cost_seconds": features.cost,
+            "feature_cache_hit": features.cache_hit,
+            "total_seconds": seconds,
+            "peak_memory_bytes": environment.peak_memory(plan.device),
+        },
+        "environment": environment.describe(plan.device),
+    }
+
+
+def _writable(key: str, folder: Path) -> Path:
+    """`folder`, made if need be; a UserError if nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"{key}: {folder} cannot be written: {error.strerror}", "a folder that you may write to"
+        ) from error
+    return folder
+
+
+@contextmanager
+def _logged_to(path: Path) -> Iterator[None]:
+    """What the package logs in this block goes to `path` too."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    package = logging.getLogger("fcl_bench")
+    package.addHandler(handler)
+    try:
+        package.debug("run starts")
+        yield
+        package.debug("run is complete")
+    except UserError as error:
+        package.error("%s", error)
+        raise
+    finally:
+        package.removeHandler(handler)
+        handler.close()

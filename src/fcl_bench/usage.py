@@ -1,0 +1,52 @@
+"""`fcl-bench --help`: every group's choices with one line each, read from the YAML files' first comments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+HEAD = """fcl-bench: federated continual learning methods under one split, one ledger and one set of tables
+
+usage: fcl-bench [key=value ...]            one run
+       fcl-bench -m [key=value,value ...]   a run for every combination
+
+examples:
+  fcl-bench
+  fcl-bench method=fedran method.rank=256 beta=0.5
+  fcl-bench data=features data.path=my_features.npz
+  fcl-bench data=cifar100 data.path=FOLDER backbone=mobilenetv2 backbone.checkpoint=FILE
+  fcl-bench -m method.rank=128,256,512 seed=0,1,2
+
+options:
+  -h, --help         this text
+  --version          the version
+  -m, --multirun     run every combination of comma-separated values
+  --cfg job          print the composed configuration, run nothing
+  --hydra-help       Hydra's own options
+"""
+
+
+def usage(conf: Path) -> str:
+    """The help text for the configuration in folder `conf`."""
+    top = (conf / "config.yaml").read_text()
+    parts = [HEAD, "groups (group=choice; the keys of a choice are group.key):"]
+    for folder in sorted(entry for entry in conf.iterdir() if entry.is_dir()):
+        if folder.name == "hydra":
+            continue
+        default = next(
+            (line.split(":")[1].strip() for line in top.splitlines() if line.strip().startswith(f"- {folder.name}:")),
+            None,
+        )
+        parts.append(f"  {folder.name}")
+        for file in sorted(folder.glob("*.yaml")):
+            mark = "*" if file.stem == default else " "
+            parts.append(f"   {mark} {file.stem:<18} {_first_comment(file)}")
+    parts.append("  (* default; a data set may bring the backbone that suits it)\n")
+    parts.append("top-level keys and their defaults:")
+    body = top.split("override hydra/job_logging: none\n")[1].split("\nhydra:")[0].strip("\n")
+    parts += [f"  {line}".rstrip() for line in body.splitlines()]
+    return "\n".join(parts) + "\n"
+
+
+def _first_comment(file: Path) -> str:
+    with file.open() as lines:
+        return next((line[1:].strip() for line in lines if line.startswith("#")), "")
