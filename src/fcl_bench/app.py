@@ -15,6 +15,8 @@ from fcl_bench.errors import UserError, choices, first_line
 
 DONE, BUG, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 
+#: Name of the log handlers that write to the terminal; each job sets its own.
+_TERMINAL = "terminal"
 _SEE_HELP = "fcl-bench --help lists keys and choices"
 #: Hydra's options that take part here, and whether a value follows.
 _OPTIONS = {
@@ -144,23 +146,25 @@ def _job(config: Any) -> int:
 
 
 def _log_to_terminal() -> None:
-    """Progress notes to stdout; warnings to stderr."""
+    """The package's notes to stdout, its warnings to stderr."""
     package = logging.getLogger("fcl_bench")
-    if package.handlers:
-        return
+    package.setLevel(logging.DEBUG)
     notes, warnings = logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stderr)
     notes.setLevel(logging.INFO)
     notes.addFilter(lambda record: record.levelno < logging.WARNING)
     warnings.setLevel(logging.WARNING)
+    for old in [handler for handler in package.handlers if handler.name == _TERMINAL]:
+        package.removeHandler(old)
     for handler in (notes, warnings):
+        handler.name = _TERMINAL
         handler.setFormatter(logging.Formatter("fcl-bench: %(message)s"))
         package.addHandler(handler)
-    package.setLevel(logging.DEBUG)
-    package.propagate = False
 
 
 def _composition_error(error: Exception) -> UserError:
     """Hydra's report of a wrong group, choice, key or syntax, in one line with what would work."""
+    from hydra.core.override_parser.overrides_parser import OverrideParseException
+
     from fcl_bench.config import config_dir
 
     conf = config_dir()
@@ -171,8 +175,8 @@ def _composition_error(error: Exception) -> UserError:
         return UserError(f"{group}={choice} is not known", choices(options, choice) if options else _SEE_HELP)
     if found := re.search(r"Could not override '([^']+)'", text):
         return UserError(f"unknown key {found[1]}", choices(_keys_beside(found[1], conf), found[1]))
-    if found := re.search(r"override '(.*?)'", text):
-        return UserError(f"{found[1]} cannot be parsed", f"key=value, in shell quotes where needed: {_SEE_HELP}")
+    if isinstance(error, OverrideParseException):
+        return UserError(f"{error.override} cannot be parsed", f"key=value, in shell quotes where needed; {_SEE_HELP}")
     return UserError(first_line(error), _SEE_HELP)
 
 

@@ -125,9 +125,10 @@ class FeatureFile(Source):
     def _read(path: Path) -> dict[str, np.ndarray]:
         remedy = "an .npz file with the arrays x_train, y_train, x_test, y_test"
         try:
-            with np.load(path, allow_pickle=False) as file:
-                if not isinstance(file, np.lib.npyio.NpzFile):
-                    raise UserError(f"data.path={path} holds a single array", remedy)
+            loaded = np.load(path, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                raise UserError(f"data.path={path} holds a single array", remedy)
+            with loaded as file:
                 missing = {"x_train", "y_train", "x_test", "y_test"} - set(file.files)
                 if missing:
                     raise UserError(f"data.path={path} lacks {', '.join(sorted(missing))}", remedy)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from fcl_bench.data.sources import NOT_IDENTITY, Dataset, Split
 from fcl_bench.errors import UserError, choices, first_line, require_choice, require_count
@@ -24,6 +25,18 @@ from fcl_bench.files import content_hash
 log = logging.getLogger(__name__)
 
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+#: What torch and safetensors raise for a file that is damaged, of another kind, or holds code instead of tensors.
+_LOADING_ERRORS = (
+    OSError,
+    RuntimeError,
+    ValueError,
+    LookupError,
+    EOFError,
+    AttributeError,
+    TypeError,
+    pickle.UnpicklingError,
+    SafetensorError,
+)
 #: Decoded batches that wait for the network: enough to overlap, few enough to keep memory flat.
 BATCHES_AHEAD = 3
 
@@ -151,21 +164,12 @@ class Timm(Backbone):
 
     def _load_checkpoint(self, model: torch.nn.Module) -> None:
         """Load the file strictly, the classifier apart: features don't need it."""
-        from safetensors import SafetensorError
         from timm.models import load_state_dict
 
         key = f"backbone.checkpoint={self.checkpoint}"
         try:
             state = load_state_dict(str(Path(self.checkpoint or "").expanduser()), device="cpu", weights_only=True)
-        except (
-            OSError,
-            RuntimeError,
-            ValueError,
-            KeyError,
-            EOFError,
-            pickle.UnpicklingError,
-            SafetensorError,
-        ) as error:
+        except _LOADING_ERRORS as error:
             raise UserError(
                 f"{key} cannot be loaded: {first_line(error)}", "an undamaged state dict of tensors"
             ) from error

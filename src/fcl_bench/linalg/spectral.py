@@ -36,9 +36,10 @@ def summarise(H: torch.Tensor, rank: int) -> tuple[Spectrum, float]:
     if keep == 0:
         return Spectrum(H.new_zeros(M, 0), H.new_zeros(0)), 0.0
     wide = n < M
-    values, vectors = torch.linalg.eigh(H @ H.T if wide else H.T @ H)
+    # Eigenvalues in float64 whatever H is in: a Gram matrix has the square of its condition number.
+    values, vectors = torch.linalg.eigh((H @ H.T if wide else H.T @ H).to(torch.float64))
     residual = max(float(values[-keep - 1]), 0.0) if keep < len(values) else 0.0
-    top = vectors[:, -keep:].flip(1)
+    top = vectors[:, -keep:].flip(1).to(H.dtype)
     if wide:
         factor = H.T @ top
         sigma = torch.linalg.vector_norm(factor, dim=0)

@@ -31,6 +31,12 @@ def _table(title: str, *headers: str) -> Table:
     return table
 
 
+def _bytes(size: int) -> str:
+    if size < 1024:
+        return f"{size} B"
+    return f"{size / MIB:.2f} MiB" if size >= MIB / 10 else f"{size / 1024:.1f} KiB"
+
+
 def _percent(value: float | None) -> str:
     return "not defined" if value is None else f"{value:.2f}"
 
@@ -62,7 +68,7 @@ def _communication(communication: dict[str, Any]) -> Table:
         "download, busiest client and task": communication["down_max_bytes"],
     }
     for name, size in rows.items():
-        table.add_row(name, f"{size / MIB:.2f} MiB" if size >= MIB / 10 else f"{size} B")
+        table.add_row(name, _bytes(size))
     for name, mib in communication["accounting"].items():
         paper = {"fedran_mib": "FedRAN's Table 4", "stsa_mib": "STSA's Table 5"}[name]
         table.add_row(f"as {paper} counts", f"{mib:.2f} MiB")

@@ -1,0 +1,208 @@
+"""Data sources: what they read, what they refuse, what their fingerprints cover."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fcl_bench.data.sources import Digits, FeatureFile, HubImages, ImageFolder
+from fcl_bench.errors import UserError
+from tests.conftest import shared, write_features
+
+
+def hub(path: Path | None, **changes) -> HubImages:
+    knobs = {
+        "name": "tiny",
+        "repo": "someone/tiny",
+        "revision": "a" * 40,
+        "image_column": "img",
+        "label_column": "label",
+    }
+    return HubImages(**{**knobs, **changes}, path=None if path is None else str(path))
+
+
+def png(colour: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 4), (colour, 0, 0)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def write_parquet(folder: Path, train: list[int], test: list[int], encoded: bytes | None = None) -> Path:
+    """A data set in the hub's parquet layout; the label is the red channel."""
+    import datasets
+
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.Value("int64")})
+    (folder / "data").mkdir(parents=True)
+    for side, labels in (("train", train), ("test", test)):
+        rows = {"img": [{"bytes": encoded or png(label), "path": None} for label in labels], "label": labels}
+        table = datasets.Dataset.from_dict(rows, features=features)
+        table.to_parquet(folder / "data" / f"{side}-00000-of-00001.parquet")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_hub_cache(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub-cache")
+
+
+def test_digits_are_1797_real_images_with_a_fixed_split():
+    data = Digits().load()
+    assert len(data.train) + len(data.test) == 1797
+    assert data.train.inputs[0].size == (8, 8)
+    shares = np.bincount(data.test.labels) / (np.bincount(data.train.labels) + np.bincount(data.test.labels))
+    assert ((shares > 0.18) & (shares <= 0.2)).all()
+    assert Digits().load().fingerprint == data.fingerprint
+
+
+def test_feature_files_keep_any_label(feature_file):
+    data = FeatureFile(path=str(feature_file)).load()
+    assert data.holds_features
+    assert set(data.train.labels) == {3, 7, 11, 400, 5, 0}
+    assert data.train.inputs.dtype == np.float32
+
+
+def test_fingerprints_follow_the_content_not_the_path(tmp_path):
+    first, copy = write_features(tmp_path / "a.npz"), tmp_path / "b.npz"
+    shutil.copy(first, copy)
+    relabelled = write_features(tmp_path / "c.npz", y_train=np.arange(240) % 6)
+    fingerprints = [FeatureFile(path=str(p)).load().fingerprint for p in (first, copy, relabelled)]
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
+
+
+BAD_FEATURES = {
+    "short labels": ({"y_train": np.zeros(10, dtype=int)}, "240 rows and y_train has 10 labels"),
+    "float labels": ({"y_train": np.zeros(240)}, "type float64"),
+    "negative labels": ({"y_test": np.full(60, -1)}, "label -1"),
+    "nan": ({"x_train": np.full((240, 12), np.nan)}, "NaN or infinity in 240 rows, the first is row 0"),
+    "flat": ({"x_train": np.zeros(240)}, r"shape \(240,\)"),
+    "widths": ({"x_test": np.zeros((60, 5))}, "12 features and x_test has 5"),
+    "text": ({"x_train": np.full((240, 12), "a")}, "type <U1"),
+}
+
+
+@pytest.mark.parametrize("case", list(BAD_FEATURES))
+def test_bad_feature_files_are_told(tmp_path, case):
+    changes, message = BAD_FEATURES[case]
+    with pytest.raises(UserError, match=message):
+        FeatureFile(path=str(write_features(tmp_path / "f.npz", **changes))).load()
+
+
+def test_files_that_are_no_feature_file_are_told(tmp_path):
+    text, single, lacking, objects = (tmp_path / name for name in ("t.npz", "s.npz", "l.npz", "o.npz"))
+    text.write_text("x_train,y_train\n1,2\n")
+    np.save(tmp_path / "s.npy", np.zeros(3))
+    (tmp_path / "s.npy").rename(single)
+    np.savez(lacking, x_train=np.zeros((2, 2)), y_train=np.zeros(2, dtype=int))
+    np.savez(objects, **dict.fromkeys(["x_train", "y_train", "x_test", "y_test"], np.array([{}], dtype=object)))
+    for path, message in [
+        (text, "not a readable"),
+        (single, "single array"),
+        (lacking, "lacks x_test"),
+        (objects, "not a readable"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            FeatureFile(path=str(path)).load()
+    with pytest.raises(UserError, match="does not exist"):
+        FeatureFile(path=str(tmp_path / "none.npz")).load()
+    with pytest.raises(UserError, match=r"needs data\.path"):
+        FeatureFile().load()
+
+
+def test_a_local_folder_in_the_hubs_layout_is_read(tmp_path):
+    data = hub(write_parquet(tmp_path / "d", train=[3, 1, 2, 1], test=[1, 2, 3])).load()
+    np.testing.assert_array_equal(data.train.labels, [3, 1, 2, 1])
+    assert data.train.inputs[0].getpixel((0, 0)) == (3, 0, 0)
+    same = hub(write_parquet(tmp_path / "e", train=[3, 1, 2, 1], test=[1, 2, 3])).load()
+    other = hub(write_parquet(tmp_path / "f", train=[3, 1, 2, 2], test=[1, 2, 3])).load()
+    assert data.fingerprint == same.fingerprint != other.fingerprint
+
+
+def test_hub_data_that_does_not_fit_is_told(tmp_path):
+    folder = write_parquet(tmp_path / "d", train=[0, 1], test=[0, 1])
+    with pytest.raises(UserError, match="no column fine_label in train .*choices: img, label"):
+        hub(folder, label_column="fine_label").load()
+    with pytest.raises(UserError, match="not a class label"):
+        hub(folder, label_column="img").load()
+    with pytest.raises(UserError, match="does not exist"):
+        hub(tmp_path / "none").load()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(UserError, match="no readable train split"):
+        hub(empty).load()
+    broken = write_parquet(tmp_path / "broken", train=[0, 1], test=[0, 1], encoded=b"not an image")
+    with pytest.raises(UserError, match="train row 1 cannot be read: not an image"):
+        hub(broken).load().train.inputs[1]
+
+
+def test_a_hub_out_of_reach_says_what_to_put_where(monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"someone/tiny could not be fetched.*data\.path=FOLDER"):
+        hub(None).load()
+
+
+def write_folder(root: Path) -> Path:
+    """Classes with spaces and non-Latin letters; grey, RGBA, palette and 16-bit images of several sizes."""
+    rng = np.random.default_rng(0)
+    kinds = {"RGB": (6, 5, 3), "RGBA": (4, 4, 4), "L": (7, 7)}
+    for side in ("train", "test"):
+        for name in ("a cat", "Katze ß", "猫"):
+            (root / side / name).mkdir(parents=True)
+            for number, (mode, shape) in enumerate(kinds.items()):
+                pixels = rng.integers(0, 256, shape, dtype=np.uint8)
+                Image.fromarray(pixels, mode).save(root / side / name / f"{number} {mode}.png")
+            Image.fromarray(rng.integers(0, 2**16, (5, 5), dtype=np.uint16)).save(root / side / name / "deep.tiff")
+            (root / side / name / "notes.txt").write_text("not an image")
+    return root
+
+
+@pytest.mark.filterwarnings("ignore:'mode' parameter:DeprecationWarning")
+def test_image_folders_read_all_kinds_of_images(tmp_path):
+    data = ImageFolder(path=str(write_folder(tmp_path / "my images"))).load()
+    assert (len(data.train), len(data.test)) == (12, 12)
+    np.testing.assert_array_equal(np.unique(data.train.labels), [0, 1, 2])
+    assert all(data.train.inputs[i].convert("RGB").size for i in range(12))
+    moved = shutil.copytree(tmp_path / "my images", tmp_path / "elsewhere")
+    assert ImageFolder(path=str(moved)).load().fingerprint == data.fingerprint
+
+
+@pytest.mark.filterwarnings("ignore:'mode' parameter:DeprecationWarning")
+def test_an_unreadable_image_is_named(tmp_path):
+    root = write_folder(tmp_path / "d")
+    (root / "train" / "a cat" / "0 RGB.png").write_bytes(b"hello")
+    with pytest.raises(UserError, match=r"a cat.0 RGB\.png cannot be read: not an image"):
+        ImageFolder(path=str(root)).load().train.inputs[4 * 1]  # "Katze ß" < "a cat" < "猫"
+    whole = (root / "train" / "猫" / "0 RGB.png").read_bytes()
+    (root / "train" / "猫" / "0 RGB.png").write_bytes(whole[: len(whole) // 2])
+    data = ImageFolder(path=str(root)).load()
+    with pytest.raises(UserError, match=r"猫.0 RGB\.png cannot be read"):
+        [data.train.inputs[i] for i in range(len(data.train)) if data.train.labels[i] == 2]
+
+
+def test_folders_without_the_layout_are_told(tmp_path):
+    with pytest.raises(UserError, match="has no train/<class>/ folders"):
+        ImageFolder(path=str(tmp_path)).load()
+    for side in ("train", "test"):
+        (tmp_path / side / "a").mkdir(parents=True)
+    with pytest.raises(UserError, match="no images under train/"):
+        ImageFolder(path=str(tmp_path)).load()
+    (tmp_path / "test" / "b").mkdir()
+    with pytest.raises(UserError, match="class b is in test/ but not in train/"):
+        ImageFolder(path=str(tmp_path)).load()
+
+
+def test_the_real_cifar100_is_whole():
+    folder = shared("data/cifar100")
+    data = HubImages("cifar100", "uoft-cs/cifar100", "local", "img", "fine_label", path=str(folder)).load()
+    assert (len(data.train), len(data.test)) == (50_000, 10_000)
+    np.testing.assert_array_equal(np.bincount(data.train.labels), np.full(100, 500))
+    np.testing.assert_array_equal(np.bincount(data.test.labels), np.full(100, 100))
+    assert data.test.inputs[9_999].size == (32, 32)

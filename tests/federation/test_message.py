@@ -1,0 +1,49 @@
+"""Messages: what they weigh, and what arrives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fcl_bench.federation.message import WIRE_DTYPES, Message, column_bytes
+
+CPU = torch.device("cpu")
+
+
+def message() -> Message:
+    rng = torch.Generator().manual_seed(0)
+    return Message(
+        {
+            "V": torch.randn(50, 7, dtype=torch.float64, generator=rng),
+            "sigma": torch.rand(7, dtype=torch.float64, generator=rng),
+            "B": 1e6 * torch.randn(50, 3, dtype=torch.float64, generator=rng),
+            "counts": torch.arange(3),
+        }
+    )
+
+
+@pytest.mark.parametrize("name", list(WIRE_DTYPES))
+def test_the_size_is_the_payload(name):
+    dtype = WIRE_DTYPES[name]
+    expected = (7 + 3) * column_bytes(50, dtype) + 7 * column_bytes(None, dtype) + 3 * 8
+    assert message().to_wire(dtype).nbytes == expected
+
+
+@pytest.mark.parametrize(("name", "error"), [("float64", 0), ("float32", 1e-7), ("float16", 1e-3), ("bfloat16", 8e-3)])
+def test_what_arrives_is_what_was_sent_up_to_the_wire_precision(name, error):
+    """Sums far beyond float16's range included: matrices travel with a scale per column."""
+    sent = message()
+    arrived = sent.to_wire(WIRE_DTYPES[name]).from_wire(torch.float64, CPU)
+    assert set(arrived) == set(sent)
+    for key, tensor in sent.items():
+        assert arrived[key].dtype == tensor.dtype
+        largest = tensor.abs().max(dim=0).values if tensor.ndim == 2 else tensor.abs().max()
+        assert ((arrived[key] - tensor).abs() <= error * largest).all()
+
+
+def test_empty_and_zero_tensors_travel():
+    sent = Message({"V": torch.zeros(4, 0, dtype=torch.float64), "B": torch.zeros(4, 2, dtype=torch.float64)})
+    for dtype in WIRE_DTYPES.values():
+        arrived = sent.to_wire(dtype).from_wire(torch.float64, CPU)
+        assert arrived["V"].shape == (4, 0)
+        assert torch.equal(arrived["B"], sent["B"])

@@ -1,0 +1,61 @@
+"""What a run looks like on the terminal."""
+
+from __future__ import annotations
+
+from fcl_bench.report.screen import print_record
+
+
+def record_of(accuracy: list[float], **metrics) -> dict:
+    undefined = dict.fromkeys(("forgetting", "retention", "stability", "plasticity"), 1.0)
+    return {
+        "method": "fedran",
+        "data": "digits",
+        "backbone": "pixels",
+        "beta": 0.1,
+        "seed": 0,
+        "tasks": len(accuracy),
+        "clients": 5,
+        "metrics": {"accuracy": accuracy, "A_avg": 2.0, "A_T": 3.0, **undefined, **metrics},
+        "communication": {
+            "up_max_bytes": 2 * 2**20,
+            "up_total_max_bytes": 9000,
+            "up_total_bytes": 10**9,
+            "down_max_bytes": 16,
+            "wire_dtype": "float32",
+            "accounting": {"fedran_mib": 134.2656, "stsa_mib": 1.0},
+        },
+        "runtime": {
+            "seconds_per_task": 1.0,
+            "client_seconds": 1.0,
+            "server_seconds": 1.0,
+            "feature_seconds": 0.0,
+            "feature_cost_seconds": 866.0,
+            "feature_cache_hit": True,
+            "total_seconds": 1.0,
+            "peak_memory_bytes": 2**30,
+        },
+        "environment": {"device": "cpu", "threads": 2},
+    }
+
+
+def test_undefined_metrics_say_so(capsys):
+    print_record(record_of([75.0], forgetting=None), "outputs/runs/x")
+    out = capsys.readouterr().out
+    assert "not defined" in out
+    assert "nan" not in out.lower()
+    assert out.rstrip().endswith("run folder: outputs/runs/x")
+
+
+def test_sizes_are_in_readable_units_and_a_cache_hit_shows_what_it_saved(capsys):
+    print_record(record_of([75.0, 60.0]), "x")
+    out = capsys.readouterr().out
+    for text in ("2.00 MiB", "8.8 KiB", "16 B", "953.67 MiB", "134.27 MiB", "866.00 s"):
+        assert text in out
+
+
+def test_a_long_stream_shows_its_first_and_last_task_and_few_between(capsys):
+    print_record(record_of([float(100 - t / 10) for t in range(200)]), "x")
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│") and "." in line]
+    assert any("│ 1 " in row and "100.00" in row for row in rows)
+    assert any("│ 200 " in row and "80.10" in row for row in rows)
+    assert sum("100.00" in row or " 9" in row or " 8" in row for row in rows) < 30
