@@ -236,10 +236,12 @@ def test_peak_memory_is_reset_between_jobs(command, tmp_path):
 
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("peak memory can only be reset on Linux")
-    torch.ones(150_000_000, dtype=torch.float64).sum()  # 1.2 GB, freed at once
+    torch.ones(250_000_000, dtype=torch.float64).sum()  # 2 GB, freed at once
+    status = Path("/proc/self/status").read_text()
+    resident = 1024 * int(status.split("VmRSS:")[1].split()[0])
     command(f"out={tmp_path}", *SMALL)
     [record] = (tmp_path / "runs").glob("*/run.json")
-    assert json.loads(record.read_text())["runtime"]["peak_memory_bytes"] < 1.1e9
+    assert json.loads(record.read_text())["runtime"]["peak_memory_bytes"] < resident + 1e9
 
 
 def test_help_lists_every_choice_with_a_line_and_imports_no_torch():

@@ -44,7 +44,7 @@ def main() -> int:
     except UserError as error:
         return _user_error(error)
     except KeyboardInterrupt:
-        print("fcl-bench: interrupted (the same command goes on after the last complete task)", file=sys.stderr)
+        print("fcl-bench: interrupted (the same command goes on where it stopped)", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output (`| head`) has gone; there is nobody left to tell.

@@ -192,6 +192,8 @@ def _record(plan: _Plan, state: FederationState, features: Features, seconds: fl
         "beta": scalars.beta,
         "clients": scalars.clients,
         "tasks": scalars.tasks,
+        "data_fingerprint": plan.dataset.fingerprint,
+        "features": plan.extractor.identity,
         "metrics": metrics(state.correct, _test_sizes(plan.stream)),
         "communication": {
             **state.ledger.communication(),

@@ -285,6 +285,24 @@ def test_a_restored_server_predicts_and_goes_on_bit_for_bit():
     assert torch.equal(after.model()["W"], whole.model()["W"])
 
 
+def test_clients_may_run_in_any_order():
+    """An upload depends on the client's shard and the broadcast alone, not on who ran before."""
+    [clients] = draw_tasks(np.random.default_rng(7), 8, [3], [[20, 9, 1, 14]])
+    method, problem = FedRAN(M=30, rank=10), problem_of(8)
+    server, task = method.server(problem), Task(0, range(3), 3)
+    server.start_task(task)
+    broadcast = server.broadcast(task, 0)
+
+    def uploads(order):
+        client = method.client(problem)
+        shards = {k: Shard(k, 0, *map(torch.from_numpy, clients[k])) for k in order}
+        return {k: client.update(shards[k], broadcast) for k in order}
+
+    forward, backward = uploads([0, 1, 2, 3]), uploads([3, 2, 1, 0])
+    for k, message in forward.items():
+        assert all(torch.equal(tensor, backward[k][name]) for name, tensor in message.items())
+
+
 def test_different_seeds_draw_different_projections():
     first, second = (FedRAN(M=20, rank=5).server(problem_of(4, seed)).model()["projection"] for seed in (0, 1))
     assert not torch.equal(first, second)

@@ -10,6 +10,7 @@ from PIL import Image
 
 from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash, file_checksum
+from fcl_bench.progress import progress
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 
@@ -60,17 +61,23 @@ class EncodedImages:
         self._column = column
         self._name = name
         digest = content_hash()
-        for batch in table.select_columns([column]).with_format("arrow").iter(batch_size=1000):
-            for value in batch.column(column).combine_chunks().field("bytes"):
+        with progress(len(table), f"checking {name}", "image") as bar:
+            self._hash_into(digest, bar)
+        self.fingerprint = digest.hexdigest()
+
+    def _hash_into(self, digest: Any, bar: Any) -> None:
+        columns = self._table.select_columns([self._column]).with_format("arrow")
+        for batch in columns.iter(batch_size=1000):
+            for value in batch.column(self._column).combine_chunks().field("bytes"):
                 if not value.is_valid:
                     raise UserError(
-                        f"{name}: column {column} refers to files that are not embedded",
+                        f"{self._name}: column {self._column} refers to files that are not embedded",
                         "embed the image bytes in the parquet files",
                     )
                 buffer = value.as_buffer()
                 digest.update(len(buffer).to_bytes(8, "little"))
                 digest.update(buffer)
-        self.fingerprint = digest.hexdigest()
+            bar.update(len(batch))
 
     def __len__(self) -> int:
         return len(self._table)
@@ -86,9 +93,11 @@ class FileImages:
     def __init__(self, root: Path, files: Sequence[Path]) -> None:
         self._files = list(files)
         digest = content_hash()
-        for file in self._files:
-            digest.update(str(file.relative_to(root)).encode())
-            digest.update(_file_digest(file))
+        with progress(len(self._files), f"checking {root}", "image") as bar:
+            for file in self._files:
+                digest.update(file.relative_to(root).as_posix().encode())
+                digest.update(_file_digest(file))
+                bar.update()
         self.fingerprint = digest.hexdigest()
 
     def __len__(self) -> int:

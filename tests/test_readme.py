@@ -1,0 +1,62 @@
+"""The commands in the README and the docs are ones that work."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+COMMANDS = [
+    line.split(" #")[0].strip()
+    for page in PAGES
+    for line in page.read_text().splitlines()
+    if line.startswith("    fcl-bench")
+]
+
+
+def test_the_readme_holds_its_commands():
+    assert len([command for command in COMMANDS if "data=" in command]) >= 4
+
+
+@pytest.mark.parametrize("line", sorted({line.replace(" ...", "") for line in COMMANDS}))
+def test_every_command_composes_and_passes_the_checks(line, command, tmp_path, monkeypatch):
+    """Paths in capitals stand for the reader's own files; everything else must be accepted as written."""
+    from hydra import compose, initialize_config_dir
+
+    from fcl_bench.config import config_dir, load_settings
+
+    monkeypatch.chdir(tmp_path)
+    arguments = shlex.split(line)[1:]
+    for argument in arguments:
+        if found := re.fullmatch(r"backbone\.checkpoint=([A-Z0-9_]+\.safetensors)", argument):
+            (tmp_path / found[1]).touch()
+    if "--help" in arguments:
+        assert command(*arguments)[0] == 0
+        return
+    jobs = [argument.split(",")[0] for argument in arguments if argument != "-m"]
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        load_settings(compose("config", overrides=jobs))
+
+
+def test_the_make_targets_exist_and_ci_calls_the_readmes_test_command():
+    readme, makefile = (REPOSITORY / "README.md").read_text(), (REPOSITORY / "Makefile").read_text()
+    for target in re.findall(r"^ {4}make (\w+)$", readme, flags=re.M):
+        assert re.search(rf"^{target}:", makefile, flags=re.M)
+    assert "make test\n" in (REPOSITORY / ".ci" / "run").read_text()
+
+
+def test_every_link_and_picture_is_there():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), (page, target)
+
+
+def test_every_method_has_its_page_and_row():
+    readme = (REPOSITORY / "README.md").read_text()
+    for file in (REPOSITORY / "conf" / "method").glob("*.yaml"):
+        assert f"| `{file.stem}` |" in readme
+        assert (REPOSITORY / "docs" / f"{file.stem}.md").exists()
