@@ -5,7 +5,7 @@ import sys
 from tqdm import tqdm
 
 
-def progress(total: int, what: str, unit: str, done: int = 0) -> "tqdm[None]":
+def progress(total: int, what: str, unit: str, done: int = 0) -> tqdm:
     """A bar with rate and time left on stderr, shown only once two seconds have passed.
 
     On a terminal it moves; in a log file it adds a line's worth every 30 seconds.

@@ -45,8 +45,6 @@ class Federation:
         train, test: features (n, d) of the whole data set.
     """
 
-    STAGE = "statistics"
-
     def __init__(
         self,
         method: Method,
@@ -105,7 +103,7 @@ class Federation:
         """One client's turn. A client without samples takes no part: nothing is sent either way."""
         problem = self.problem
         if len(indices) == 0:
-            return Upload(task.index, round_, client, self.STAGE, 0, 0, 0, 0.0)
+            return Upload(task.index, round_, client, self.server.stage, 0, 0, 0, 0.0)
         rows = torch.from_numpy(indices)
         shard = Shard(
             client,
@@ -122,7 +120,7 @@ class Federation:
             task.index,
             round_,
             client,
-            self.STAGE,
+            self.server.stage,
             len(indices),
             message.nbytes,
             broadcast.nbytes,

@@ -60,7 +60,12 @@ class Server(ABC):
 
     The engine calls, per task: `start_task`; then `rounds` times `broadcast`, `absorb` for each client as its upload
     arrives, and `finish_round`; then `finish_task`. `predict` is valid after each `finish_task`.
+
+    Attributes:
+        stage: under which the ledger counts the exchanges of the round at hand.
     """
+
+    stage: str = "statistics"
 
     @abstractmethod
     def start_task(self, task: Task) -> None:
