@@ -88,6 +88,8 @@ BAD_INPUT = [
     ("method.budget_bytes=24579", "at least 24580"),
     ("method._target_=nowhere.Nothing", "method._target_=nowhere.Nothing cannot be imported"),
     ("method._target_=pathlib.Path", "is not a"),
+    ("method._target_=pathlib.Paht", "is not a"),
+    ("method.name=stsa", "unknown key method.name"),
     ("split.first=0", "split.first=0 is out of range"),
     ("split.first=7", "split.first=7 leaves 3 classes for 4 further tasks (at most 6"),
     ("split.shuffle=perhaps", "split.shuffle=perhaps has the wrong type"),
@@ -187,6 +189,33 @@ def test_one_bad_job_does_not_stop_a_sweep_and_the_exit_code_tells(command, tmp_
     assert "2 of 4 runs failed" in err
     assert out.count("run folder: ") == 2
     assert len(list((tmp_path / "runs").glob("*/run.json"))) == 2
+
+
+def test_a_bug_in_a_sweep_outranks_wrong_input(command, tmp_path, monkeypatch):
+    from fcl_bench.federation.engine import Federation
+
+    def broken(self, task):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(Federation, "_learn", broken)
+    assert command("-m", f"out={tmp_path}", *SMALL, "beta=0.5,-1")[0] == 1
+
+
+def test_many_processes_may_probe_one_folder(tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    from fcl_bench.run import _writable
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: _writable("out", tmp_path), range(2000))) == {tmp_path}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path):
+    line = f"{sys.executable} -m fcl_bench out={tmp_path} {' '.join(SMALL)} | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+    assert done.stdout.strip() == "0"
+    assert "Traceback" not in done.stderr
 
 
 def test_a_sweep_may_have_its_option_anywhere(command, tmp_path):

@@ -29,6 +29,8 @@ def test_every_choice_composes_and_converts(group, choice):
 def test_every_choice_lists_all_knobs_at_their_defaults(group, choice):
     """The YAML is where users read the knobs; the dataclass is where code gets them."""
     node = yaml.safe_load((config_dir() / group / f"{choice}.yaml").read_text())
+    if "timm" in node.get("defaults", []):
+        node = {**yaml.safe_load((config_dir() / group / "timm.yaml").read_text()), **node}
     schema = _target(group, node.pop("_target_"))
     node.pop("defaults", None)
     fields = {field.name: field for field in dataclasses.fields(schema)}

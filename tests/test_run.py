@@ -19,10 +19,11 @@ from hydra import compose, initialize_config_dir
 from safetensors.torch import load_file
 
 from fcl_bench.config import config_dir, load_settings
+from fcl_bench.errors import UserError
 from fcl_bench.federation import engine
 from fcl_bench.linalg.random_features import RandomFeatures
 from fcl_bench.run import Outcome, run
-from tests.conftest import shared
+from tests.conftest import shared, write_features
 
 #: A run of a second: few random features.
 SMALL = ("method.M=96", "method.rank=40", "tasks=4", "clients=3")
@@ -198,7 +199,7 @@ def test_feature_files_at_two_paths_are_one_run(tmp_path, feature_file):
 
 
 @pytest.mark.parametrize("name", sorted(CONTRACT - {"run.log"}))
-@pytest.mark.parametrize("damage", ["remove", "truncate"])
+@pytest.mark.parametrize("damage", ["remove", "truncate", "alter"])
 def test_a_damaged_folder_is_redone_not_trusted(finished, tmp_path, name, damage, caplog):
     import shutil
 
@@ -207,8 +208,13 @@ def test_a_damaged_folder_is_redone_not_trusted(finished, tmp_path, name, damage
     file = out / "runs" / finished.folder.name / name
     if damage == "remove":
         file.unlink()
-    else:
+    elif damage == "truncate":
         file.write_bytes(file.read_bytes()[:-5])
+    else:  # still well-formed, but another digit somewhere
+        content = file.read_bytes()
+        digits = [i for i, byte in enumerate(content) if byte in b"123456789"]
+        middle = digits[len(digits) // 2]
+        file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
     again = run_in(out, *SMALL)
     assert not again.was_complete
     assert same_result(again, finished)
@@ -247,6 +253,41 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(finished, tmp_path, m
     columns = ["task", "round", "client", "stage", "samples", "up_bytes", "down_bytes"]
     pd.testing.assert_frame_equal(uploads[0][columns], uploads[1][columns])
     assert {entry.name for entry in folder.iterdir()} == CONTRACT
+
+
+def test_a_run_killed_between_its_last_task_and_its_record_learns_nothing_twice(finished, tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fcl_bench.run.RunFolder.write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_in(tmp_path, *SMALL)
+    monkeypatch.setattr(engine.Federation, "_learn", killed)
+    assert same_result(run_in(tmp_path, *SMALL), finished)
+
+
+def test_two_processes_share_one_run(finished, tmp_path):
+    """The second waits for the first and reports what it made."""
+    arguments = [sys.executable, "-m", "fcl_bench", f"out={tmp_path}", *SMALL]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    both = [subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
+    outputs = [process.communicate()[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sum("complete already" in output for output in outputs) == 1
+    log = (tmp_path / "runs" / finished.folder.name / "run.log").read_text()
+    assert log.count("run is complete") == 1
+
+
+def test_statistics_in_float32_come_close(finished, tmp_path):
+    record = run_in(tmp_path, *SMALL, "dtype=float32").record
+    assert record["metrics"]["A_T"] == pytest.approx(finished.record["metrics"]["A_T"], abs=1.0)
+
+
+def test_features_that_overflow_the_statistics_are_refused(tmp_path):
+    path = write_features(tmp_path / "huge.npz", x_train=np.full((240, 12), 1e30))
+    with pytest.raises(UserError, match=r"1e\+30 overflow statistics in dtype=float32 \(dtype=float64"):
+        run_in(tmp_path, *SMALL, "data=features", f"data.path={path}", "dtype=float32")
 
 
 @pytest.mark.parametrize("victim", ["state.json", "tensors"])

@@ -105,14 +105,15 @@ def _hydra() -> int:
         job()
     except (HydraException, OmegaConfBaseException) as error:
         raise _composition_error(error) from error
-    except (TypeError, ValueError, AttributeError, OSError) as error:
-        if codes:
+    except (TypeError, OSError) as error:
+        # Before the first job this is Hydra failing on what was typed (method=[1], an out that can't be made).
+        if codes or isinstance(error, BrokenPipeError):
             raise
         raise UserError(f"the configuration cannot be composed: {first_line(error)}", _SEE_HELP) from error
     failed = sum(code != DONE for code in codes)
     if failed and len(codes) > 1:
         print(f"fcl-bench: {failed} of {len(codes)} runs failed", file=sys.stderr)
-    return max(codes, default=DONE)
+    return next((code for code in (BUG, USER_ERROR) if code in codes), DONE)
 
 
 def _job(config: Any) -> int:
@@ -135,14 +136,15 @@ def _job(config: Any) -> int:
         if outcome.was_complete:
             print("this run is complete already; its record follows (force=true repeats the run)")
         print_record(outcome.record, str(outcome.folder))
+        sys.stdout.flush()
         return DONE
     except UserError as error:
         return _user_error(error)
+    except BrokenPipeError:
+        raise
     except Exception:
         traceback.print_exc()
         return BUG
-    finally:
-        sys.stdout.flush()
 
 
 def _log_to_terminal() -> None:

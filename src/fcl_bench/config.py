@@ -109,7 +109,8 @@ def _identity(choice: Any) -> dict[str, Any]:
         name: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
         for name, value in knobs.items()
     }
-    return {"_target_": f"{type(choice).__module__}.{type(choice).__qualname__}", **plain}
+    revision = {"revision": choice.revision} if hasattr(choice, "revision") else {}
+    return {"_target_": f"{type(choice).__module__}.{type(choice).__qualname__}", **revision, **plain}
 
 
 def load_settings(config: DictConfig) -> Settings:
@@ -142,12 +143,16 @@ def load_settings(config: DictConfig) -> Settings:
 def _target(group: str, path: Any) -> type:
     """The dataclass that `<group>._target_` names."""
     module, _, name = str(path).rpartition(".")
+    remedy = "module.Class of an installed package"
+    if not module:
+        raise UserError(f"{group}._target_={path} names no class", remedy)
     try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"{group}._target_={path} cannot be imported: {error}", "module.Class of an installed package"
-        ) from error
+        found = getattr(import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        # Only the module that was asked for; one that it imports in turn is another matter.
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise UserError(f"{group}._target_={path} cannot be imported: {error}", remedy) from error
     if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
         raise UserError(f"{group}._target_={path} is not a dataclass", f"a class of the group {group}")
     return found

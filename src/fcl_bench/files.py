@@ -1,11 +1,16 @@
 """Files that are either whole or absent, and the checksums that show which."""
 
 import hashlib
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+log = logging.getLogger(__name__)
 
 
 def content_hash() -> hashlib.blake2b:
@@ -32,9 +37,43 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         os.chmod(temporary, 0o666 & ~_umask())
+        _to_disk(temporary)
         os.replace(temporary, path)
+        _to_disk(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Delete the temporary files that a killed process left of `path`. Only for the holder of its lock."""
+    for leftover in path.parent.glob(f".{path.stem}-*{path.suffix}"):
+        leftover.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, what: str) -> Iterator[None]:
+    """The lock at `path`, held for the block and freed even if the process dies; says so when it has to wait."""
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=1)
+    except Timeout:
+        log.info("another process is %s; waiting for it", what)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _to_disk(path: Path) -> None:
+    """Have the system write a file or a folder's entries out, so that a rename never precedes its content."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        log.debug("%s: no fsync (%s)", path, error)  # some network file systems refuse it for folders
+    finally:
+        os.close(handle)
 
 
 def _umask() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock
 
 from fcl_bench import environment
 from fcl_bench.config import Settings
@@ -26,6 +26,7 @@ from fcl_bench.features.extract import Features, extract_features
 from fcl_bench.federation.engine import Federation, FederationState
 from fcl_bench.federation.ledger import Ledger
 from fcl_bench.federation.message import WIRE_DTYPES
+from fcl_bench.files import locked
 from fcl_bench.methods.base import Problem
 from fcl_bench.randomness import generator
 from fcl_bench.report.figures import accuracy_figure
@@ -81,11 +82,13 @@ def run(settings: Settings) -> Outcome:
     out = settings.scalars.out
     runs = _writable(f"out={out}", Path(out).expanduser() / "runs")
     folder = RunFolder(runs / plan.label)
-    with FileLock(_writable(f"out={out}", runs / ".locks") / f"{plan.label}.lock"):
+    with locked(_writable(f"out={out}", runs / ".locks") / f"{plan.label}.lock", f"doing the run {plan.label}"):
         if settings.scalars.force:
             folder.clear()
         elif (record := folder.complete_record()) is not None:
             return Outcome(record, folder.path, was_complete=True)
+        else:
+            folder.clear(keep_checkpoint=True)
         with _logged_to(_writable(f"out={out}", folder.path) / "run.log"):
             return Outcome(_carry_out(plan, folder, begin), folder.path, was_complete=False)
 
@@ -109,7 +112,7 @@ def _plan(settings: Settings) -> _Plan:
     ]
     extractor = settings.backbone.open(dataset, device)
     problem = Problem(
-        inputs=next(extractor.batches(dataset.train)).shape[1],
+        inputs=extractor.dimension(dataset.train),
         seed=scalars.seed,
         dtype=getattr(torch, scalars.dtype),
         device=device,
@@ -133,6 +136,7 @@ def _carry_out(plan: _Plan, folder: RunFolder, begin: float) -> dict[str, Any]:
         where = settings.scalars.cache.dir
         cache = FeatureCache(_writable(f"cache.dir={where}", Path(where).expanduser()))
     features = extract_features(settings.backbone.name, plan.extractor, plan.dataset, cache)
+    _require_range(features, plan.problem.dtype)
     federation = Federation(settings.method, plan.problem, plan.stream, plan.shards, features.train, features.test)
     seconds_before = _resume(federation, folder)
 
@@ -176,6 +180,18 @@ def _resume(federation: Federation, folder: RunFolder) -> float:
     return float(saved["seconds"])
 
 
+def _require_range(features: Features, dtype: torch.dtype) -> None:
+    """Refuse features whose Gram matrix would leave the range of the statistics' type."""
+    n, d = features.train.shape
+    largest = max(float(side.max().abs().maximum(side.min().abs())) for side in (features.train, features.test))
+    # 1e6 leaves room for a random projection of any usual width.
+    if largest**2 * n * d * 1e6 > torch.finfo(dtype).max:
+        raise UserError(
+            f"features of size {largest:.3g} overflow statistics in dtype={str(dtype).removeprefix('torch.')}",
+            "dtype=float64, or features of a smaller scale",
+        )
+
+
 def _test_sizes(stream: Stream) -> np.ndarray:
     return np.array([len(indices) for indices in stream.test])
 
@@ -216,9 +232,8 @@ def _writable(key: str, folder: Path) -> Path:
     """`folder`, made if need be; a UserError if nothing can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
     except OSError as error:
         raise UserError(
             f"{key}: {folder} cannot be written: {error.strerror}", "a folder that you may write to"

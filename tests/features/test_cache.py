@@ -92,6 +92,22 @@ def test_a_damaged_chunk_costs_only_what_follows_it(tmp_path, monkeypatch):
     assert again.extracted == [8, 12, 16]
 
 
+def test_a_backbone_that_skips_samples_is_a_bug_not_a_cache_entry(tmp_path):
+    with pytest.raises(RuntimeError, match="gave 8 features for the 20 samples"):
+        get(tmp_path, lambda start: iter([FEATURES[:8]]))
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_a_killed_process_leaves_no_litter_for_long(tmp_path):
+    get(tmp_path, Backbone())
+    [file] = tmp_path.glob("*.safetensors")
+    file.unlink()
+    litter = file.with_name(f".{file.stem}-abcd{file.suffix}")
+    litter.write_bytes(b"half")
+    get(tmp_path, Backbone())
+    assert not litter.exists()
+
+
 def _slow_extraction(folder: Path, log: Path) -> None:
     def batches(start: int):
         for begin in range(start, 20, 4):

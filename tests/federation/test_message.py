@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fcl_bench.errors import UserError
 from fcl_bench.federation.message import WIRE_DTYPES, Message, column_bytes
 
 CPU = torch.device("cpu")
@@ -39,6 +40,28 @@ def test_what_arrives_is_what_was_sent_up_to_the_wire_precision(name, error):
         assert arrived[key].dtype == tensor.dtype
         largest = tensor.abs().max(dim=0).values if tensor.ndim == 2 else tensor.abs().max()
         assert ((arrived[key] - tensor).abs() <= error * largest).all()
+
+
+def test_a_name_may_end_in_scale():
+    sent = Message({"adapter.scale": torch.ones(2, 2), "w": torch.ones(2)})
+    for dtype in WIRE_DTYPES.values():
+        assert set(sent.to_wire(dtype).from_wire(torch.float64, CPU)) == {"adapter.scale", "w"}
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+def test_values_beyond_the_wires_range_are_told(name):
+    sent = Message({"B": torch.full((3, 2), 1e39, dtype=torch.float64)})
+    with pytest.raises(UserError, match=f"wire.dtype={name} can't hold the upload's B"):
+        sent.to_wire(WIRE_DTYPES[name])
+    with pytest.raises(FloatingPointError, match="B is not finite"):
+        Message({"B": torch.full((3, 2), torch.nan)}).to_wire(WIRE_DTYPES[name])
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_values_below_the_wires_range_arrive_as_zero(name):
+    sent = Message({"B": torch.full((3, 2), 1e-50, dtype=torch.float64)})
+    arrived = sent.to_wire(WIRE_DTYPES[name]).from_wire(torch.float64, CPU)
+    assert torch.equal(arrived["B"], torch.zeros(3, 2, dtype=torch.float64))
 
 
 def test_empty_and_zero_tensors_travel():

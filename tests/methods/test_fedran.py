@@ -173,7 +173,8 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("merge", list(oracle.SPATIAL))
-def test_no_m_by_m_matrix_is_ever_made(merge):
+def test_no_m_by_m_matrix_is_made(merge):
+    """As long as a client has fewer samples, and a merge fewer columns, than M."""
     tasks = draw_tasks(np.random.default_rng(2), 10, [2, 2], [[30, 25, 40, 8], [12, 33, 7, 20]])
     with LargestTensor(side=200):
         learn(FedRAN(M=200, rank=20, merge=merge), problem_of(10), tasks)
@@ -252,6 +253,19 @@ def test_a_byte_budget_gives_the_largest_rank_that_fits(budget, M, classes, wire
     if wire in ("float32", "float64"):  # Eq. 12 as printed
         b = 4 if wire == "float32" else 8
         assert rank == min(M, int((budget / b - M * classes) // (M + 1)))
+
+
+def test_a_budget_binds_uploads_not_what_the_server_keeps():
+    """A first task of many classes leaves room for few directions; later ones have room for more and lose nothing."""
+    tasks = draw_tasks(np.random.default_rng(8), 10, [20, 2, 20], [[60, 60], [60, 60], [60, 60]])
+    problem = problem_of(10, wire="float32")
+    method = FedRAN(M=64, rank=None, budget_bytes=upload_bytes(64, 5, 20, torch.float32), ridge=1.0)
+    server, _ = learn(method, problem, tasks)
+    assert [method.feasible_rank(problem, classes) for classes in (20, 2, 20)] == [5, 22, 5]
+    assert len(server.state_dict()["sigma"]) == 22
+    fixed = FedRAN(M=64, rank=40, budget_bytes=method.budget_bytes, ridge=1.0)
+    server, _ = learn(fixed, problem, tasks)
+    assert len(server.state_dict()["sigma"]) == 40
 
 
 def test_scores_on_the_wire_types_approach_the_exact_ones():

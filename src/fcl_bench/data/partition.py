@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from fcl_bench.errors import UserError, require_count
 class Partition(ABC):
     """What `partition=...` names: a rule that deals one task's samples out to K clients."""
 
-    name: str
+    name: ClassVar[str]
 
     @abstractmethod
     def assign(self, labels: np.ndarray, clients: int, beta: float, rng: np.random.Generator) -> np.ndarray:
@@ -40,7 +41,7 @@ class Partition(ABC):
 class Iid(Partition):
     """Shuffle, then equal shares (they differ by one sample at most)."""
 
-    name: str = "iid"
+    name: ClassVar[str] = "iid"
 
     def assign(self, labels: np.ndarray, clients: int, beta: float, rng: np.random.Generator) -> np.ndarray:
         return rng.permutation(np.arange(len(labels)) % clients)
@@ -54,7 +55,7 @@ class Shards(Partition):
         shards: pieces per client (AFL's s).
     """
 
-    name: str = "shards"
+    name: ClassVar[str] = "shards"
     shards: int = 2
 
     def __post_init__(self) -> None:
@@ -82,7 +83,7 @@ class Dirichlet(Partition):
         retries: draws before giving up with an error.
     """
 
-    name: str = "dirichlet"
+    name: ClassVar[str] = "dirichlet"
     min_size: int = 1
     retries: int = 1000
 
@@ -97,9 +98,10 @@ class Dirichlet(Partition):
                 f" and a task has {len(labels)}",
                 f"partition.min_size={len(labels) // clients} at most, or fewer clients or tasks",
             )
+        by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(np.unique(labels, return_counts=True)[1])[:-1])
         fullest = 0
         for _ in range(self.retries):
-            owner = self._draw(labels, clients, beta, rng)
+            owner = self._draw(by_class, clients, beta, rng)
             smallest = int(np.bincount(owner, minlength=clients).min())
             if smallest >= self.min_size:
                 return owner
@@ -111,12 +113,12 @@ class Dirichlet(Partition):
         )
 
     @staticmethod
-    def _draw(labels: np.ndarray, clients: int, beta: float, rng: np.random.Generator) -> np.ndarray:
-        owner = np.empty(len(labels), dtype=np.int64)
+    def _draw(by_class: list[np.ndarray], clients: int, beta: float, rng: np.random.Generator) -> np.ndarray:
+        owner = np.empty(sum(map(len, by_class)), dtype=np.int64)
         held = np.zeros(clients, dtype=np.int64)
-        cap = len(labels) / clients
-        for label in np.unique(labels):
-            members = rng.permutation(np.flatnonzero(labels == label))
+        cap = len(owner) / clients
+        for indices in by_class:
+            members = rng.permutation(indices)
             shares = rng.dirichlet(np.full(clients, beta)) * (held < cap)
             if shares.sum() == 0:
                 # A small beta can put all of its mass on full clients; the public code divides by zero here. At least

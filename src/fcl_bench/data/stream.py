@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -50,7 +51,7 @@ class Stream:
 class TaskSplit(ABC):
     """What `split=...` names: how the classes of a data set are spread over T tasks."""
 
-    name: str
+    name: ClassVar[str]
 
     @abstractmethod
     def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
@@ -66,7 +67,7 @@ class ClassIncremental(TaskSplit):
         shuffle: permute the classes by the seed; false: ascending labels.
     """
 
-    name: str = "class_incremental"
+    name: ClassVar[str] = "class_incremental"
     first: int | None = None
     shuffle: bool = True
 

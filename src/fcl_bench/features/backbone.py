@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,6 +24,10 @@ class Extractor(ABC):
 
     identity: dict[str, str]
     cacheable: bool
+
+    def dimension(self, split: Split) -> int:
+        """d, the number of features of a sample."""
+        return next(iter(self.batches(split))).shape[1]
 
     @abstractmethod
     def batches(self, split: Split, start: int = 0) -> Iterator[torch.Tensor]:
@@ -48,7 +53,7 @@ def require_images(backbone: str, dataset: Dataset) -> None:
 class Identity(Backbone):
     """The inputs are features already (`data=features`)."""
 
-    name: str = "identity"
+    name: ClassVar[str] = "identity"  # type: ignore[misc]  # a network's name is a knob, this one is not
 
     def open(self, dataset: Dataset, device: torch.device) -> Extractor:
         if not dataset.holds_features:
@@ -77,7 +82,7 @@ class Pixels(Backbone):
         size: side to which images are resized (bicubic, square); None: they must all have one size already.
     """
 
-    name: str = "pixels"
+    name: ClassVar[str] = "pixels"  # type: ignore[misc]  # a network's name is a knob, this one is not
     size: int | None = None
 
     def __post_init__(self) -> None:

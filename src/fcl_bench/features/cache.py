@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from fcl_bench.files import content_hash, replacing
+from fcl_bench.files import content_hash, locked, remove_leftovers, replacing
 from fcl_bench.progress import progress
 
 log = logging.getLogger(__name__)
@@ -106,7 +105,8 @@ class FeatureCache:
         if (found := self._hit(path, count)) is not None:
             return found
         self.folder.mkdir(parents=True, exist_ok=True)
-        with _locked(path.with_suffix(".lock"), label):
+        with locked(path.with_suffix(".lock"), f"extracting {label}"):
+            remove_leftovers(path)
             # Another run may have finished while this one waited for the lock.
             return self._hit(path, count) or self._extract(path, label, key, count, batches)
 
@@ -134,6 +134,8 @@ class FeatureCache:
                 partial.add(features)
                 bar.update(len(features))
         features = partial.concatenated()
+        if len(features) != count:
+            raise RuntimeError(f"the backbone gave {len(features)} features for the {count} samples of {label}")
         _save(path, features, partial.seconds, key)
         partial.remove()
         return Extraction(features, seconds=partial.seconds - before, cost=partial.seconds, hit=False)
@@ -186,14 +188,3 @@ class _Partial:
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _locked(path: Path, label: str) -> FileLock:
-    """The lock at `path`, held; says so when it has to wait for another run."""
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=1)
-    except Timeout:
-        log.info("another run is extracting %s; waiting for it", label)
-        lock.acquire()
-    return lock

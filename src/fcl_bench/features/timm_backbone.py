@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pickle
 from collections import deque
 from collections.abc import Iterator
@@ -85,7 +86,7 @@ class Timm(Backbone):
         precision: auto (float16 autocast on CUDA, float32 elsewhere), float32, float16 or bfloat16.
         batch_size: images per forward pass; None: 256 on CUDA, 4 elsewhere (a CPU's caches hold no more: MobileNetV2
             does 118 images/s at 4 and 57 at 32 on two cores).
-        workers: threads that decode and resize.
+        workers: threads that decode and resize; None: one for each core.
     """
 
     name: str
@@ -94,7 +95,7 @@ class Timm(Backbone):
     transform: Transform = field(default_factory=Transform)
     precision: str = "auto"
     batch_size: int | None = field(default=None, metadata=NOT_IDENTITY)
-    workers: int = field(default=2, metadata=NOT_IDENTITY)
+    workers: int | None = field(default=None, metadata=NOT_IDENTITY)
 
     def __post_init__(self) -> None:
         require_choice("backbone.precision", self.precision, ["auto", *PRECISIONS])
@@ -215,6 +216,11 @@ class Timm(Backbone):
         return config
 
 
+def available_cores() -> int:
+    """Cores that this process may use (a cluster's job has fewer than its machine)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def weights_hash(model: torch.nn.Module) -> str:
     """Hash of all parameters and buffers with their names, whatever file they came from."""
     digest = content_hash()
@@ -242,6 +248,7 @@ class _TimmExtractor(Extractor):
             "weights": weights_hash(model),
             "transform": json.dumps(data_config, sort_keys=True, default=str),
             "precision": precision,
+            "device": device.type,
         }
         self._device = device
         self._dtype = PRECISIONS[precision]
@@ -253,10 +260,16 @@ class _TimmExtractor(Extractor):
         self._mean = torch.tensor(data_config["mean"], device=device).view(1, 3, 1, 1)
         self._std = torch.tensor(data_config["std"], device=device).view(1, 3, 1, 1)
         self._batch_size = backbone.batch_size or (256 if device.type == "cuda" else 4)
-        self._workers = backbone.workers
+        self._workers = backbone.workers or available_cores()
+
+    def dimension(self, split: Split) -> int:
+        return int(getattr(self._model, "head_hidden_size", None) or self._model.num_features)
 
     def batches(self, split: Split, start: int = 0) -> Iterator[torch.Tensor]:
-        with torch.inference_mode():
+        # float32 means float32: TF32 would make a GPU's features differ from a CPU's in the third digit.
+        # And the same command must give the same features, so no autotuning of algorithms either.
+        flags = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+        with torch.inference_mode(), flags:
             for pixels in self._pixels(split, start):
                 images = torch.from_numpy(pixels).to(self._device, non_blocking=True)
                 images = images.to(torch.float32).div_(255).sub_(self._mean).div_(self._std)

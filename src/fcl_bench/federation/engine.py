@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from fcl_bench.data.stream import Stream, Task
-from fcl_bench.errors import UserError
 from fcl_bench.federation.ledger import Ledger, Stopwatch, Upload
 from fcl_bench.methods.base import Method, Problem, Shard
 from fcl_bench.progress import progress
@@ -129,17 +128,15 @@ class Federation:
 
     def _evaluate(self, task: Task) -> np.ndarray:
         """Right answers (T,) on each test set seen so far; 0 for those to come."""
-        correct = np.zeros(len(self.stream.tasks), dtype=np.int64)
-        for seen in self.stream.tasks[: task.index + 1]:
-            test = self.stream.test[seen.index]
-            for indices in np.array_split(test, -(-len(test) // EVALUATION_BATCH)):
-                inputs = self._test[torch.from_numpy(indices)].to(self.problem.device, self.problem.dtype)
-                scores = self.server.predict(inputs)
-                if not bool(torch.isfinite(scores).all()):
-                    raise UserError(
-                        f"class scores after task {task.index} are not finite (dtype={self.problem.dtype})",
-                        "dtype=float64, a wider wire.dtype, or features of a smaller scale",
-                    )
-                predicted = scores.argmax(dim=1).cpu().numpy()
-                correct[seen.index] += int((predicted == self.stream.test_columns[indices]).sum())
-        return correct
+        seen = self.stream.test[: task.index + 1]
+        samples = np.concatenate(seen)
+        task_of_sample = np.repeat(np.arange(len(seen)), [len(indices) for indices in seen])
+        right = np.empty(len(samples), dtype=bool)
+        for begin in range(0, len(samples), EVALUATION_BATCH):
+            batch = slice(begin, begin + EVALUATION_BATCH)
+            inputs = self._test[torch.from_numpy(samples[batch])].to(self.problem.device, self.problem.dtype)
+            scores = self.server.predict(inputs)
+            if not bool(torch.isfinite(scores).all()):
+                raise FloatingPointError(f"class scores after task {task.index} are not finite")
+            right[batch] = scores.argmax(dim=1).cpu().numpy() == self.stream.test_columns[samples[batch]]
+        return np.bincount(task_of_sample[right], minlength=len(self.stream.tasks))

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from fcl_bench.errors import UserError
+
 #: `wire.dtype`: the types in which uploads may travel.
 WIRE_DTYPES = {
     "float64": torch.float64,
@@ -14,7 +16,8 @@ WIRE_DTYPES = {
     "float16": torch.float16,
 }
 _HALF = (torch.float16, torch.bfloat16)
-_SCALE = ".scale"
+#: Suffix of the names under which scales travel; no other name may end so.
+_SCALE = "::scale"
 
 
 def column_bytes(rows: int | None, dtype: torch.dtype) -> int:
@@ -53,6 +56,10 @@ class Message(Mapping[str, torch.Tensor]):
 
         In a 16-bit type a matrix travels with one float32 scale per column, so that sums over many samples do not
         overflow, and a vector stays in float32.
+
+        Raises:
+            UserError: a finite value exceeds the range of `dtype`.
+            FloatingPointError: a value is not finite before it is sent.
         """
         encoded: dict[str, torch.Tensor] = {}
         half = dtype in _HALF
@@ -62,13 +69,25 @@ class Message(Mapping[str, torch.Tensor]):
             elif half and tensor.ndim < 2:
                 encoded[name] = tensor.to(torch.float32)
             elif half:
-                scale = tensor.abs().amax(dim=0, keepdim=True) if tensor.numel() else tensor[:1]
-                scale = torch.where(scale > 0, scale, torch.ones_like(scale)).to(torch.float32)
+                scale = (tensor.abs().amax(dim=0, keepdim=True) if tensor.numel() else tensor[:1]).to(torch.float32)
+                scale = torch.where(scale > 0, scale, torch.ones_like(scale))
                 encoded[name] = (tensor / scale).to(dtype)
                 encoded[name + _SCALE] = scale
             else:
                 encoded[name] = tensor.to(dtype)
+        for name, tensor in encoded.items():
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                self._refuse(name.removesuffix(_SCALE), dtype)
         return Message(encoded)
+
+    def _refuse(self, name: str, dtype: torch.dtype) -> None:
+        """A value left the range of the wire's type, or was no number to begin with."""
+        if not bool(torch.isfinite(self._tensors[name]).all()):
+            raise FloatingPointError(f"the upload's {name} is not finite")
+        raise UserError(
+            f"wire.dtype={str(dtype).removeprefix('torch.')} can't hold the upload's {name}: out of the type's range",
+            "wire.dtype=float64, or features of a smaller scale",
+        )
 
     def from_wire(self, dtype: torch.dtype, device: torch.device) -> Message:
         """What the receiver computes with: floating-point tensors in `dtype` on `device`, scales applied."""

@@ -8,10 +8,21 @@ from fcl_bench.linalg.spectral import Spectrum, merge
 
 
 class Merger(ABC):
-    """Takes summaries as they arrive; `result` is their merge, or None if there were none."""
+    """Takes summaries as they arrive; `result` is their merge, or None if there were none.
+
+    Attributes:
+        rank: r.
+        dropped: sum over the merges so far of the first eigenvalue each one dropped (their part of FedRAN's Eq. 24).
+    """
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
+        self.dropped = 0.0
+
+    def _merge(self, *summaries: Spectrum) -> Spectrum:
+        merged, dropped = merge(summaries, self.rank)
+        self.dropped += dropped
+        return merged
 
     @abstractmethod
     def add(self, summary: Spectrum) -> None:
@@ -19,7 +30,7 @@ class Merger(ABC):
 
     @abstractmethod
     def result(self) -> Spectrum | None:
-        """The merged summary, of rank at most r."""
+        """The merged summary, of rank at most r; to be called once, when all are in."""
 
 
 class SequentialMerger(Merger):
@@ -30,7 +41,7 @@ class SequentialMerger(Merger):
         self._held: list[Spectrum] = []
 
     def add(self, summary: Spectrum) -> None:
-        self._held = [merge([*self._held, summary], self.rank)[0]]
+        self._held = [self._merge(*self._held, summary)]
 
     def result(self) -> Spectrum | None:
         return self._held[0] if self._held else None
@@ -47,7 +58,7 @@ class JointMerger(Merger):
         self._held.append(summary)
 
     def result(self) -> Spectrum | None:
-        return merge(self._held, self.rank)[0] if self._held else None
+        return self._merge(*self._held) if self._held else None
 
 
 class TreeMerger(Merger):
@@ -61,14 +72,14 @@ class TreeMerger(Merger):
         # A binary counter: two subtrees of one height become one of the next.
         height = 0
         while self._subtrees and self._subtrees[-1][0] == height:
-            summary = merge([self._subtrees.pop()[1], summary], self.rank)[0]
+            summary = self._merge(self._subtrees.pop()[1], summary)
             height += 1
         self._subtrees.append((height, summary))
 
     def result(self) -> Spectrum | None:
         merged: Spectrum | None = None
         for _, subtree in reversed(self._subtrees):
-            merged = subtree if merged is None else merge([subtree, merged], self.rank)[0]
+            merged = subtree if merged is None else self._merge(subtree, merged)
         return merged
 
 

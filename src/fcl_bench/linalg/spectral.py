@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 import torch
 
+#: Smallest ratio of kept singular values at which V = H'U / sigma is orthonormal to 1e-10 (float64), 1e-5 (float32).
+_WELL_CONDITIONED = {torch.float64: 1e-3, torch.float32: 1e-1}
+
 
 class Spectrum(NamedTuple):
     """The sketch V diag(sigma^2) V' of a Gram matrix.
@@ -36,8 +39,7 @@ def summarise(H: torch.Tensor, rank: int) -> tuple[Spectrum, float]:
     if keep == 0:
         return Spectrum(H.new_zeros(M, 0), H.new_zeros(0)), 0.0
     wide = n < M
-    # Eigenvalues in float64 whatever H is in: a Gram matrix has the square of its condition number.
-    values, vectors = torch.linalg.eigh((H @ H.T if wide else H.T @ H).to(torch.float64))
+    values, vectors = torch.linalg.eigh(_gram(H.T if wide else H))
     residual = max(float(values[-keep - 1]), 0.0) if keep < len(values) else 0.0
     top = vectors[:, -keep:].flip(1).to(H.dtype)
     if wide:
@@ -51,7 +53,7 @@ def summarise(H: torch.Tensor, rank: int) -> tuple[Spectrum, float]:
     factor, sigma = factor[:, positive], sigma[positive]
     if not wide:
         return _descending(factor, sigma), residual
-    if len(sigma) and float(sigma.min() / sigma.max()) < 1e-3:
+    if len(sigma) and float(sigma.min() / sigma.max()) < _WELL_CONDITIONED[H.dtype]:
         return _from_factor(factor, keep)[0], residual
     return _descending(factor / sigma, sigma), residual
 
@@ -60,7 +62,7 @@ def merge(summaries: Sequence[Spectrum], rank: int) -> tuple[Spectrum, float]:
     """Merge sketches into the best rank-r sketch of their sum (FedRAN Eq. 16-19), without forming it.
 
     A = [V_1 diag(s_1), V_2 diag(s_2), ...] = QR, R = U S W': V = Q U[:, :r], sigma = S[:r]. No matrix is larger than
-    (M, sum of the ranks); an empty sketch leaves the other unchanged.
+    (M, sum of the ranks), and Q not than (M, M) where the ranks add up to more; an empty sketch leaves the other as is.
 
     Returns:
         the merged sketch, and the first dropped eigenvalue S[r]^2 (0 where nothing is dropped).
@@ -79,6 +81,17 @@ def _from_factor(A: torch.Tensor, rank: int) -> tuple[Spectrum, float]:
     numerical_rank = int((S.max() * max(A.shape) * torch.finfo(A.dtype).eps < S).sum()) if len(S) else 0
     keep = min(rank, numerical_rank)
     return Spectrum(Q @ U[:, :keep], S[:keep]), dropped
+
+
+def _gram(A: torch.Tensor) -> torch.Tensor:
+    """A'A in float64 whatever A is in, since it has the square of A's condition number; by blocks of rows."""
+    if A.dtype == torch.float64:
+        return A.T @ A
+    total = torch.zeros(A.shape[1], A.shape[1], dtype=torch.float64, device=A.device)
+    for block in A.split(1024):
+        wide = block.to(torch.float64)
+        total.addmm_(wide.T, wide)
+    return total
 
 
 def _descending(V: torch.Tensor, sigma: torch.Tensor) -> Spectrum:

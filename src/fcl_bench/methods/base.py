@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -108,9 +109,16 @@ class Server(ABC):
 
 
 class Method(ABC):
-    """What `method=...` names: a dataclass of the method's knobs that makes both halves."""
+    """What `method=...` names: a dataclass of the method's knobs that makes both halves.
 
-    name: str
+    Attributes:
+        name: what tables call it.
+        revision: to be raised when a change to the method changes its numbers; part of the run id, so that runs of the
+            old code are not taken for runs of the new.
+    """
+
+    name: ClassVar[str]
+    revision: ClassVar[int] = 1
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:  # noqa: B027
         """Raise a `UserError` for knobs that this problem rules out, before any work is done."""

@@ -7,6 +7,7 @@ the summaries over clients and then over tasks, and solves ridge regression in t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -32,10 +33,12 @@ class FedRAN(Method):
         ridge: lambda of Eq. 29.
         merge: how the server merges the clients of a task: "sequential" (the paper: pairwise in turn, truncating each
             time), "joint" (all in one SVD, which holds the task's summaries together) or "tree" (pairwise, balanced).
-        budget_bytes: most that a client may upload for a task; the rank is then at most what Eq. 12 allows.
+        budget_bytes: most that a client may upload for a task; the rank of its summary is then at most what Eq. 12
+            allows. The server keeps `rank` directions all the same, or the most that any task allowed.
     """
 
-    name: str = "fedran"
+    name: ClassVar[str] = "fedran"
+
     M: int | None = 2048
     rank: int | None = 512
     ridge: float = 1e-3
@@ -144,15 +147,18 @@ class FedRANServer(Server):
         self._B = empty
         self._W = empty
         self._columns = range(0)
-        self._spatial = self._merger(len(self._columns))
+        self._rank = 0 if method.rank is None else min(method.rank, M)
+        self._spatial = self._merger()
 
-    def _merger(self, classes: int) -> Merger:
-        return MERGERS[self._method.merge](self._method.feasible_rank(self._problem, classes))
+    def _merger(self) -> Merger:
+        return MERGERS[self._method.merge](self._rank)
 
     def start_task(self, task: Task) -> None:
+        # A byte budget binds uploads, not what the server keeps, so a task with many classes never shrinks the state.
+        self._rank = max(self._rank, self._method.feasible_rank(self._problem, len(task.new_columns)))
         self._columns = task.new_columns
         self._B = torch.nn.functional.pad(self._B, (0, task.columns_seen - self._B.shape[1]))
-        self._spatial = self._merger(len(self._columns))
+        self._spatial = self._merger()
 
     def broadcast(self, task: Task, round_: int) -> Message:
         """The projection as its seed (8 bytes), and the columns of the task's classes."""
@@ -165,7 +171,7 @@ class FedRANServer(Server):
     def finish_task(self) -> None:
         spatial = self._spatial.result()
         if spatial is not None:
-            self._state = merge([self._state, spatial], self._spatial.rank)[0]
+            self._state = merge([self._state, spatial], self._rank)[0]
         self._solve()
 
     def _solve(self) -> None:
@@ -179,10 +185,12 @@ class FedRANServer(Server):
         return {"W": self._W} if projection is None else {"W": self._W, "projection": projection}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"V": self._state.V, "sigma": self._state.sigma, "B": self._B}
+        rank = torch.tensor(self._rank)
+        return {"V": self._state.V, "sigma": self._state.sigma, "B": self._B, "rank": rank}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         problem = self._problem
         V, sigma, self._B = (state[name].to(problem.device, problem.dtype) for name in ("V", "sigma", "B"))
         self._state = Spectrum(V, sigma)
+        self._rank = int(state["rank"])
         self._solve()

@@ -22,7 +22,7 @@ from fcl_bench.files import content_hash, file_checksum, replacing
 
 log = logging.getLogger(__name__)
 
-#: Version of run.json and of the checkpoint; part of the run id.
+#: Version of the run folder's files; part of the run id. What changes a method's numbers raises its `revision` instead.
 SCHEMA = 1
 
 
@@ -47,7 +47,7 @@ class RunFolder:
     def complete_record(self) -> dict[str, Any] | None:
         """The run record, if the run is complete and every file matches its checksum."""
         try:
-            record = json.loads((self.path / "run.json").read_text())
+            record = _read_json(self.path / "run.json")
             damaged = [
                 name for name, checksum in record["files"].items() if file_checksum(self.path / name) != checksum
             ]
@@ -63,12 +63,12 @@ class RunFolder:
             return None
         return record
 
-    def clear(self) -> None:
-        """Forget everything but the log."""
+    def clear(self, keep_checkpoint: bool = False) -> None:
+        """Forget what is there but the log: a complete run (force), or what a killed or damaged one left."""
+        kept = {"run.log", self._checkpoint.name} if keep_checkpoint else {"run.log"}
         for entry in self.path.iterdir() if self.path.is_dir() else ():
-            if entry.name == "run.log":
-                continue
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            if entry.name not in kept:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
     def save_checkpoint(self, progress: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Keep the state after a task: tensors, and JSON that holds their checksum."""
@@ -79,10 +79,10 @@ class RunFolder:
         state = {
             "schema": SCHEMA,
             "tensors": name,
-            "checksum": file_checksum(self._checkpoint / name),
+            "tensors_checksum": file_checksum(self._checkpoint / name),
             **progress,
         }
-        _write_text(self._checkpoint / "state.json", json.dumps(state))
+        _write_json(self._checkpoint / "state.json", state)
         for old in before - {self._checkpoint / name}:
             old.unlink()
 
@@ -92,9 +92,9 @@ class RunFolder:
         if not file.exists():
             return None
         try:
-            state = json.loads(file.read_text())
+            state = _read_json(file)
             tensors = self._checkpoint / state["tensors"]
-            if state["schema"] != SCHEMA or file_checksum(tensors) != state["checksum"]:
+            if state["schema"] != SCHEMA or file_checksum(tensors) != state["tensors_checksum"]:
                 raise ValueError("it does not match its checksum or schema")
             return state, load_file(tensors)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
@@ -135,14 +135,33 @@ class RunFolder:
             figure.savefig(temporary, dpi=150)
         names = ["config.yaml", *tables, "partition.npz", "model.safetensors", "accuracy.png"]
         record = {**record, "files": {name: file_checksum(self.path / name) for name in names}}
-        _write_text(self.path / "run.json", json.dumps(record, indent=2, allow_nan=False) + "\n")
+        record = _write_json(self.path / "run.json", record)
         shutil.rmtree(self._checkpoint, ignore_errors=True)
         return record
 
 
-def _write_text(path: Path, text: str) -> None:
+def _checksum(content: dict[str, Any]) -> str:
+    digest = content_hash()
+    digest.update(json.dumps({k: v for k, v in content.items() if k != "checksum"}, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Write `content` with a checksum of itself; returns what was written."""
+    # Through JSON once, so that the checksum is of what a reader will see (lists for tuples, text for keys).
+    content = json.loads(json.dumps(content, allow_nan=False))
+    content["checksum"] = _checksum(content)
     with replacing(path) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
+    return content
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """What `_write_json` wrote. Raises ValueError where it does not match its own checksum."""
+    content = json.loads(path.read_text())
+    if content["checksum"] != _checksum(content):
+        raise ValueError("it does not match its own checksum")
+    return content
 
 
 def run_tables(

@@ -9,11 +9,19 @@ from rich.console import Console
 from rich.table import Table
 
 MIB = 2**20
+_CONVENTIONS = {"fedran_mib": "FedRAN's Table 4", "stsa_mib": "STSA's Table 5"}
+
+
+class _Console(Console):
+    """A console that leaves a reader's early departure (`| head`) to the command; rich's own would exit with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
 def print_record(record: dict[str, Any], folder: str) -> None:
     """Accuracy per task, communication and runtime of one run, then where its folder is."""
-    console = Console(highlight=False)
+    console = _Console(highlight=False)
     setting = (
         f"{record['method']} on {record['data']} ({record['backbone']}), beta {record['beta']:g}, seed {record['seed']}"
     )
@@ -70,8 +78,7 @@ def _communication(communication: dict[str, Any]) -> Table:
     for name, size in rows.items():
         table.add_row(name, _bytes(size))
     for name, mib in communication["accounting"].items():
-        paper = {"fedran_mib": "FedRAN's Table 4", "stsa_mib": "STSA's Table 5"}[name]
-        table.add_row(f"as {paper} counts", f"{mib:.2f} MiB")
+        table.add_row(f"as {_CONVENTIONS.get(name, name)} counts", f"{mib:.2f} MiB")
     return table
 
 
