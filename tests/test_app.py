@@ -56,6 +56,14 @@ BAD_INPUT = [
     ("--cfg", "--cfg needs a value"),
     ("method.rank=[1", "method.rank"),
     ("seed=1.5", "seed=1.5 has the wrong type (an integer)"),
+    ("seed=0,1", "seed=0,1 names several values (-m runs each"),
+    ("method=null", "cannot be composed"),
+    ("backbone=resnet18 backbone.model_args={{a:1}}", "+backbone.model_args.KEY=VALUE"),
+    ("device=cuda:99999999999999", "is not known"),
+    ("method.M=100000000000", "GiB for the projection"),
+    ("cache.dir=", "cache.dir is empty"),
+    ("backbone=resnet18 backbone.transform.std=[0,1,1]", "is out of range"),
+    ("-m out={}/file", "Not a directory"),
     ("seed=-1", "seed=-1 is out of range"),
     ("seed=null", "seed=None has the wrong type"),
     ("clients=0", "clients=0 is out of range (an integer of at least 1)"),
@@ -148,6 +156,62 @@ def test_wrong_input_is_one_line_exit_2_and_nothing_written(command, inputs, typ
 
 def test_the_table_of_wrong_input_is_long_enough():
     assert len({typed for typed, _ in BAD_INPUT}) >= 40
+
+
+@pytest.mark.parametrize(
+    "name", ["with space (1).npz", "a=b,c.npz", "it's.npz", "特徴.npz", "[x]{y}.npz", "~tilde.npz"]
+)
+def test_paths_need_no_quotes_beyond_the_shells(command, tmp_path, name):
+    folder = tmp_path / "my data (2)"
+    folder.mkdir()
+    path = write_features(folder / name)
+    code, _, err = command(f"out={folder}/out", "data=features", f"data.path={path}", *SMALL)
+    assert (code, err) == (0, "")
+    assert list((folder / "out" / "runs").glob("*/run.json"))
+
+
+def test_a_tilde_is_the_home_folder(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert command("-m", "out=~/results", *SMALL, "seed=0,1")[0] == 0
+    assert sorted(entry.name for entry in (tmp_path / "results").iterdir()) == ["runs", "sweeps"]
+
+
+def test_a_full_disk_is_told_not_traced(command, tmp_path, monkeypatch):
+    import errno
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", "model.safetensors")
+
+    monkeypatch.setattr("fcl_bench.report.run_folder.save_file", full)
+    code, _, err = command(f"out={tmp_path}", *SMALL)
+    assert code == 2
+    assert err == (
+        "fcl-bench: error: writing failed, model.safetensors: No space left on device"
+        " (out=FOLDER and cache.dir=FOLDER with room to write)\n"
+    )
+
+
+def test_an_error_in_the_middle_of_a_run_is_told_once(tmp_path, inputs):
+    """In a process of its own, since the log's handlers are the process's."""
+    arguments = ["data=imagefolder", f"data.path={inputs}/images", "backbone=pixels", "tasks=2", "clients=2"]
+    line = [sys.executable, "-m", "fcl_bench", f"out={tmp_path}/out", *arguments]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("cannot be read") == 1
+    assert done.stderr.count("\n") == 1
+    assert "cannot be read" not in done.stdout
+
+
+def test_iid_runs_do_not_claim_a_beta(command, tmp_path):
+    import json
+
+    for beta in (0.1, 5):
+        code, out, _ = command(f"out={tmp_path}", *SMALL, "partition=iid", f"beta={beta}")
+        assert code == 0
+        assert ", iid, seed 0" in out
+    [record] = (tmp_path / "runs").glob("*/run.json")  # beta has no part in the result
+    content = json.loads(record.read_text())
+    assert (content["partition"], content["beta"]) == ("iid", None)
 
 
 def test_a_read_only_output_folder_is_told(command, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -15,6 +16,13 @@ from fcl_bench.errors import UserError, choices, first_line
 
 DONE, BUG, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 
+#: Keys whose values are paths.
+_PATHS = ("out", "data.path", "backbone.checkpoint", "cache.dir")
+#: The system's words for storage that is full or closed, whatever library met it.
+_STORAGE = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST),
+}
 #: Name of the log handlers that write to the terminal; each job sets its own.
 _TERMINAL = "terminal"
 _SEE_HELP = "fcl-bench --help lists keys and choices"
@@ -47,8 +55,7 @@ def main() -> int:
         print("fcl-bench: interrupted (the same command goes on where it stopped)", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output (`| head`) has gone; there is nobody left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return DONE
     except Exception:
         traceback.print_exc()
@@ -82,7 +89,23 @@ def _ordered(arguments: list[str]) -> list[str]:
             raise UserError(f"{argument} is not key=value", "such as method=fedran; fcl-bench --help lists the keys")
     if value_follows:
         raise UserError(f"{options[-1]} needs a value", "such as --cfg job")
-    return options + overrides
+    sweep = bool({"-m", "--multirun"} & set(options))
+    return options + [_quoted_path(override, sweep) for override in overrides]
+
+
+def _quoted_path(override: str, sweep: bool) -> str:
+    """A path with its `~` expanded, in the quotes that Hydra's grammar wants around spaces, brackets and the like.
+
+    In a sweep a comma separates values and is left alone; so is what is already quoted.
+    """
+    key, _, value = override.partition("=")
+    if key.lstrip("+") not in _PATHS or value[:1] in ("'", '"') or (sweep and "," in value):
+        return override
+    value = os.path.expanduser(value)
+    if re.fullmatch(r"[\w./:+%@?|-]*", value, flags=re.ASCII) or "${" in value:
+        return f"{key}={value}"
+    escaped = value.replace("'", "\\'")
+    return f"{key}='{escaped}'"
 
 
 def _hydra() -> int:
@@ -105,10 +128,12 @@ def _hydra() -> int:
         job()
     except (HydraException, OmegaConfBaseException) as error:
         raise _composition_error(error) from error
-    except (TypeError, OSError) as error:
+    except (TypeError, ValueError, OSError) as error:
         # Before the first job this is Hydra failing on what was typed (method=[1], an out that can't be made).
         if codes or isinstance(error, BrokenPipeError):
             raise
+        if isinstance(error, OSError):
+            raise _storage_error(error) or error from error
         raise UserError(f"the configuration cannot be composed: {first_line(error)}", _SEE_HELP) from error
     failed = sum(code != DONE for code in codes)
     if failed and len(codes) > 1:
@@ -141,10 +166,29 @@ def _job(config: Any) -> int:
     except UserError as error:
         return _user_error(error)
     except BrokenPipeError:
-        raise
-    except Exception:
+        _drop_output()
+        return DONE
+    except Exception as error:
+        if (storage := _storage_error(error)) is not None:
+            return _user_error(storage)
         traceback.print_exc()
         return BUG
+
+
+def _storage_error(error: Exception) -> UserError | None:
+    """A full disk and the like, which is not a bug; safetensors tells it only in the text of its own error."""
+    if isinstance(error, OSError) and error.errno in _STORAGE:
+        reason = f"{error.filename or 'a file'}: {error.strerror}"
+    elif type(error).__name__ == "SafetensorError" and "os error" in str(error):
+        reason = first_line(error)
+    else:
+        return None
+    return UserError(f"writing failed, {reason}", "out=FOLDER and cache.dir=FOLDER with room to write")
+
+
+def _drop_output() -> None:
+    """Whoever read our output (`| head`) has gone: go on without it, a sweep has more runs to do."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _log_to_terminal() -> None:
@@ -176,9 +220,16 @@ def _composition_error(error: Exception) -> UserError:
         options = [file.stem for file in (conf / group).glob("*.yaml")]
         return UserError(f"{group}={choice} is not known", choices(options, choice) if options else _SEE_HELP)
     if found := re.search(r"Could not override '([^']+)'", text):
-        return UserError(f"unknown key {found[1]}", choices(_keys_beside(found[1], conf), found[1]))
+        known = _keys_beside(found[1], conf)
+        if found[1] in known:
+            return UserError(f"{found[1]} takes no new keys in this form", f"+{found[1]}.KEY=VALUE")
+        return UserError(f"unknown key {found[1]}", choices(known, found[1]))
+    if found := re.search(r"Ambiguous value for argument '([^']*)'", text):
+        return UserError(f"{found[1]} names several values", "-m runs each of them; a list is written key=[a,b]")
     if isinstance(error, OverrideParseException):
-        return UserError(f"{error.override} cannot be parsed", f"key=value, in shell quotes where needed; {_SEE_HELP}")
+        return UserError(
+            f"{error.override} cannot be parsed", "key=value; a value with special characters as key='\"value\"'"
+        )
     return UserError(first_line(error), _SEE_HELP)
 
 
@@ -188,9 +239,11 @@ def _keys_beside(key: str, conf: Path) -> list[str]:
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
+    groups = [entry.name for entry in conf.iterdir() if entry.is_dir()]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(conf), version_base="1.3"):
-        top: Any = OmegaConf.to_container(compose("config"))
+        chosen = [text for text in sys.argv[1:] if text.partition("=")[0] in groups and "," not in text]
+        top: Any = OmegaConf.to_container(compose("config", overrides=chosen))
     parent = key.rpartition(".")[0]
     node = top
     for part in parent.split(".") if parent else ():

@@ -44,6 +44,10 @@ class Cache:
     enabled: bool
     dir: str
 
+    def __post_init__(self) -> None:
+        if not self.dir.strip():
+            raise UserError("cache.dir is empty", "a folder, such as cache.dir=outputs/cache")
+
 
 @dataclass
 class _Scalars:
@@ -66,7 +70,7 @@ class _Scalars:
         require_count("clients", self.clients)
         require_count("tasks", self.tasks)
         require_choice("dtype", self.dtype, STATISTICS_DTYPES)
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
             raise UserError(f"device={self.device} is not known", "auto, cpu, cuda or cuda:N")
         if not self.out.strip():
             raise UserError("out is empty", "a folder, such as out=outputs")
@@ -84,12 +88,17 @@ class Settings:
     partition: Partition
     resolved: dict[str, Any]
 
+    @property
+    def beta(self) -> float | None:
+        """Concentration of the Dirichlet law; None where the partition does not use it."""
+        return self.scalars.beta if self.partition.uses_beta else None
+
     def identity(self) -> dict[str, Any]:
         """The part of the configuration that determines the result: no paths, no worker counts, no output folder."""
         scalars = self.scalars
         return {
             "seed": scalars.seed,
-            "beta": scalars.beta,
+            "beta": self.beta,
             "clients": scalars.clients,
             "tasks": scalars.tasks,
             "dtype": scalars.dtype,

@@ -1,6 +1,7 @@
 """The one kind of error that is the user's to mend."""
 
 import difflib
+import os
 from collections.abc import Iterable
 
 
@@ -44,6 +45,15 @@ def require_count(key: str, value: int | None, least: int = 1) -> None:
     """Raise a `UserError` unless `value` is None or an integer of at least `least`."""
     if value is not None and value < least:
         raise UserError(f"{key}={value} is out of range", f"an integer of at least {least}")
+
+
+def require_memory(key: str, size: int, what: str) -> None:
+    """Raise a `UserError` if `size` bytes are more than the machine has (where the system tells)."""
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > machine:
+        raise UserError(f"{key} needs {size / 2**30:.3g} GiB for {what}", f"this machine has {machine / 2**30:.3g}")
 
 
 def first_line(error: BaseException) -> str:

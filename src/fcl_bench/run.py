@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import tempfile
 import time
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from fcl_bench.methods.base import Problem
 from fcl_bench.randomness import generator
 from fcl_bench.report.figures import accuracy_figure
 from fcl_bench.report.run_folder import SCHEMA, RunFolder, partition_arrays, run_id, run_tables
+from fcl_bench.report.screen import headline
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +67,7 @@ class _Plan:
     def label(self) -> str:
         settings = self.settings
         names = (settings.method.name, settings.data.name, settings.backbone.name, self.id)
-        return "-".join(name.replace("/", "_") for name in names)
+        return "-".join(re.sub(r"[^\w.+]", "_", name)[:60] for name in names)
 
 
 def run(settings: Settings) -> Outcome:
@@ -153,7 +155,6 @@ def _carry_out(plan: _Plan, folder: RunFolder, begin: float) -> dict[str, Any]:
     state = federation.run(after_task=checkpoint)
     record = _record(plan, state, features, seconds_before + time.perf_counter() - begin)
     matrix = accuracy_matrix(state.correct, _test_sizes(plan.stream))
-    title = f"{record['method']} on {record['data']} ({record['backbone']}), beta {record['beta']:g}"
     return folder.write(
         record,
         settings.resolved,
@@ -161,7 +162,7 @@ def _carry_out(plan: _Plan, folder: RunFolder, begin: float) -> dict[str, Any]:
         partition_arrays(plan.stream, plan.shards),
         {**federation.server.model(), "class_order": torch.from_numpy(plan.stream.class_order)},
         accuracy_figure(
-            title, record["metrics"]["accuracy"], matrix, [task.columns_seen for task in plan.stream.tasks]
+            headline(record), record["metrics"]["accuracy"], matrix, [task.columns_seen for task in plan.stream.tasks]
         ),
     )
 
@@ -185,10 +186,10 @@ def _require_range(features: Features, dtype: torch.dtype) -> None:
     n, d = features.train.shape
     largest = max(float(side.max().abs().maximum(side.min().abs())) for side in (features.train, features.test))
     # 1e6 leaves room for a random projection of any usual width.
-    if largest**2 * n * d * 1e6 > torch.finfo(dtype).max:
+    if largest > (torch.finfo(dtype).max / (n * d * 1e6)) ** 0.5:
         raise UserError(
             f"features of size {largest:.3g} overflow statistics in dtype={str(dtype).removeprefix('torch.')}",
-            "dtype=float64, or features of a smaller scale",
+            "features of a smaller scale" + (", or dtype=float64" if dtype != torch.float64 else ""),
         )
 
 
@@ -204,8 +205,10 @@ def _record(plan: _Plan, state: FederationState, features: Features, seconds: fl
         "method": settings.method.name,
         "data": settings.data.name,
         "backbone": settings.backbone.name,
+        "split": settings.split.name,
+        "partition": settings.partition.name,
         "seed": scalars.seed,
-        "beta": scalars.beta,
+        "beta": settings.beta,
         "clients": scalars.clients,
         "tasks": scalars.tasks,
         "data_fingerprint": plan.dataset.fingerprint,
@@ -248,12 +251,17 @@ def _logged_to(path: Path) -> Iterator[None]:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     package = logging.getLogger("fcl_bench")
     package.addHandler(handler)
+
+    def note(level: int, text: str) -> None:
+        # To the file only: the terminal has the error line and the tables.
+        handler.handle(package.makeRecord("fcl_bench", level, "", 0, text, (), None))
+
     try:
-        package.debug("run starts")
+        note(logging.INFO, "run starts")
         yield
-        package.debug("run is complete")
+        note(logging.INFO, "run is complete")
     except UserError as error:
-        package.error("%s", error)
+        note(logging.ERROR, str(error))
         raise
     finally:
         package.removeHandler(handler)

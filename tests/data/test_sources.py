@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import shutil
 from pathlib import Path
@@ -83,6 +84,8 @@ BAD_FEATURES = {
     "nan": ({"x_train": np.full((240, 12), np.nan)}, "NaN or infinity in 240 rows, the first is row 0"),
     "flat": ({"x_train": np.zeros(240)}, r"shape \(240,\)"),
     "widths": ({"x_test": np.zeros((60, 5))}, "12 features and x_test has 5"),
+    "labels beyond int64": ({"y_train": np.full(240, 2**63 + 5, dtype=np.uint64)}, "label 9223372036854775813"),
+    "long double": ({"x_train": np.zeros((240, 12), dtype=np.longdouble)}, "at most 64 bits"),
     "text": ({"x_train": np.full((240, 12), "a")}, "type <U1"),
 }
 
@@ -113,6 +116,28 @@ def test_files_that_are_no_feature_file_are_told(tmp_path):
         FeatureFile(path=str(tmp_path / "none.npz")).load()
     with pytest.raises(UserError, match=r"needs data\.path"):
         FeatureFile().load()
+
+
+def test_a_damaged_feature_file_is_told_wherever_the_damage_is(tmp_path):
+    path = write_features(tmp_path / "f.npz")
+    arrays = dict(np.load(path))
+    np.savez_compressed(path, **arrays)
+    whole, rng = path.read_bytes(), np.random.default_rng(0)
+    for _ in range(150):
+        content = np.frombuffer(whole, dtype=np.uint8).copy()
+        content[rng.integers(0, len(content), 20)] ^= rng.integers(1, 256, 20, dtype=np.uint8)
+        path.write_bytes(content.tobytes())
+        with contextlib.suppress(UserError):  # any other error fails the test
+            FeatureFile(path=str(path)).load()
+
+
+def test_features_of_any_byte_order_are_read(tmp_path):
+    x = np.random.default_rng(0).standard_normal((240, 12))
+    plain = FeatureFile(path=str(write_features(tmp_path / "a.npz", x_train=x))).load()
+    swapped = FeatureFile(path=str(write_features(tmp_path / "b.npz", x_train=x.astype(">f8")))).load()
+    assert swapped.train.inputs.dtype.isnative
+    np.testing.assert_array_equal(swapped.train.inputs, plain.train.inputs)
+    assert swapped.fingerprint == plain.fingerprint
 
 
 def test_a_local_folder_in_the_hubs_layout_is_read(tmp_path):
@@ -170,6 +195,9 @@ def test_image_folders_read_all_kinds_of_images(tmp_path):
     assert (len(data.train), len(data.test)) == (12, 12)
     np.testing.assert_array_equal(np.unique(data.train.labels), [0, 1, 2])
     assert all(data.train.inputs[i].convert("RGB").size for i in range(12))
+    deep = next(data.train.inputs[i] for i in range(12) if "deep" in data.train.inputs.describe(i))
+    with Image.open(tmp_path / "my images" / "train" / "Katze ß" / "deep.tiff") as original:
+        np.testing.assert_array_equal(np.asarray(deep), np.rint(np.asarray(original) / 257))
     moved = shutil.copytree(tmp_path / "my images", tmp_path / "elsewhere")
     assert ImageFolder(path=str(moved)).load().fingerprint == data.fingerprint
 
@@ -194,6 +222,12 @@ def test_folders_without_the_layout_are_told(tmp_path):
         (tmp_path / side / "a").mkdir(parents=True)
     with pytest.raises(UserError, match="no images under train/"):
         ImageFolder(path=str(tmp_path)).load()
+    for side in ("train", "test"):
+        Image.new("RGB", (2, 2)).save(tmp_path / side / "a" / "1.png")
+    (tmp_path / "train" / "b").mkdir()
+    with pytest.raises(UserError, match="no images in train/b/"):
+        ImageFolder(path=str(tmp_path)).load()
+    (tmp_path / "train" / "b").rmdir()
     (tmp_path / "test" / "b").mkdir()
     with pytest.raises(UserError, match="class b is in test/ but not in train/"):
         ImageFolder(path=str(tmp_path)).load()

@@ -69,11 +69,36 @@ def test_pixels_of_different_sizes_ask_for_a_size(tmp_path):
         def __getitem__(self, index):
             return Image.fromarray((small if index == 0 else large)[0])
 
+        def describe(self, index):
+            return f"image {index}"
+
     split = image_split([0, 1], Mixed())
     data = Dataset("mixed", split, split)
     with pytest.raises(UserError, match=r"backbone\.size=32"):
         features_of(Pixels(), data)
     assert features_of(Pixels(size=4), data).shape == (2, 48)
+
+
+def test_train_and_test_of_different_widths_are_told():
+    colour, grey = images(), Digits().load()
+    mixed = Dataset("mixed", colour.train, grey.test)
+    with pytest.raises(UserError, match=r"4800 features for train and 64 for test .*backbone\.size=32"):
+        extract_features("pixels", Pixels().open(mixed, CPU), mixed, None)
+
+
+def test_a_network_says_its_dimension_and_what_size_it_takes(checkpoint, tmp_path):
+    import timm
+
+    data = images()
+    extractor = Timm(NAME, checkpoint=str(checkpoint)).open(data, CPU)
+    assert extractor.dimension(data.train) == next(extractor.batches(data.train)).shape[1]
+    save_file(timm.create_model("vit_tiny_patch16_224").state_dict(), tmp_path / "vit.safetensors")
+    with pytest.raises(UserError, match="vit_tiny_patch16_224 does not take images of .*32, 32"):
+        Timm("vit_tiny_patch16_224", checkpoint=str(tmp_path / "vit.safetensors"), transform=Transform(size=32)).open(
+            data, CPU
+        )
+    with pytest.raises(UserError, match="model_args=.*failed"):
+        Timm(NAME, checkpoint=str(checkpoint), model_args={"act_layer": "bogus"}).open(data, CPU)
 
 
 def test_backbones_refuse_the_wrong_kind_of_data():

@@ -81,6 +81,16 @@ def test_an_interrupted_extraction_goes_on_where_it_stopped(tmp_path, monkeypatc
     assert not list(tmp_path.glob("*.partial"))
 
 
+@pytest.mark.parametrize("metadata", [None, {"checksum": "x"}, {"checksum": "x", "seconds": "soon"}])
+def test_a_file_of_another_make_is_redone(tmp_path, metadata):
+    from safetensors.torch import save_file
+
+    get(tmp_path, Backbone())
+    [file] = tmp_path.glob("*.safetensors")
+    save_file({"features": FEATURES}, file, metadata=metadata)
+    assert not get(tmp_path, Backbone()).hit
+
+
 def test_a_damaged_chunk_costs_only_what_follows_it(tmp_path, monkeypatch):
     monkeypatch.setattr(cache_module, "SECONDS_PER_CHUNK", 0.0)
     with pytest.raises(KeyboardInterrupt):

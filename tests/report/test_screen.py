@@ -11,6 +11,7 @@ def record_of(accuracy: list[float], **metrics) -> dict:
         "method": "fedran",
         "data": "digits",
         "backbone": "pixels",
+        "partition": "dirichlet",
         "beta": 0.1,
         "seed": 0,
         "tasks": len(accuracy),

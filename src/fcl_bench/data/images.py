@@ -1,6 +1,7 @@
 """Sequences of images that are decoded one at a time, each with a fingerprint of its content."""
 
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -8,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from fcl_bench.errors import UserError
+from fcl_bench.errors import UserError, first_line
 from fcl_bench.files import content_hash, file_checksum
 from fcl_bench.progress import progress
 
@@ -24,16 +25,30 @@ class Images(Protocol):
 
     def __getitem__(self, index: int) -> Image.Image: ...
 
+    def describe(self, index: int) -> str:
+        """What to call an image in a message."""
+        ...
+
 
 def _decode(source: Any, name: str) -> Image.Image:
-    """Decode one image completely; a UserError names the one that can't be read."""
+    """Decode one image completely, to 8 bits a channel; a UserError names the one that can't be read."""
     try:
         with Image.open(source) as image:
             image.load()
-            return image
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else str(error)
+            return _eight_bit(image)
+    except Exception as error:  # whatever a decoder raises on foreign bytes
+        reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else first_line(error)
         raise UserError(f"{name} cannot be read: {reason}", "replace or remove that image") from error
+
+
+def _eight_bit(image: Image.Image) -> Image.Image:
+    """16-bit grey scaled to 8 bits (Pillow's own conversion would clip it to white); other modes as they are."""
+    if not image.mode.startswith(("I", "F")):
+        return image
+    values = np.asarray(image)
+    if image.mode == "F" or values.min() < 0 or values.max() > 65535:
+        raise ValueError(f"mode {image.mode} with values from {values.min()} to {values.max()} has no known white")
+    return Image.fromarray(np.rint(values / 257).astype(np.uint8))
 
 
 class ArrayImages:
@@ -51,6 +66,9 @@ class ArrayImages:
 
     def __getitem__(self, index: int) -> Image.Image:
         return Image.fromarray(self.pixels[index])
+
+    def describe(self, index: int) -> str:
+        return f"image {index}"
 
 
 class EncodedImages:
@@ -84,7 +102,10 @@ class EncodedImages:
 
     def __getitem__(self, index: int) -> Image.Image:
         encoded = self._table[index][self._column]["bytes"]
-        return _decode(io.BytesIO(encoded), f"{self._name} row {index}")
+        return _decode(io.BytesIO(encoded), self.describe(index))
+
+    def describe(self, index: int) -> str:
+        return f"{self._name} row {index}"
 
 
 class FileImages:
@@ -95,7 +116,7 @@ class FileImages:
         digest = content_hash()
         with progress(len(self._files), f"checking {root}", "image") as bar:
             for file in self._files:
-                digest.update(file.relative_to(root).as_posix().encode())
+                digest.update(os.fsencode(file.relative_to(root).as_posix()))
                 digest.update(_file_digest(file))
                 bar.update()
         self.fingerprint = digest.hexdigest()
@@ -104,7 +125,10 @@ class FileImages:
         return len(self._files)
 
     def __getitem__(self, index: int) -> Image.Image:
-        return _decode(self._files[index], f"image {self._files[index]}")
+        return _decode(self._files[index], self.describe(index))
+
+    def describe(self, index: int) -> str:
+        return f"image {self._files[index]}"
 
 
 def _file_digest(file: Path) -> bytes:

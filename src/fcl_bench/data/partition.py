@@ -12,9 +12,14 @@ from fcl_bench.errors import UserError, require_count
 
 
 class Partition(ABC):
-    """What `partition=...` names: a rule that deals one task's samples out to K clients."""
+    """What `partition=...` names: a rule that deals one task's samples out to K clients.
+
+    Attributes:
+        uses_beta: whether the rule depends on `beta`.
+    """
 
     name: ClassVar[str]
+    uses_beta: ClassVar[bool] = False
 
     @abstractmethod
     def assign(self, labels: np.ndarray, clients: int, beta: float, rng: np.random.Generator) -> np.ndarray:
@@ -84,6 +89,7 @@ class Dirichlet(Partition):
     """
 
     name: ClassVar[str] = "dirichlet"
+    uses_beta: ClassVar[bool] = True
     min_size: int = 1
     retries: int = 1000
 

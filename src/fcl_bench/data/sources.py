@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import zipfile
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,17 +132,19 @@ class FeatureFile(Source):
                 if missing:
                     raise UserError(f"data.path={path} lacks {', '.join(sorted(missing))}", remedy)
                 return {name: file[name] for name in ("x_train", "y_train", "x_test", "y_test")}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        except UserError:
+            raise
+        except Exception as error:  # whatever NumPy, zipfile, zlib and tokenize raise on foreign bytes
             raise UserError(f"data.path={path} is not a readable .npz file", remedy) from error
 
     @staticmethod
     def _split(path: Path, arrays: dict[str, np.ndarray], side: str) -> Split:
         x, y = arrays[f"x_{side}"], arrays[f"y_{side}"]
         where = f"data.path={path}:"
-        if x.ndim != 2 or x.shape[1] == 0 or x.dtype.kind not in "fiu":
+        if x.ndim != 2 or x.shape[1] == 0 or x.dtype.kind not in "fiu" or x.dtype.itemsize > 8:
             raise UserError(
                 f"{where} x_{side} has shape {x.shape} and type {x.dtype}",
-                "a numeric array of shape (n, d), d >= 1",
+                "numbers of at most 64 bits in an array of shape (n, d), d >= 1",
             )
         if y.ndim != 1 or y.dtype.kind not in "iu":
             raise UserError(f"{where} y_{side} has shape {y.shape} and type {y.dtype}", "integers of shape (n,)")
@@ -154,6 +155,9 @@ class FeatureFile(Source):
             )
         if len(y) and int(y.min()) < 0:
             raise UserError(f"{where} y_{side} holds the label {y.min()}", "labels are non-negative integers")
+        if len(y) and int(y.max()) > np.iinfo(np.int64).max:
+            raise UserError(f"{where} y_{side} holds the label {y.max()}", "labels below 2^63")
+        x = x.astype(x.dtype.newbyteorder("="), copy=False)
         finite = np.isfinite(x).all(axis=1)
         if not finite.all():
             row = int(np.flatnonzero(~finite)[0])
@@ -210,6 +214,7 @@ class HubImages(Source):
 
         if self.path is not None:
             folder = existing_path(self.path, self.name, "a folder with data/train-*.parquet and data/test-*.parquet")
+            datasets.disable_progress_bars()  # a local folder is read in a second or two
             try:
                 return datasets.load_dataset(str(folder), split=side)
             except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
@@ -260,14 +265,20 @@ class ImageFolder(Source):
     def _split(folder: Path, numbers: dict[str, int]) -> Split:
         files: list[Path] = []
         labels: list[int] = []
+        empty: list[str] = []
         for name, number in numbers.items():
             found = sorted(file for file in (folder / name).rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
             files += found
             labels += [number] * len(found)
+            empty += [name] if not found else []
         if not files:
             raise UserError(
                 f"data.path={folder.parent}: no images under {folder.name}/",
                 f"files ending in {', '.join(sorted(IMAGE_SUFFIXES))}",
+            )
+        if empty:
+            raise UserError(
+                f"data.path={folder.parent}: no images in {folder.name}/{empty[0]}/", "at least one a class"
             )
         return image_split(labels, FileImages(folder, files))
 

@@ -102,6 +102,7 @@ class _PixelExtractor(Extractor):
         self._size = size
 
     def batches(self, split: Split, start: int = 0) -> Iterator[torch.Tensor]:
+        assert not isinstance(split.inputs, np.ndarray)
         shape: tuple[int, ...] | None = None
         for begin in range(start, len(split), self.BATCH):
             rows = []
@@ -110,7 +111,7 @@ class _PixelExtractor(Extractor):
                 shape = shape or pixels.shape
                 if pixels.shape != shape:
                     raise UserError(
-                        f"backbone=pixels: image {index} has shape {pixels.shape} and others have {shape}",
+                        f"backbone=pixels: {split.inputs.describe(index)} has shape {pixels.shape}, others {shape}",
                         "backbone.size=32 resizes them all",
                     )
                 rows.append(pixels.reshape(-1))

@@ -65,13 +65,14 @@ def _load(path: Path) -> tuple[torch.Tensor, float] | None:
     try:
         with safe_open(path, framework="pt") as file:
             features, metadata = file.get_tensor("features"), file.metadata() or {}
-    except (SafetensorError, OSError) as error:
+        checksum, seconds = metadata["checksum"], float(metadata["seconds"])
+    except (SafetensorError, OSError, LookupError, ValueError) as error:
         log.warning("cached features %s are damaged (%s); extracting again", path, error)
         return None
-    if metadata.get("checksum") != tensor_checksum(features):
+    if checksum != tensor_checksum(features):
         log.warning("cached features %s do not match their checksum; extracting again", path)
         return None
-    return features, float(metadata["seconds"])
+    return features, seconds
 
 
 class FeatureCache:

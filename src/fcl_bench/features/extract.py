@@ -61,6 +61,11 @@ def extract_features(name: str, extractor: Extractor, dataset: Dataset, cache: F
             made[side] = _uncached(label, extractor, split)
         _require_finite(made[side].features, name, side)
     train, test = made["train"], made["test"]
+    if train.features.shape[1] != test.features.shape[1]:
+        raise UserError(
+            f"backbone={name} gave {train.features.shape[1]} features for train and {test.features.shape[1]} for test",
+            "backbone.size=32 brings images of several sizes or colours to one",
+        )
     return Features(
         train.features,
         test.features,

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pickle
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -72,6 +73,8 @@ class Transform:
         for key, values in (("mean", self.mean), ("std", self.std)):
             if values is not None and len(values) not in (1, 3):
                 raise UserError(f"backbone.transform.{key}={values} has {len(values)} numbers", "one per channel: 3")
+        if self.std is not None and min(self.std) <= 0:
+            raise UserError(f"backbone.transform.std={self.std} is out of range", "numbers above 0")
 
 
 @dataclass
@@ -120,7 +123,16 @@ class Timm(Backbone):
         precision = self.precision
         if precision == "auto":
             precision = "float16" if device.type == "cuda" else "float32"
-        return _TimmExtractor(self, model, self._data_config(model), precision, device)
+        data_config = self._data_config(model)
+        try:
+            with torch.inference_mode():
+                dimension = model.eval()(torch.zeros(1, *data_config["input_size"])).shape[1]
+        except (AssertionError, RuntimeError, ValueError) as error:
+            raise UserError(
+                f"{self.name} does not take images of {data_config['input_size'][1:]}: {first_line(error)}",
+                "another backbone.transform.size, or +backbone.model_args.img_size=SIZE for a ViT",
+            ) from error
+        return _TimmExtractor(self, model, data_config, dimension, precision, device)
 
     def _model(self) -> torch.nn.Module:
         """The network with its weights, still on the CPU."""
@@ -151,9 +163,12 @@ class Timm(Backbone):
 
         try:
             return timm.create_model(self.name, pretrained=pretrained, num_classes=0, **self.model_args)
-        except TypeError as error:
+        except (TypeError, LookupError, ValueError, AssertionError, AttributeError) as error:
+            if not self.model_args:
+                raise
             raise UserError(
-                f"backbone.model_args={self.model_args}: {error}", f"arguments of timm's {self.name}"
+                f"backbone.model_args={self.model_args} failed ({type(error).__name__}: {first_line(error)})",
+                f"arguments of timm's {self.name}",
             ) from error
         except (OSError, RuntimeError) as error:
             if not pretrained:
@@ -169,10 +184,14 @@ class Timm(Backbone):
 
         key = f"backbone.checkpoint={self.checkpoint}"
         try:
-            state = load_state_dict(str(Path(self.checkpoint or "").expanduser()), device="cpu", weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                path = str(Path(self.checkpoint or "").expanduser())
+                state = load_state_dict(path, device="cpu", weights_only=True)
         except _LOADING_ERRORS as error:
+            # Not the library's own advice: for a pickle it is to load it unsafely.
             raise UserError(
-                f"{key} cannot be loaded: {first_line(error)}", "an undamaged state dict of tensors"
+                f"{key} cannot be loaded ({type(error).__name__})", "an undamaged state dict that holds only tensors"
             ) from error
         if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
             raise UserError(f"{key} holds no state dict", "a flat mapping of names to tensors")
@@ -236,6 +255,7 @@ class _TimmExtractor(Extractor):
         backbone: Timm,
         model: torch.nn.Module,
         data_config: dict[str, Any],
+        dimension: int,
         precision: str,
         device: torch.device,
     ) -> None:
@@ -250,6 +270,7 @@ class _TimmExtractor(Extractor):
             "precision": precision,
             "device": device.type,
         }
+        self._dimension = dimension
         self._device = device
         self._dtype = PRECISIONS[precision]
         # Convolutions run faster with channels last; a network without them (a ViT) does not care.
@@ -263,7 +284,7 @@ class _TimmExtractor(Extractor):
         self._workers = backbone.workers or available_cores()
 
     def dimension(self, split: Split) -> int:
-        return int(getattr(self._model, "head_hidden_size", None) or self._model.num_features)
+        return self._dimension
 
     def batches(self, split: Split, start: int = 0) -> Iterator[torch.Tensor]:
         # float32 means float32: TF32 would make a GPU's features differ from a CPU's in the third digit.

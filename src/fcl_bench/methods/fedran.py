@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.data.stream import Task
-from fcl_bench.errors import UserError, require_choice, require_count, require_positive
+from fcl_bench.errors import UserError, require_choice, require_count, require_memory, require_positive
 from fcl_bench.federation.accounting import fedran_mib, fedran_under_stsa_mib
 from fcl_bench.federation.message import Message, column_bytes
 from fcl_bench.linalg.merging import MERGERS, Merger
@@ -65,6 +65,8 @@ class FedRAN(Method):
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         M = self.dimension(problem)
+        if self.M is not None:
+            require_memory(f"method.M={M}", 8 * problem.inputs * M, "the projection")
         if self.M is None and self.rank is not None and self.rank > M:
             raise UserError(f"method.rank={self.rank} is more than the {M} features (method.M=null)", f"1 to {M}")
         if self.budget_bytes is not None:

@@ -19,13 +19,19 @@ class _Console(Console):
         raise BrokenPipeError
 
 
+def headline(record: dict[str, Any]) -> str:
+    """What ran, in one line: method, data, backbone, stream, partition, seed."""
+    partition = record["partition"] if record["beta"] is None else f"{record['partition']} beta {record['beta']:g}"
+    return (
+        f"{record['method']} on {record['data']} ({record['backbone']}):"
+        f" {record['tasks']} tasks, {record['clients']} clients, {partition}, seed {record['seed']}"
+    )
+
+
 def print_record(record: dict[str, Any], folder: str) -> None:
     """Accuracy per task, communication and runtime of one run, then where its folder is."""
     console = _Console(highlight=False)
-    setting = (
-        f"{record['method']} on {record['data']} ({record['backbone']}), beta {record['beta']:g}, seed {record['seed']}"
-    )
-    console.print(f"\n[bold]{setting}[/bold]: {record['tasks']} tasks, {record['clients']} clients")
+    console.print(f"\n[bold]{headline(record)}[/bold]")
     console.print(Columns([_accuracy(record["metrics"]), _metrics(record["metrics"])], padding=(0, 4)))
     console.print(_communication(record["communication"]))
     console.print(_runtime(record["runtime"], record["environment"]))
