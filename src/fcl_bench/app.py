@@ -37,6 +37,9 @@ _OPTIONS = {
 def main() -> int:
     """The console script `fcl-bench`; returns the exit code: 0 done, 2 wrong input, 130 interrupted, 1 a bug."""
     arguments = sys.argv[1:]
+    # Threads that wait by spinning take the cores from each other: two runs at once on two cores took fourteen times as
+    # long as with this, and one run alone no less. OpenMP reads it when torch is imported, which is yet to come.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         if "-h" in arguments or "--help" in arguments:
             from fcl_bench.config import config_dir
