@@ -5,19 +5,16 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import re
 import sys
 import traceback
-from pathlib import Path
 from typing import Any
 
 from fcl_bench import __version__
-from fcl_bench.errors import UserError, choices, first_line
+from fcl_bench.command_line import SEE_HELP, composition_error, ordered
+from fcl_bench.errors import UserError, first_line
 
 DONE, BUG, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 
-#: Keys whose values are paths.
-_PATHS = ("out", "data.path", "backbone.checkpoint", "cache.dir")
 #: The system's words for storage that is full or closed, whatever library met it.
 _STORAGE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
@@ -25,13 +22,6 @@ _STORAGE = {
 }
 #: Name of the log handlers that write to the terminal; each job sets its own.
 _TERMINAL = "terminal"
-_SEE_HELP = "fcl-bench --help lists keys and choices"
-#: Hydra's options that take part here, and whether a value follows.
-_OPTIONS = {
-    **dict.fromkeys(("-m", "--multirun", "--hydra-help", "--resolve", "--run", "-r"), False),
-    **dict.fromkeys(("--cfg", "-c", "--package", "-p", "--info", "-i"), True),
-    **dict.fromkeys(("--config-name", "-cn", "--config-dir", "-cd", "--experimental-rerun"), True),
-}
 
 
 def main() -> int:
@@ -50,7 +40,7 @@ def main() -> int:
         if "--version" in arguments:
             print(f"fcl-bench {__version__}")
             return DONE
-        sys.argv[1:] = _ordered(arguments)
+        sys.argv[1:] = ordered(arguments)
         return _hydra()
     except UserError as error:
         return _user_error(error)
@@ -68,47 +58,6 @@ def main() -> int:
 def _user_error(error: UserError) -> int:
     print(f"fcl-bench: error: {error}", file=sys.stderr)
     return USER_ERROR
-
-
-def _ordered(arguments: list[str]) -> list[str]:
-    """The options, then the overrides, as Hydra's parser wants them; a UserError for whatever is neither."""
-    options: list[str] = []
-    overrides: list[str] = []
-    value_follows = False
-    for argument in arguments:
-        if value_follows:
-            options.append(argument)
-            value_follows = False
-        elif argument.startswith("-"):
-            name, has_value, _ = argument.partition("=")
-            if name not in _OPTIONS:
-                remedy = f"keys are written {name.lstrip('-')}=VALUE; {choices(_OPTIONS, name)}"
-                raise UserError(f"unknown option {argument}", remedy)
-            options.append(argument)
-            value_follows = _OPTIONS[name] and not has_value
-        elif "=" in argument or argument.startswith("~"):
-            overrides.append(argument)
-        else:
-            raise UserError(f"{argument} is not key=value", "such as method=fedran; fcl-bench --help lists the keys")
-    if value_follows:
-        raise UserError(f"{options[-1]} needs a value", "such as --cfg job")
-    sweep = bool({"-m", "--multirun"} & set(options))
-    return options + [_quoted_path(override, sweep) for override in overrides]
-
-
-def _quoted_path(override: str, sweep: bool) -> str:
-    """A path with its `~` expanded, in the quotes that Hydra's grammar wants around spaces, brackets and the like.
-
-    In a sweep a comma separates values and is left alone; so is what is already quoted.
-    """
-    key, _, value = override.partition("=")
-    if key.lstrip("+") not in _PATHS or value[:1] in ("'", '"') or (sweep and "," in value):
-        return override
-    value = os.path.expanduser(value)
-    if re.fullmatch(r"[\w./:+%@?|-]*", value, flags=re.ASCII) or "${" in value:
-        return f"{key}={value}"
-    escaped = value.replace("'", "\\'")
-    return f"{key}='{escaped}'"
 
 
 def _hydra() -> int:
@@ -130,14 +79,14 @@ def _hydra() -> int:
     try:
         job()
     except (HydraException, OmegaConfBaseException) as error:
-        raise _composition_error(error) from error
+        raise composition_error(error) from error
     except (TypeError, ValueError, OSError) as error:
         # Before the first job this is Hydra failing on what was typed (method=[1], an out that can't be made).
         if codes or isinstance(error, BrokenPipeError):
             raise
         if isinstance(error, OSError):
             raise _storage_error(error) or error from error
-        raise UserError(f"the configuration cannot be composed: {first_line(error)}", _SEE_HELP) from error
+        raise UserError(f"the configuration cannot be composed: {first_line(error)}", SEE_HELP) from error
     failed = sum(code != DONE for code in codes)
     if failed and len(codes) > 1:
         print(f"fcl-bench: {failed} of {len(codes)} runs failed", file=sys.stderr)
@@ -154,7 +103,7 @@ def _job(config: Any) -> int:
     try:
         hydra_job = HydraConfig.get()
         if hydra_job.mode == RunMode.MULTIRUN:
-            print(f"\n── run {hydra_job.job.num}: {hydra_job.job.override_dirname or 'defaults'}", flush=True)
+            _say(f"\n── run {hydra_job.job.num}: {hydra_job.job.override_dirname or 'defaults'}")
         settings = load_settings(config)
         _log_to_terminal()
         from fcl_bench.report.screen import print_record
@@ -162,13 +111,14 @@ def _job(config: Any) -> int:
 
         outcome = run(settings)
         if outcome.was_complete:
-            print("this run is complete already; its record follows (force=true repeats the run)")
+            _say("this run is complete already; its record follows (force=true repeats the run)")
         print_record(outcome.record, str(outcome.folder))
         sys.stdout.flush()
         return DONE
     except UserError as error:
         return _user_error(error)
     except BrokenPipeError:
+        # Only the record's tables are left to print by then.
         _drop_output()
         return DONE
     except Exception as error:
@@ -187,6 +137,14 @@ def _storage_error(error: Exception) -> UserError | None:
     else:
         return None
     return UserError(f"writing failed, {reason}", "out=FOLDER and cache.dir=FOLDER with room to write")
+
+
+def _say(text: str) -> None:
+    """Print a line now, or go on without a reader."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _drop_output()
 
 
 def _drop_output() -> None:
@@ -208,49 +166,3 @@ def _log_to_terminal() -> None:
         handler.name = _TERMINAL
         handler.setFormatter(logging.Formatter("fcl-bench: %(message)s"))
         package.addHandler(handler)
-
-
-def _composition_error(error: Exception) -> UserError:
-    """Hydra's report of a wrong group, choice, key or syntax, in one line with what would work."""
-    from hydra.core.override_parser.overrides_parser import OverrideParseException
-
-    from fcl_bench.config import config_dir
-
-    conf = config_dir()
-    text = " ".join(str(error).split())
-    if found := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
-        group, choice = found.groups()
-        options = [file.stem for file in (conf / group).glob("*.yaml")]
-        return UserError(f"{group}={choice} is not known", choices(options, choice) if options else _SEE_HELP)
-    if found := re.search(r"Could not override '([^']+)'", text):
-        known = _keys_beside(found[1], conf)
-        if found[1] in known:
-            return UserError(f"{found[1]} takes no new keys in this form", f"+{found[1]}.KEY=VALUE")
-        return UserError(f"unknown key {found[1]}", choices(known, found[1]))
-    if found := re.search(r"Ambiguous value for argument '([^']*)'", text):
-        return UserError(f"{found[1]} names several values", "-m runs each of them; a list is written key=[a,b]")
-    if isinstance(error, OverrideParseException):
-        return UserError(
-            f"{error.override} cannot be parsed", "key=value; a value with special characters as key='\"value\"'"
-        )
-    return UserError(first_line(error), _SEE_HELP)
-
-
-def _keys_beside(key: str, conf: Path) -> list[str]:
-    """The keys of the default configuration that share the parent of `key`; the top level's if it has none."""
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-    from omegaconf import OmegaConf
-
-    groups = [entry.name for entry in conf.iterdir() if entry.is_dir()]
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(conf), version_base="1.3"):
-        chosen = [text for text in sys.argv[1:] if text.partition("=")[0] in groups and "," not in text]
-        top: Any = OmegaConf.to_container(compose("config", overrides=chosen))
-    parent = key.rpartition(".")[0]
-    node = top
-    for part in parent.split(".") if parent else ():
-        node = node.get(part) if isinstance(node, dict) else None
-    if not isinstance(node, dict):
-        return list(top)
-    return [f"{parent}.{name}" if parent else name for name in node if name != "_target_"]
