@@ -170,6 +170,15 @@ def test_paths_need_no_quotes_beyond_the_shells(command, tmp_path, name):
     assert list((folder / "out" / "runs").glob("*/run.json"))
 
 
+def test_any_name_of_a_data_set_makes_a_folder(command, tmp_path):
+    path = write_features(tmp_path / "f.npz")
+    name = "../my CLIP/features " + "x" * 300
+    code, _, err = command(f"out={tmp_path}/out", "data=features", f"data.path={path}", f'data.name="{name}"', *SMALL)
+    assert (code, err) == (0, "")
+    [folder] = [entry for entry in (tmp_path / "out" / "runs").iterdir() if entry.name != ".locks"]
+    assert folder.name.startswith("fedran-.._my_CLIP_features_xxx")
+
+
 def test_a_tilde_is_the_home_folder(command, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert command("-m", "out=~/results", *SMALL, "seed=0,1")[0] == 0

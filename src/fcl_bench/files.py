@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,11 @@ def file_checksum(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def slug(name: str) -> str:
+    """`name` as part of a file name: letters, digits, `_`, `.` and `+`, at most 60 of them."""
+    return re.sub(r"[^\w.+]", "_", name)[:60]
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from fcl_bench.features.extract import Features, extract_features
 from fcl_bench.federation.engine import Federation, FederationState
 from fcl_bench.federation.ledger import Ledger
 from fcl_bench.federation.message import WIRE_DTYPES
-from fcl_bench.files import locked
+from fcl_bench.files import locked, slug
 from fcl_bench.methods.base import Problem
 from fcl_bench.randomness import generator
 from fcl_bench.report.figures import accuracy_figure
@@ -67,7 +66,7 @@ class _Plan:
     def label(self) -> str:
         settings = self.settings
         names = (settings.method.name, settings.data.name, settings.backbone.name, self.id)
-        return "-".join(re.sub(r"[^\w.+]", "_", name)[:60] for name in names)
+        return "-".join(map(slug, names))
 
 
 def run(settings: Settings) -> Outcome:

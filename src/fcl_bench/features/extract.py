@@ -12,6 +12,7 @@ from fcl_bench.data.sources import Dataset, Split
 from fcl_bench.errors import UserError
 from fcl_bench.features.backbone import Extractor
 from fcl_bench.features.cache import Extraction, FeatureCache
+from fcl_bench.files import slug
 from fcl_bench.progress import progress
 
 #: Rows looked at in one piece when all are checked.
@@ -49,7 +50,7 @@ def extract_features(name: str, extractor: Extractor, dataset: Dataset, cache: F
     """
     made = {}
     for side, split in (("train", dataset.train), ("test", dataset.test)):
-        label = f"{dataset.name}-{side}-{name}"
+        label = "-".join(map(slug, (dataset.name, side, name)))
         if cache is not None and extractor.cacheable:
             key = {**extractor.identity, "data": split.fingerprint}
 
