@@ -14,7 +14,7 @@ import pytest
 # No test reaches a network; code that tries fails at once instead of retrying.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # As the command does, before torch is imported: tests may share their cores with other work.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
