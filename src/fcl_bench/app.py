@@ -27,9 +27,9 @@ _TERMINAL = "terminal"
 def main() -> int:
     """The console script `fcl-bench`; returns the exit code: 0 done, 2 wrong input, 130 interrupted, 1 a bug."""
     arguments = sys.argv[1:]
-    # Threads that wait by spinning take the cores from each other: two default runs at once on two cores took 110 s each,
-    # and 9 s each with this short spin; a run alone is no slower (it is with OMP_WAIT_POLICY=PASSIVE, which never spins).
-    # GNU OpenMP, which torch brings on Linux, reads it when torch is imported, and that is yet to come.
+    # Threads that wait by spinning take the cores from each other: two default runs at once on two cores took 110 s
+    # each, and 9 s each with this short spin, while a run alone is no slower (it is with OMP_WAIT_POLICY=PASSIVE, which
+    # never spins). GNU OpenMP, which torch brings on Linux, reads it when torch is imported, and that is yet to come.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
