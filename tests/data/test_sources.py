@@ -183,13 +183,12 @@ def write_folder(root: Path) -> Path:
             (root / side / name).mkdir(parents=True)
             for number, (mode, shape) in enumerate(kinds.items()):
                 pixels = rng.integers(0, 256, shape, dtype=np.uint8)
-                Image.fromarray(pixels, mode).save(root / side / name / f"{number} {mode}.png")
+                Image.fromarray(pixels).save(root / side / name / f"{number} {mode}.png")
             Image.fromarray(rng.integers(0, 2**16, (5, 5), dtype=np.uint16)).save(root / side / name / "deep.tiff")
             (root / side / name / "notes.txt").write_text("not an image")
     return root
 
 
-@pytest.mark.filterwarnings("ignore:'mode' parameter:DeprecationWarning")
 def test_image_folders_read_all_kinds_of_images(tmp_path):
     data = ImageFolder(path=str(write_folder(tmp_path / "my images"))).load()
     assert (len(data.train), len(data.test)) == (12, 12)
@@ -202,7 +201,6 @@ def test_image_folders_read_all_kinds_of_images(tmp_path):
     assert ImageFolder(path=str(moved)).load().fingerprint == data.fingerprint
 
 
-@pytest.mark.filterwarnings("ignore:'mode' parameter:DeprecationWarning")
 def test_an_unreadable_image_is_named(tmp_path):
     root = write_folder(tmp_path / "d")
     (root / "train" / "a cat" / "0 RGB.png").write_bytes(b"hello")
