@@ -284,6 +284,18 @@ def test_statistics_in_float32_come_close(finished, tmp_path):
     assert record["metrics"]["A_T"] == pytest.approx(finished.record["metrics"]["A_T"], abs=1.0)
 
 
+@pytest.mark.parametrize("kind", ["int8", "uint8", "uint16", "int32", "uint32", "int64", "uint64", "float16", ">f4"])
+def test_features_of_any_numeric_type_run(tmp_path, kind):
+    rng = np.random.default_rng(0)
+    which = {side: rng.integers(0, 6, n) for side, n in (("train", 240), ("test", 60))}
+    arrays = {
+        f"x_{side}": (10 * np.eye(12)[w] + rng.integers(0, 3, (len(w), 12))).astype(kind) for side, w in which.items()
+    }
+    labels = {f"y_{side}": w for side, w in which.items()}
+    path = write_features(tmp_path / "f.npz", **arrays, **labels)
+    assert run_in(tmp_path, *SMALL, "data=features", f"data.path={path}").record["metrics"]["A_T"] > 90
+
+
 def test_features_that_overflow_the_statistics_are_refused(tmp_path):
     path = write_features(tmp_path / "huge.npz", x_train=np.full((240, 12), 1e30))
     with pytest.raises(UserError, match=r"1e\+30 overflow statistics in dtype=float32 \(.*dtype=float64"):

@@ -157,7 +157,10 @@ class FeatureFile(Source):
             raise UserError(f"{where} y_{side} holds the label {y.min()}", "labels are non-negative integers")
         if len(y) and int(y.max()) > np.iinfo(np.int64).max:
             raise UserError(f"{where} y_{side} holds the label {y.max()}", "labels below 2^63")
-        x = x.astype(x.dtype.newbyteorder("="), copy=False)
+        if x.dtype.kind == "f":
+            x = x.astype(x.dtype.newbyteorder("="), copy=False)
+        else:  # exactly, up to 2^53; torch has few operations on unsigned integers
+            x = x.astype(np.float32 if x.dtype.itemsize <= 2 else np.float64)
         finite = np.isfinite(x).all(axis=1)
         if not finite.all():
             row = int(np.flatnonzero(~finite)[0])
