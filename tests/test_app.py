@@ -346,39 +346,35 @@ def test_peak_memory_is_reset_between_jobs(command, tmp_path):
     assert json.loads(record.read_text())["runtime"]["peak_memory_bytes"] < resident + 1e9
 
 
-def test_help_lists_every_choice_with_a_line_and_imports_no_torch():
+def without_importing(modules: set[str], *arguments: str) -> str:
+    """What the command prints in a process of its own, which must not import any of `modules`."""
     program = (
-        "import sys; sys.argv = ['fcl-bench', '--help']\n"
+        f"import sys; sys.argv = {['fcl-bench', *arguments]!r}\n"
         "from fcl_bench.app import main\n"
         "code = main()\n"
-        "heavy = {'torch', 'numpy', 'hydra', 'timm', 'pandas'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
+        f"found = {modules!r} & set(sys.modules)\n"
+        "assert not found, found\n"
         "sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_help_lists_every_choice_with_a_line_and_imports_no_torch():
+    out = without_importing({"torch", "numpy", "hydra", "timm", "pandas"}, "--help")
     from fcl_bench.config import config_dir
 
     for file in config_dir().glob("*/*.yaml"):
-        [line] = [
-            line for line in done.stdout.splitlines() if line.split()[:1] == [file.stem] or f"* {file.stem} " in line
-        ]
+        [line] = [line for line in out.splitlines() if line.split()[:1] == [file.stem] or f"* {file.stem} " in line]
         assert len(line.split(file.stem, 1)[1].strip()) > 10, file
     for key in ("seed:", "beta:", "clients:", "tasks:", "device:", "dtype:", "out:", "force:"):
-        assert key in done.stdout
+        assert key in out
 
 
 def test_a_run_without_a_network_imports_neither_timm_nor_pandas(tmp_path, feature_file):
-    program = (
-        "import sys\n"
-        f"sys.argv = ['fcl-bench', 'out={tmp_path}', 'data=features', 'data.path={feature_file}', *{SMALL!r}]\n"
-        "from fcl_bench.app import main\n"
-        "code = main()\n"
-        "assert not {'timm', 'torchvision', 'pandas', 'datasets'} & set(sys.modules)\n"
-        "sys.exit(code)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    features = ("data=features", f"data.path={feature_file}")
+    without_importing({"timm", "torchvision", "pandas", "datasets"}, f"out={tmp_path}", *features, *SMALL)
 
 
 def test_the_module_is_the_command(tmp_path):

@@ -108,18 +108,10 @@ class Settings:
 
 
 def _identity(choice: Any) -> dict[str, Any]:
-    knobs = {
-        field.name: value
-        for field in dataclasses.fields(choice)
-        if field.metadata.get("identity", True)
-        for value in [getattr(choice, field.name)]
-    }
-    plain = {
-        name: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
-        for name, value in knobs.items()
-    }
+    left_out = {field.name for field in dataclasses.fields(choice) if not field.metadata.get("identity", True)}
+    knobs = {name: value for name, value in dataclasses.asdict(choice).items() if name not in left_out}
     revision = {"revision": choice.revision} if hasattr(choice, "revision") else {}
-    return {"_target_": f"{type(choice).__module__}.{type(choice).__qualname__}", **revision, **plain}
+    return {"_target_": f"{type(choice).__module__}.{type(choice).__qualname__}", **revision, **knobs}
 
 
 def load_settings(config: DictConfig) -> Settings:

@@ -11,6 +11,7 @@ import torch
 
 from fcl_bench.data.stream import Stream, Task
 from fcl_bench.federation.ledger import Ledger, Stopwatch, Upload
+from fcl_bench.federation.message import Message
 from fcl_bench.methods.base import Method, Problem, Shard
 from fcl_bench.progress import progress
 
@@ -97,7 +98,7 @@ class Federation:
         self.state.ledger.server_seconds.append(watch.seconds)
 
     def _exchange(
-        self, task: Task, round_: int, client: int, indices: np.ndarray, broadcast: Any, server: Stopwatch
+        self, task: Task, round_: int, client: int, indices: np.ndarray, broadcast: Message, server: Stopwatch
     ) -> Upload:
         """One client's turn. A client without samples takes no part: nothing is sent either way."""
         problem = self.problem
