@@ -27,4 +27,9 @@ class RandomFeatures:
 
     def map(self, z: torch.Tensor) -> torch.Tensor:
         """H (n, M) of features `z` (n, d)."""
-        return z if self.projection is None else (z @ self.projection).relu_()
+        return z if self.projection is None else self.apply(z, self.projection)
+
+    @staticmethod
+    def apply(z: torch.Tensor, projection: torch.Tensor) -> torch.Tensor:
+        """ReLU(Z P) for a projection that came whole instead of as a seed."""
+        return (z @ projection).relu_()

@@ -1,0 +1,73 @@
+"""A task's Gram matrix estimated from the class sums of many groups of samples (STSA Eq. 9)."""
+
+from __future__ import annotations
+
+import torch
+
+
+class ClassScatter:
+    """Takes in groups as they arrive and estimates, per class i over the groups j that were seen,
+
+        G_i = (n_i - 1) / (K_i - 1) sum_j C_j C_j' / n_j  -  (n_i - K_i) / (n_i (K_i - 1)) S S',
+
+    with S = sum_j C_j and n_i = sum_j n_j (Eq. 9). K_i is the number of groups that hold class i: the proof counts one
+    covariance term for each group in the sum. The paper prints K, the number of all groups.
+
+    Both weights depend on the whole task, so the columns C_j / sqrt(n_j) are kept until it ends; where they would be
+    more than M per class, their M x M product is kept instead. The estimate is two matrix products.
+
+    Args:
+        like: (M, c) zeros, whose shape, type and device the sums have.
+    """
+
+    def __init__(self, like: torch.Tensor) -> None:
+        self._sums = like
+        self._size = like.new_zeros(like.shape[1])
+        self._holding = like.new_zeros(like.shape[1])
+        self._groups = 0
+        self._blocks: list[torch.Tensor] = []
+        self._products: torch.Tensor | None = None
+
+    def add(self, sums: torch.Tensor, counts: torch.Tensor) -> None:
+        """Groups with class sums `sums` (M, groups, c) and class counts `counts` (groups, c)."""
+        counts = counts.to(self._size)
+        self._sums = self._sums + sums.sum(dim=1)
+        self._size += counts.sum(dim=0)
+        self._holding += (counts > 0).sum(dim=0)
+        self._groups += len(counts)
+        self._blocks.append((sums / counts.clamp_min(1).sqrt()).permute(2, 0, 1))
+        if sum(block.shape[2] for block in self._blocks) >= len(self._sums):
+            columns = torch.cat(self._blocks, dim=2)
+            products = columns @ columns.transpose(1, 2)
+            self._products = products if self._products is None else self._products.add_(products)
+            self._blocks = []
+
+    def add_to(self, G: torch.Tensor, unbiased: bool) -> int:
+        """G += the sum of the estimates over classes.
+
+        Args:
+            G: (M, M), changed in place.
+            unbiased: with K_i; otherwise as printed, with K for K_i and weights below zero set to zero (as in the
+                paper's public code).
+
+        Returns:
+            the number of classes that only one group holds (K_i = 1). Their covariance can't be estimated; their part
+            of G is S S' / n_i.
+        """
+        n, K = self._size, self._holding if unbiased else torch.full_like(self._size, self._groups)
+        several = K > 1
+        degrees = (K - 1).clamp_min(1)
+        first = torch.where(several, (n - 1) / degrees, 1.0).clamp_min(0)
+        second = torch.where(several, (n - K) / (n.clamp_min(1) * degrees), 0.0).clamp_min(0)
+        # Samples of a class are at least as many as the groups that hold it, so only the printed form is ever clamped.
+        held = n > 0
+        first, second = first * held, second * held
+        if self._products is not None:
+            G += torch.einsum("c,cij->ij", first, self._products)
+        if self._blocks:
+            columns = torch.cat(self._blocks, dim=2) * first.sqrt()[:, None, None]
+            stacked = columns.permute(1, 0, 2).reshape(len(self._sums), -1)
+            G.addmm_(stacked, stacked.T)
+        means = self._sums * second.sqrt()
+        G.addmm_(means, means.T, alpha=-1)
+        return int((~several & held).sum())

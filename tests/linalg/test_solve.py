@@ -1,0 +1,97 @@
+"""Symmetric systems: every way out, and what is told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fcl_bench.linalg.solve import noise_floor, solve_symmetric
+
+NOISE = noise_floor(20, torch.float64)
+
+
+def system(values, seed=0):
+    """A symmetric matrix with the given eigenvalues, and a right-hand side."""
+    rng = np.random.default_rng(seed)
+    Q = np.linalg.qr(rng.standard_normal((len(values), len(values))))[0]
+    return (
+        Q,
+        torch.from_numpy(Q * np.asarray(values, dtype=float) @ Q.T),
+        torch.from_numpy(rng.standard_normal((len(values), 3))),
+    )
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1e3, 1e6, 1e9])
+def test_a_definite_system_is_solved_and_its_condition_estimated(ratio):
+    _, A, B = system(np.geomspace(1, ratio, 20))
+    W, condition, trouble = solve_symmetric(A, B, NOISE)
+    np.testing.assert_allclose(W, np.linalg.solve(A, B), rtol=1e-12 * ratio)
+    assert 0.5 * ratio <= condition <= 1.01 * ratio
+    assert trouble == ""
+
+
+def test_an_ill_conditioned_system_is_told_with_its_condition_number():
+    _, A, B = system(np.geomspace(1, 1e7, 20))
+    _, condition, trouble = solve_symmetric(A, B, noise=5e-8)
+    assert f"condition number {condition:.1e}" in trouble
+
+
+@pytest.mark.parametrize("rank", [0, 1, 12])
+def test_a_singular_system_gets_the_moore_penrose_solution(rank):
+    values = np.concatenate([np.geomspace(1, 50, rank), np.zeros(20 - rank)])
+    Q, A, B = system(values)
+    B = A @ B
+    W, _, trouble = solve_symmetric(A, B, NOISE)
+    np.testing.assert_allclose(W, np.linalg.pinv(A.numpy(), rcond=1e-12, hermitian=True) @ B.numpy(), atol=1e-12)
+    assert f"rank {rank} of 20" in trouble
+    assert "condition number" in trouble
+    # Nothing outside the range of A: the solution of least norm.
+    np.testing.assert_allclose(Q[:, rank:].T @ W.numpy(), 0, atol=1e-12)
+
+
+def test_an_indefinite_system_is_solved_as_it_is():
+    _, A, B = system([-3.0, -0.5, *np.geomspace(1, 50, 18)])
+    W, condition, trouble = solve_symmetric(A, B, NOISE)
+    np.testing.assert_allclose(W, np.linalg.solve(A, B), rtol=1e-10)
+    assert condition == pytest.approx(100)
+    for part in ("indefinite", "smallest eigenvalue -3", "2 of 20 below zero", "condition number 1.0e+02"):
+        assert part in trouble
+
+
+@pytest.mark.parametrize("values", [np.zeros(20), np.full(20, 1e-200), np.full(20, 1e150)])
+def test_extreme_scales_give_no_nan(values):
+    _, A, B = system(values)
+    W, condition, _ = solve_symmetric(A, B, NOISE)
+    assert torch.isfinite(W).all()
+    assert np.isfinite(condition)
+
+
+def test_what_cancellation_left_is_no_rank():
+    """Regularisers of size 1 taken out of data of size 1e-12: nothing is left but rounding."""
+    _, A, B = system(np.full(20, 1e-12))
+    W, condition, trouble = solve_symmetric(A, B, 1e-7, scale=1.0)
+    assert torch.equal(W, torch.zeros_like(B))
+    assert "rank 0 of 20" in trouble
+    assert condition == 1.0
+
+
+def test_float32_sums_are_solved_in_float64():
+    _, A, B = system(np.geomspace(1, 1e4, 20))
+    W = solve_symmetric(A.float(), B.float(), noise_floor(20, torch.float32)).W
+    assert W.dtype == torch.float32
+    exact = np.linalg.solve(A.float().double(), B.float().double())
+    np.testing.assert_allclose(W, exact, rtol=1e-6)
+
+
+def test_the_noise_floor_holds_for_rounded_gram_matrices():
+    """Eigenvalues of a Gram matrix that travelled in a coarser type stay within the floor of the true ones."""
+    rng = np.random.default_rng(0)
+    for size in (10, 100, 400):
+        X = np.maximum(rng.standard_normal((2 * size, 30)) @ rng.standard_normal((30, size)), 0)
+        G = torch.from_numpy(X.T @ X)
+        for dtype in (torch.float32, torch.bfloat16):
+            rounded = torch.tril(G.to(dtype).double())
+            rounded = rounded + torch.tril(rounded, -1).T
+            error = float((torch.linalg.eigvalsh(G) - torch.linalg.eigvalsh(rounded)).abs().max())
+            assert error < noise_floor(size, dtype) * float(torch.linalg.eigvalsh(G)[-1])
