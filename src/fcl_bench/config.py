@@ -29,12 +29,18 @@ WIRE_DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 @dataclass
 class Wire:
-    """`wire`: how uploads travel."""
+    """`wire`: how messages travel (see `federation.message.WireFormat`)."""
 
     dtype: str
+    gram: str
+    columns: str
+    projection: str
 
     def __post_init__(self) -> None:
         require_choice("wire.dtype", self.dtype, WIRE_DTYPES)
+        require_choice("wire.gram", self.gram, ("full", "packed"))
+        require_choice("wire.columns", self.columns, ("task", "held"))
+        require_choice("wire.projection", self.projection, ("seed", "matrix"))
 
 
 @dataclass
@@ -57,6 +63,7 @@ class _Scalars:
     beta: float
     clients: int
     tasks: int
+    label_rate: float
     device: str
     dtype: str
     out: str
@@ -69,6 +76,8 @@ class _Scalars:
         require_positive("beta", self.beta)
         require_count("clients", self.clients)
         require_count("tasks", self.tasks)
+        if not 0 < self.label_rate <= 1:
+            raise UserError(f"label_rate={self.label_rate} is out of range", "above 0, at most 1")
         require_choice("dtype", self.dtype, STATISTICS_DTYPES)
         if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
             raise UserError(f"device={self.device} is not known", "auto, cpu, cuda or cuda:N")
@@ -101,6 +110,7 @@ class Settings:
             "beta": self.beta,
             "clients": scalars.clients,
             "tasks": scalars.tasks,
+            "label_rate": scalars.label_rate,
             "dtype": scalars.dtype,
             "wire": dataclasses.asdict(scalars.wire),
             **{group: _identity(getattr(self, group)) for group in GROUPS},

@@ -20,11 +20,11 @@ class UserError(Exception):
         return " ".join(f"{self.what} ({self.remedy})".split())
 
 
-def choices(options: Iterable[str], wrong: str = "") -> str:
-    """The options as a remedy, the nearest to what was typed first."""
+def choices(options: Iterable[str], wrong: str = "", most: int = 24) -> str:
+    """The options as a remedy, the nearest to what was typed first; only their number if there are more than `most`."""
     ordered = sorted(options)
     near = difflib.get_close_matches(wrong, ordered, n=3, cutoff=0.5)
-    listed = ", ".join(ordered) if len(ordered) <= 24 else f"{len(ordered)} choices"
+    listed = ", ".join(ordered) if len(ordered) <= most else f"{len(ordered)} choices"
     return f"did you mean {' or '.join(near)}? choices: {listed}" if near else f"choices: {listed}"
 
 
@@ -35,10 +35,12 @@ def require_choice(key: str, value: str, options: Iterable[str]) -> None:
         raise UserError(f"{key}={value} is not known", choices(options, str(value)))
 
 
-def require_positive(key: str, value: float | None) -> None:
-    """Raise a `UserError` unless `value` is None or a finite number above zero."""
-    if value is not None and not 0 < value < float("inf"):
-        raise UserError(f"{key}={value} is out of range", "a finite number above 0")
+def require_positive(key: str, value: float | None, zero: bool = False) -> None:
+    """Raise a `UserError` unless `value` is None or a finite number above zero (or zero itself, where allowed)."""
+    if value is not None and not (0 < value < float("inf") or (zero and value == 0)):
+        raise UserError(
+            f"{key}={value} is out of range", "a finite number, 0 or more" if zero else "a finite number above 0"
+        )
 
 
 def require_count(key: str, value: int | None, least: int = 1) -> None:

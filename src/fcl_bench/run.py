@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 from fcl_bench import environment
 from fcl_bench.config import Settings
+from fcl_bench.data.label_rate import keep_labels
 from fcl_bench.data.sources import Dataset
 from fcl_bench.data.stream import Stream
 from fcl_bench.errors import UserError
@@ -25,7 +26,7 @@ from fcl_bench.features.cache import FeatureCache
 from fcl_bench.features.extract import Features, extract_features
 from fcl_bench.federation.engine import Federation, FederationState
 from fcl_bench.federation.ledger import Ledger
-from fcl_bench.federation.message import WIRE_DTYPES
+from fcl_bench.federation.message import WIRE_DTYPES, WireFormat
 from fcl_bench.files import locked, slug
 from fcl_bench.methods.base import Problem
 from fcl_bench.randomness import generator
@@ -54,6 +55,7 @@ class _Plan:
     dataset: Dataset
     stream: Stream
     shards: list[list[np.ndarray]]
+    labelled: np.ndarray
     extractor: Extractor
     problem: Problem
     id: str
@@ -111,13 +113,21 @@ def _plan(settings: Settings) -> _Plan:
         ]
         for t, indices in enumerate(stream.train)
     ]
+    labelled = np.ones(len(stream.train_columns), dtype=bool)
+    if scalars.label_rate < 1:
+        for t, clients in enumerate(shards):
+            for k, indices in enumerate(clients):
+                rng = generator(scalars.seed, "labels", t, k)
+                labelled[indices] = keep_labels(stream.train_columns[indices], scalars.label_rate, rng)
     extractor = settings.backbone.open(dataset, device)
     problem = Problem(
         inputs=extractor.dimension(dataset.train),
         seed=scalars.seed,
         dtype=getattr(torch, scalars.dtype),
         device=device,
-        wire_dtype=WIRE_DTYPES[scalars.wire.dtype],
+        wire=WireFormat(
+            WIRE_DTYPES[scalars.wire.dtype], scalars.wire.gram, scalars.wire.columns, scalars.wire.projection
+        ),
     )
     identity = {
         **settings.identity(),
@@ -125,7 +135,7 @@ def _plan(settings: Settings) -> _Plan:
         "features": extractor.identity,
         "device": environment.device_kind(device),
     }
-    plan = _Plan(settings, device, dataset, stream, shards, extractor, problem, run_id(identity))
+    plan = _Plan(settings, device, dataset, stream, shards, labelled, extractor, problem, run_id(identity))
     settings.method.check(problem, plan.classes_per_task)
     return plan
 
@@ -138,7 +148,9 @@ def _carry_out(plan: _Plan, folder: RunFolder, begin: float) -> dict[str, Any]:
         cache = FeatureCache(_writable(f"cache.dir={where}", Path(where).expanduser()))
     features = extract_features(settings.backbone.name, plan.extractor, plan.dataset, cache)
     _require_range(features, plan.problem.dtype)
-    federation = Federation(settings.method, plan.problem, plan.stream, plan.shards, features.train, features.test)
+    federation = Federation(
+        settings.method, plan.problem, plan.stream, plan.shards, plan.labelled, features.train, features.test
+    )
     seconds_before = _resume(federation, folder)
 
     def checkpoint(federation: Federation) -> None:
@@ -147,18 +159,19 @@ def _carry_out(plan: _Plan, folder: RunFolder, begin: float) -> dict[str, Any]:
             "tasks_done": state.tasks_done,
             "correct": state.correct.tolist(),
             "ledger": state.ledger.state(),
+            "bounds": state.bounds,
             "seconds": seconds_before + time.perf_counter() - begin,
         }
-        folder.save_checkpoint(progress, federation.server.state_dict())
+        folder.save_checkpoint(progress, federation.tensors())
 
     state = federation.run(after_task=checkpoint)
-    record = _record(plan, state, features, seconds_before + time.perf_counter() - begin)
+    record = _record(plan, federation, features, seconds_before + time.perf_counter() - begin)
     matrix = accuracy_matrix(state.correct, _test_sizes(plan.stream))
     return folder.write(
         record,
         settings.resolved,
-        run_tables(plan.stream, state.ledger, record["metrics"]["accuracy"], matrix),
-        partition_arrays(plan.stream, plan.shards),
+        run_tables(plan.stream, state.ledger, record["metrics"]["accuracy"], matrix, state.bounds),
+        partition_arrays(plan.stream, plan.shards, plan.labelled),
         {**federation.server.model(), "class_order": torch.from_numpy(plan.stream.class_order)},
         accuracy_figure(
             headline(record), record["metrics"]["accuracy"], matrix, [task.columns_seen for task in plan.stream.tasks]
@@ -175,7 +188,7 @@ def _resume(federation: Federation, folder: RunFolder) -> float:
     ledger = Ledger(federation.state.ledger.clients)
     ledger.restore(saved["ledger"])
     correct = np.array(saved["correct"], dtype=np.int64)
-    federation.restore(FederationState(saved["tasks_done"], correct, ledger), tensors)
+    federation.restore(FederationState(saved["tasks_done"], correct, ledger, saved["bounds"]), tensors)
     log.info("going on after task %d of %d", saved["tasks_done"], len(federation.stream.tasks))
     return float(saved["seconds"])
 
@@ -196,12 +209,13 @@ def _test_sizes(stream: Stream) -> np.ndarray:
     return np.array([len(indices) for indices in stream.test])
 
 
-def _record(plan: _Plan, state: FederationState, features: Features, seconds: float) -> dict[str, Any]:
-    settings, scalars = plan.settings, plan.settings.scalars
+def _record(plan: _Plan, federation: Federation, features: Features, seconds: float) -> dict[str, Any]:
+    settings, scalars, state = plan.settings, plan.settings.scalars, federation.state
     return {
         "schema": SCHEMA,
         "run_id": plan.id,
         "method": settings.method.name,
+        "method_revision": settings.method.revision,
         "data": settings.data.name,
         "backbone": settings.backbone.name,
         "split": settings.split.name,
@@ -215,9 +229,12 @@ def _record(plan: _Plan, state: FederationState, features: Features, seconds: fl
         "metrics": metrics(state.correct, _test_sizes(plan.stream)),
         "communication": {
             **state.ledger.communication(),
-            "wire_dtype": scalars.wire.dtype,
+            "wire": asdict(scalars.wire),
             "accounting": settings.method.accounting(plan.problem, plan.classes_per_task),
         },
+        "labels": {"rate": scalars.label_rate, **state.ledger.labels()},
+        "bounds": state.bounds,
+        "report": federation.server.report(),
         "runtime": {
             **state.ledger.runtime(),
             "feature_seconds": features.seconds,

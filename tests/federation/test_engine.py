@@ -8,7 +8,7 @@ import torch
 from fcl_bench.data.stream import Stream, Task
 from fcl_bench.federation.engine import Federation
 from fcl_bench.federation.ledger import Ledger, Upload
-from fcl_bench.federation.message import Message
+from fcl_bench.federation.message import Message, WireFormat
 from fcl_bench.methods.base import Client, Method, Problem, Server
 
 
@@ -92,8 +92,8 @@ def federation() -> tuple[Federation, list]:
         [np.array([2, 4]), np.array([], dtype=int), np.array([3])],
     ]
     method = Counting()
-    problem = Problem(3, 0, torch.float64, torch.device("cpu"), torch.float32)
-    return Federation(method, problem, stream, shards, features, test), method.log
+    problem = Problem(3, 0, torch.float64, torch.device("cpu"), WireFormat(torch.float32))
+    return Federation(method, problem, stream, shards, np.ones(5, dtype=bool), features, test), method.log
 
 
 def test_the_engine_runs_tasks_rounds_and_clients_in_order():
@@ -130,7 +130,7 @@ def test_every_exchange_is_a_row_and_an_empty_client_sends_nothing():
 def test_seconds_per_task_is_equation_1():
     ledger = Ledger(clients=2)
     for task, client, seconds in [(0, 0, 1.0), (0, 1, 3.0), (1, 0, 5.0), (1, 1, 0.0)]:
-        ledger.uploads.append(Upload(task, 0, client, "statistics", 1, 10, 1, seconds))
+        ledger.uploads.append(Upload(task, 0, client, "statistics", 1, 1, 0, 0, 10, 1, seconds))
     ledger.server_seconds = [10.0, 20.0]
     assert ledger.runtime()["seconds_per_task"] == ((1 + 3) / 2 + 10 + (5 + 0) / 2 + 20) / 2
 

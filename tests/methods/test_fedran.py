@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import numpy as np
 import pytest
 import torch
@@ -14,51 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fcl_bench.data.stream import Task
 from fcl_bench.errors import UserError
 from fcl_bench.federation.message import WIRE_DTYPES
-from fcl_bench.methods.base import Problem, Shard
 from fcl_bench.methods.fedran import FedRAN, upload_bytes
 from tests.methods import fedran_oracle as oracle
-
-CPU = torch.device("cpu")
-
-
-def problem_of(inputs: int, seed: int = 0, wire: str = "float64") -> Problem:
-    return Problem(inputs, seed, torch.float64, CPU, WIRE_DTYPES[wire])
-
-
-def draw_tasks(rng, inputs, classes_per_task, sizes, offset=0.0):
-    """Per task and client, features (n, d) and columns (n,); every class of a task has a sample somewhere."""
-    tasks, first = [], 0
-    for classes, clients in zip(classes_per_task, sizes, strict=True):
-        labels = first + rng.integers(0, classes, sum(clients))
-        labels[:classes] = first + np.arange(classes)
-        rng.shuffle(labels)
-        centres = 2 * rng.standard_normal((first + classes, inputs))
-        Z = centres[labels] + rng.standard_normal((len(labels), inputs)) + offset
-        ends = np.cumsum(clients)[:-1]
-        tasks.append(list(zip(np.split(Z, ends), np.split(labels, ends), strict=True)))
-        first += classes
-    return tasks
-
-
-def learn(method, problem, tasks, wire=None):
-    """Run both halves over `tasks`; returns the server and the classifier after each task."""
-    client, server = method.client(problem), method.server(problem)
-    classifiers, seen = [], 0
-    for t, clients in enumerate(tasks):
-        new = 1 + max(int(labels.max()) for _, labels in clients if len(labels)) - seen
-        task = Task(t, range(seen, seen + new), seen + new)
-        seen += new
-        server.start_task(task)
-        broadcast = server.broadcast(task, 0)
-        for k, (Z, labels) in enumerate(clients):
-            if len(labels):
-                shard = Shard(k, t, torch.from_numpy(Z), torch.from_numpy(labels))
-                message = client.update(shard, broadcast).to_wire(problem.wire_dtype)
-                server.absorb(k, message.from_wire(problem.dtype, CPU))
-        server.finish_round()
-        server.finish_task()
-        classifiers.append(server.model()["W"].clone())
-    return server, classifiers
+from tests.methods.harness import draw_tasks, learn, problem_of, shard_of
 
 
 def random_case(number):
@@ -180,39 +136,6 @@ def test_no_m_by_m_matrix_is_made(merge):
         learn(FedRAN(M=200, rank=20, merge=merge), problem_of(10), tasks)
 
 
-def test_the_server_keeps_no_upload():
-    """What the server holds after K clients does not depend on K."""
-
-    def held(clients):
-        tasks = draw_tasks(np.random.default_rng(3), 6, [3], [[12] * clients])
-        method, problem = FedRAN(M=30, rank=10), problem_of(6)
-        client, server = method.client(problem), method.server(problem)
-        task = Task(0, range(3), 3)
-        server.start_task(task)
-        broadcast = server.broadcast(task, 0)
-        for k, (Z, labels) in enumerate(tasks[0]):
-            server.absorb(k, client.update(Shard(k, 0, torch.from_numpy(Z), torch.from_numpy(labels)), broadcast))
-        gc.collect()
-        reachable, seen = [server], set()
-        total = 0
-        while reachable:
-            thing = reachable.pop()
-            if id(thing) in seen:
-                continue
-            seen.add(id(thing))
-            if isinstance(thing, torch.Tensor):
-                total += thing.untyped_storage().nbytes()
-            elif isinstance(thing, (list, tuple)):
-                reachable += thing
-            elif isinstance(thing, dict):
-                reachable += thing.values()
-            elif type(thing).__module__.startswith("fcl_bench"):
-                reachable += vars(thing).values() if hasattr(thing, "__dict__") else []
-        return total
-
-    assert held(40) == held(4)
-
-
 @pytest.mark.parametrize("wire", list(WIRE_DTYPES))
 @pytest.mark.parametrize("samples", [3, 50])
 def test_the_message_has_the_size_of_equation_11(wire, samples):
@@ -223,9 +146,9 @@ def test_the_message_has_the_size_of_equation_11(wire, samples):
     server = method.server(problem)
     task = Task(0, range(5), 5)
     server.start_task(task)
-    shard = Shard(0, 0, torch.from_numpy(Z), torch.from_numpy(labels))
-    message = method.client(problem).update(shard, server.broadcast(task, 0)).to_wire(problem.wire_dtype)
-    assert message.nbytes == upload_bytes(40, min(12, samples), 5, problem.wire_dtype)
+    shard = shard_of(0, 0, Z, labels)
+    message = method.client(problem).update(shard, server.broadcast(task, 0)).to_wire(problem.wire)
+    assert message.nbytes == upload_bytes(40, min(12, samples), 5, problem.wire.dtype)
     if wire in ("float32", "float64"):
         rank, width = min(12, samples), 4 if wire == "float32" else 8
         assert message.nbytes == width * (40 * rank + rank + 40 * 5)
@@ -243,13 +166,13 @@ def test_a_byte_budget_gives_the_largest_rank_that_fits(budget, M, classes, wire
     method = FedRAN(M=M, rank=None, budget_bytes=budget)
     rank = method.feasible_rank(problem, classes)
     if rank < 1:
-        with pytest.raises(UserError, match=str(upload_bytes(M, 1, classes, problem.wire_dtype))):
+        with pytest.raises(UserError, match=str(upload_bytes(M, 1, classes, problem.wire.dtype))):
             method.check(problem, [classes])
-        assert upload_bytes(M, 1, classes, problem.wire_dtype) > budget
+        assert upload_bytes(M, 1, classes, problem.wire.dtype) > budget
         return
     method.check(problem, [classes])
-    assert upload_bytes(M, rank, classes, problem.wire_dtype) <= budget
-    assert rank == M or upload_bytes(M, rank + 1, classes, problem.wire_dtype) > budget
+    assert upload_bytes(M, rank, classes, problem.wire.dtype) <= budget
+    assert rank == M or upload_bytes(M, rank + 1, classes, problem.wire.dtype) > budget
     if wire in ("float32", "float64"):  # Eq. 12 as printed
         b = 4 if wire == "float32" else 8
         assert rank == min(M, int((budget / b - M * classes) // (M + 1)))
@@ -294,7 +217,7 @@ def test_a_restored_server_predicts_and_goes_on_bit_for_bit():
     after.start_task(task)
     broadcast = after.broadcast(task, 0)
     for k, (Z, labels) in enumerate(tasks[2]):
-        after.absorb(k, client.update(Shard(k, 2, torch.from_numpy(Z), torch.from_numpy(labels)), broadcast))
+        after.absorb(k, client.update(shard_of(k, 2, Z, labels), broadcast))
     after.finish_task()
     assert torch.equal(after.model()["W"], whole.model()["W"])
 
@@ -309,7 +232,7 @@ def test_clients_may_run_in_any_order():
 
     def uploads(order):
         client = method.client(problem)
-        shards = {k: Shard(k, 0, *map(torch.from_numpy, clients[k])) for k in order}
+        shards = {k: shard_of(k, 0, *clients[k]) for k in order}
         return {k: client.update(shards[k], broadcast) for k in order}
 
     forward, backward = uploads([0, 1, 2, 3]), uploads([3, 2, 1, 0])
@@ -320,3 +243,46 @@ def test_clients_may_run_in_any_order():
 def test_different_seeds_draw_different_projections():
     first, second = (FedRAN(M=20, rank=5).server(problem_of(4, seed)).model()["projection"] for seed in (0, 1))
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("merge", list(oracle.SPATIAL))
+def test_the_floor_is_the_smallest_kept_eigenvalue(merge):
+    """W = V (diag(s^2) + lambda)^-1 V'B + (I - V V')B / (s_r^2 + lambda)."""
+    tasks = draw_tasks(np.random.default_rng(11), 8, [3, 2], [[40, 30], [25, 20]])
+    drop, _ = learn(FedRAN(M=30, rank=6, ridge=0.5, merge=merge), problem_of(8), tasks)
+    floor, [*_, W] = learn(FedRAN(M=30, rank=6, ridge=0.5, merge=merge, complement="floor"), problem_of(8), tasks)
+    V, sigma, B = (drop.state_dict()[name].numpy() for name in ("V", "sigma", "B"))
+    assert len(sigma) == 6
+    G = V * sigma**2 @ V.T + sigma[-1] ** 2 * (np.eye(30) - V @ V.T)
+    np.testing.assert_allclose(W, np.linalg.solve(G + 0.5 * np.eye(30), B), rtol=1e-8, atol=1e-10)
+    assert torch.equal(floor.state_dict()["V"], drop.state_dict()["V"])
+
+
+def test_pseudo_labels_enter_the_statistics_as_labels_do():
+    """FedRAN-SSL on labelled + accepted samples is FedRAN on those samples with those labels."""
+    [[(Z, labels)]] = draw_tasks(np.random.default_rng(12), 8, [3], [[60]])
+    method, problem = FedRAN(M=30, rank=10, ssl=True, tau=0.9), problem_of(8)
+    client, server = method.client(problem), method.server(problem)
+    shard = shard_of(0, 0, Z[:15], labels[:15], Z[15:])
+    guesses = client.pseudo_labels(shard)
+    accepted = guesses.numpy() >= 0
+    assert 0 < accepted.sum() < 45
+    augmented = shard.with_pseudo_labels(guesses)
+    assert (len(augmented.labels), len(augmented.unlabelled)) == (15 + accepted.sum(), 45 - accepted.sum())
+    task = Task(0, range(3), 3)
+    server.start_task(task)
+    message = client.update(augmented, server.broadcast(task, 0))
+    H = np.maximum(np.concatenate([Z[:15], Z[15:][accepted]]) @ server.model()["projection"].numpy(), 0)
+    known = np.concatenate([labels[:15], guesses.numpy()[accepted]])
+    np.testing.assert_allclose(message["B"], H.T @ np.eye(3)[known], rtol=1e-12)
+    assert FedRAN(M=30, rank=10).client(problem).pseudo_labels(shard) is None
+
+
+def test_the_projection_as_a_matrix_is_the_projection_as_a_seed():
+    tasks = draw_tasks(np.random.default_rng(13), 8, [3], [[20, 9]])
+    method = FedRAN(M=30, rank=10)
+    _, [seed] = learn(method, problem_of(8), tasks)
+    _, [matrix] = learn(method, problem_of(8, projection="matrix"), tasks)
+    assert torch.equal(seed, matrix)
+    task, server = Task(0, range(3), 3), method.server(problem_of(8, projection="matrix"))
+    assert server.broadcast(task, 0).nbytes == 8 * 8 * 30 + 3 * 4

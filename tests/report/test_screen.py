@@ -24,7 +24,7 @@ def record_of(accuracy: list[float], **metrics) -> dict:
             "up_total_max_bytes": 9000,
             "up_total_bytes": 10**9,
             "down_max_bytes": 16,
-            "wire_dtype": "float32",
+            "wire": {"dtype": "float32", "gram": "full", "columns": "task", "projection": "seed"},
             "accounting": {"fedran_mib": 134.2656, "stsa_mib": 1.0},
         },
         "runtime": {
@@ -37,6 +37,8 @@ def record_of(accuracy: list[float], **metrics) -> dict:
             "total_seconds": 1.0,
             "peak_memory_bytes": 2**30,
         },
+        "labels": {"rate": 1.0, "samples": 100, "labelled": 100, "accepted": 0, "right": 0},
+        "bounds": [],
         "environment": {"device": "cpu", "threads": 2},
     }
 
@@ -62,3 +64,22 @@ def test_a_long_stream_shows_its_first_and_last_task_and_few_between(capsys):
     assert len(found) == 12
     assert (found[0], found[-1]) == (("1", "100.00"), ("200", "80.10"))
     assert all(float(value) == 100 - (int(task) - 1) / 10 for task, value in found)
+
+
+def test_scarce_labels_bounds_and_wire_options_have_their_tables(capsys):
+    record = record_of([75.0, 60.0])
+    print_record(record, "x")
+    plain = capsys.readouterr().out
+    assert "Labels" not in plain
+    assert "exact Gram" not in plain
+    assert "Communication (float32)" in plain
+    record["labels"] = {"rate": 0.2, "samples": 100, "labelled": 20, "accepted": 60, "right": 45}
+    errors = {f"{part}_{what}": 1.5 for part in ("gram", "weight") for what in ("error", "bound", "norm")}
+    record["bounds"] = [{**errors, "score_error": 0.1, "certified": 12.5, "agree": 90.0}]
+    record["communication"]["wire"].update(gram="packed", columns="held")
+    print_record(record, "x")
+    out = capsys.readouterr().out
+    for text in ("Labels (rate 0.2)", "45 (75.0 %)", "12.50", "float32, packed Gram matrices, held classes only"):
+        assert text in " ".join(out.split())
+    record["labels"].update(accepted=0, right=0)
+    print_record(record, "x")

@@ -36,13 +36,23 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Upload:
-    """One exchange of one client: a row of uploads.csv."""
+    """One exchange of one client: a row of uploads.csv.
+
+    Attributes:
+        samples: the client's samples of the task.
+        labelled: how many of them have a label.
+        accepted: how many of the others the client gave one itself.
+        right: how many of those labels are true.
+    """
 
     task: int
     round: int
     client: int
     stage: str
     samples: int
+    labelled: int
+    accepted: int
+    right: int
     up_bytes: int
     down_bytes: int
     client_seconds: float
@@ -81,6 +91,11 @@ class Ledger:
             "client_seconds": sum(row.client_seconds for row in rows),
             "server_seconds": self.server_seconds[task],
         }
+
+    def labels(self, task: int | None = None) -> dict[str, int]:
+        """Samples, labels, accepted pseudo-labels and right ones, of one task or of all; each client counts once."""
+        rows = [row for row in self.uploads if row.round == 0 and task in (None, row.task)]
+        return {name: sum(getattr(row, name) for row in rows) for name in ("samples", "labelled", "accepted", "right")}
 
     def communication(self) -> dict[str, Any]:
         """FedRAN 2.3: bytes per client and task, summed over rounds, then the maximum; and totals.

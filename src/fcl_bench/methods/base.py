@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from fcl_bench.data.stream import Task
-from fcl_bench.federation.message import Message
+from fcl_bench.federation.message import Message, WireFormat
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,14 @@ class Problem:
         seed: the run's seed, for generators derived from it.
         dtype: in which statistics are accumulated and solved.
         device: where they are.
-        wire_dtype: in which uploads travel.
+        wire: how messages travel.
     """
 
     inputs: int
     seed: int
     dtype: torch.dtype
     device: torch.device
-    wire_dtype: torch.dtype
+    wire: WireFormat
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,38 @@ class Shard:
     Attributes:
         client: k, from 0.
         task: t, from 0.
-        inputs: (n, d) in the statistics' dtype on the device.
-        labels: (n,) int64, the classes as columns of the label matrix.
+        inputs: (n, d) in the statistics' dtype on the device, the labelled samples.
+        labels: (n,) int64, their classes as columns of the label matrix.
+        unlabelled: (m, d), the samples without a label (none at `label_rate` 1).
     """
 
     client: int
     task: int
     inputs: torch.Tensor
     labels: torch.Tensor
+    unlabelled: torch.Tensor
+
+    def with_pseudo_labels(self, labels: torch.Tensor) -> Shard:
+        """The shard in which the unlabelled samples whose entry in `labels` (m,) is not -1 have that label."""
+        accepted = labels >= 0
+        return Shard(
+            self.client,
+            self.task,
+            torch.cat([self.inputs, self.unlabelled[accepted]]),
+            torch.cat([self.labels, labels[accepted]]),
+            self.unlabelled[~accepted],
+        )
 
 
 class Client(ABC):
     """The client half. It sees its own shard and what the server broadcast, nothing else."""
+
+    def pseudo_labels(self, shard: Shard) -> torch.Tensor | None:
+        """Labels (m,) that the client gives its unlabelled samples, -1 for none; None: it leaves them all alone.
+
+        The engine asks once per round, times it as the client's work, and counts how many labels are right.
+        """
+        return None
 
     @abstractmethod
     def update(self, shard: Shard, broadcast: Message) -> Message:
@@ -99,9 +120,42 @@ class Server(ABC):
     def model(self) -> dict[str, torch.Tensor]:
         """What prediction needs, as tensors: the classifier `W` (M, C) and whatever comes before it."""
 
+    def report(self) -> dict[str, Any]:
+        """What this method adds to the run record, as JSON (run.json: `report`)."""
+        return {}
+
     @abstractmethod
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Everything a resumed run needs after `finish_task`."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Take over what `state_dict` returned."""
+
+
+class Audit(ABC):
+    """Compares a method's approximation with the exact solution. It sees everything, so it is no part of the method.
+
+    The engine calls `observe` for every shard whose upload the server absorbs, and `report` after each task.
+    """
+
+    @abstractmethod
+    def observe(self, task: Task, shard: Shard) -> None:
+        """Take in what a client learnt from (pseudo-labelled samples included)."""
+
+    @abstractmethod
+    def report(self, task: Task, server: Server, tests: Iterable[torch.Tensor]) -> dict[str, float]:
+        """Bound and truth after a task; a row of bounds.csv.
+
+        Args:
+            task: the task just finished.
+            server: its server half.
+            tests: batches (n, d) of the test samples of all classes seen.
+        """
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Everything a resumed run needs after `report`."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
@@ -130,6 +184,10 @@ class Method(ABC):
     @abstractmethod
     def server(self, problem: Problem) -> Server:
         """The server half, before its first task."""
+
+    def audit(self, problem: Problem) -> Audit | None:
+        """What compares this method with the exact solution, if its knobs ask for that."""
+        return None
 
     def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
         """The upload under the papers' own conventions: `fedran_mib`, `stsa_mib` (see `federation.accounting`)."""

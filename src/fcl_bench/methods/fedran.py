@@ -12,19 +12,22 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.data.stream import Task
-from fcl_bench.errors import UserError, require_choice, require_count, require_memory, require_positive
-from fcl_bench.federation.accounting import fedran_mib, fedran_under_stsa_mib
+from fcl_bench.errors import UserError, require_choice, require_count, require_positive
+from fcl_bench.federation.accounting import accountings, fedran_values
 from fcl_bench.federation.message import Message, column_bytes
 from fcl_bench.linalg.merging import MERGERS, Merger
-from fcl_bench.linalg.random_features import RandomFeatures
+from fcl_bench.linalg.prototypes import pseudo_labels
 from fcl_bench.linalg.ridge import subspace_ridge
+from fcl_bench.linalg.solve import Solution
 from fcl_bench.linalg.spectral import Spectrum, merge, summarise
-from fcl_bench.methods.base import Client, Method, Problem, Server, Shard
-from fcl_bench.randomness import derived_seed
+from fcl_bench.methods.analytic import AnalyticClient, AnalyticMethod, AnalyticServer, one_hot
+from fcl_bench.methods.base import Audit, Client, Problem, Server, Shard
+
+COMPLEMENTS = ("drop", "floor")
 
 
 @dataclass
-class FedRAN(Method):
+class FedRAN(AnalyticMethod):
     """Knobs of FedRAN.
 
     Args:
@@ -35,21 +38,33 @@ class FedRAN(Method):
             time), "joint" (all in one SVD, which holds the task's summaries together) or "tree" (pairwise, balanced).
         budget_bytes: most that a client may upload for a task; the rank of its summary is then at most what Eq. 12
             allows. The server keeps `rank` directions all the same, or the most that any task allowed.
+        complement: the classifier outside the kept subspace: "drop" (the paper) sets it to zero, "floor" takes the
+            smallest kept eigenvalue, which no dropped one exceeds, for the curvature there.
+        ssl: FedRAN-SSL: give unlabelled samples (label_rate below 1) the label of the nearest prototype.
+        tau: least cosine similarity at which such a label is accepted (Eq. 15).
+        bounds: compare with the exact solution after each task (Theorems 1 and 2, bounds.csv); for small M.
     """
 
     name: ClassVar[str] = "fedran"
+    revision: ClassVar[int] = 2
 
-    M: int | None = 2048
     rank: int | None = 512
     ridge: float = 1e-3
     merge: str = "sequential"
     budget_bytes: int | None = None
+    complement: str = "drop"
+    ssl: bool = False
+    tau: float = 0.5
+    bounds: bool = False
 
     def __post_init__(self) -> None:
-        require_count("method.M", self.M)
+        super().__post_init__()
         require_count("method.rank", self.rank)
         require_positive("method.ridge", self.ridge)
         require_choice("method.merge", self.merge, MERGERS)
+        require_choice("method.complement", self.complement, COMPLEMENTS)
+        if not -1 <= self.tau <= 1:
+            raise UserError(f"method.tau={self.tau} is out of range", "a cosine, -1 to 1")
         self._require_rank_within(self.M)
 
     def _require_rank_within(self, M: int | None) -> None:
@@ -59,23 +74,22 @@ class FedRAN(Method):
                 f"1 to {M}, or a larger method.M",
             )
 
-    def dimension(self, problem: Problem) -> int:
-        """M, the width of H."""
-        return problem.inputs if self.M is None else self.M
+    def matrices(self) -> int:
+        """No M x M matrix, unless the exact solution is asked for."""
+        return 3 if self.bounds else 0
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
         M = self.dimension(problem)
-        if self.M is not None:
-            require_memory(f"method.M={M}", 8 * problem.inputs * M, "the projection")
         if self.M is None and self.rank is not None and self.rank > M:
             raise UserError(f"method.rank={self.rank} is more than the {M} features (method.M=null)", f"1 to {M}")
         if self.budget_bytes is not None:
             most = max(classes_per_task)
             if self.feasible_rank(problem, most) < 1:
-                least = upload_bytes(M, 1, most, problem.wire_dtype)
+                least = upload_bytes(M, 1, most, problem.wire.dtype)
                 raise UserError(
                     f"method.budget_bytes={self.budget_bytes} does not hold one direction and {most} class sums",
-                    f"at least {least} with M={M} and wire.dtype={str(problem.wire_dtype).removeprefix('torch.')}",
+                    f"at least {least} with M={M} and wire.dtype={problem.wire}",
                 )
 
     def feasible_rank(self, problem: Problem, classes: int) -> int:
@@ -83,24 +97,30 @@ class FedRAN(Method):
         M = self.dimension(problem)
         rank = M if self.rank is None else self.rank
         if self.budget_bytes is not None:
-            fixed = upload_bytes(M, 0, classes, problem.wire_dtype)
-            per_direction = upload_bytes(M, 1, classes, problem.wire_dtype) - fixed
+            fixed = upload_bytes(M, 0, classes, problem.wire.dtype)
+            per_direction = upload_bytes(M, 1, classes, problem.wire.dtype) - fixed
             rank = min(rank, (self.budget_bytes - fixed) // per_direction)
         return min(rank, M)
 
-    def client(self, problem: Problem) -> FedRANClient:
+    def client(self, problem: Problem) -> Client:
         return FedRANClient(self, problem)
 
-    def server(self, problem: Problem) -> FedRANServer:
+    def server(self, problem: Problem) -> Server:
         return FedRANServer(self, problem)
+
+    def audit(self, problem: Problem) -> Audit | None:
+        from fcl_bench.methods.bounds import FedRANAudit
+
+        return FedRANAudit(self, problem) if self.bounds else None
 
     def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
         M = self.dimension(problem)
-        ranks = [self.feasible_rank(problem, classes) for classes in classes_per_task]
-        return {
-            "fedran_mib": fedran_mib(M, max(ranks), sum(classes_per_task)),
-            "stsa_mib": fedran_under_stsa_mib(M, ranks, classes_per_task),
-        }
+        largest = max(self.feasible_rank(problem, classes) for classes in classes_per_task)
+        return accountings(
+            lambda classes: fedran_values(M, self.feasible_rank(problem, classes), classes),
+            classes_per_task,
+            fedran=lambda classes: fedran_values(M, largest, classes),
+        )
 
 
 def upload_bytes(M: int, rank: int, classes: int, wire_dtype: torch.dtype) -> int:
@@ -108,91 +128,81 @@ def upload_bytes(M: int, rank: int, classes: int, wire_dtype: torch.dtype) -> in
     return (rank + classes) * column_bytes(M, wire_dtype) + rank * column_bytes(None, wire_dtype)
 
 
-class FedRANClient(Client):
+class FedRANClient(AnalyticClient):
     """Random features, thin SVD, class sums (Alg. 1, lines 7-13). Keeps nothing but the projection."""
 
     def __init__(self, method: FedRAN, problem: Problem) -> None:
+        super().__init__(method, problem)
         self._method = method
-        self._problem = problem
-        self._features: tuple[int, RandomFeatures] | None = None
+
+    def pseudo_labels(self, shard: Shard) -> torch.Tensor | None:
+        """Labels from the prototypes of the labelled backbone features (Alg. 4)."""
+        if not self._method.ssl:
+            return None
+        return pseudo_labels(shard.inputs, shard.labels, shard.unlabelled, self._method.tau)
 
     def update(self, shard: Shard, broadcast: Message) -> Message:
         """V (M, r_kt), sigma (r_kt,) and B (M, c_t), the exact class sums over the task's classes."""
-        H = self._random_features(int(broadcast["seed"])).map(shard.inputs)
-        columns = broadcast["columns"].to(H.device)
-        rank = self._method.feasible_rank(self._problem, len(columns))
-        (V, sigma), _ = summarise(H, rank)
-        one_hot = (shard.labels.unsqueeze(1) == columns).to(H.dtype)
-        return Message({"V": V, "sigma": sigma, "B": H.T @ one_hot})
-
-    def _random_features(self, seed: int) -> RandomFeatures:
-        if self._features is None or self._features[0] != seed:
-            problem = self._problem
-            self._features = (
-                seed,
-                RandomFeatures(seed, problem.inputs, self._method.M, problem.dtype, problem.device),
-            )
-        return self._features[1]
+        H = self.features(shard, broadcast)
+        columns = broadcast["columns"]
+        (V, sigma), _ = summarise(H, self._method.feasible_rank(self.problem, len(columns)))
+        return Message({"V": V, "sigma": sigma, "B": H.T @ one_hot(shard, columns)}, per_class=["B"])
 
 
-class FedRANServer(Server):
-    """Spatial merge over clients, temporal merge over tasks, exact B, ridge in the subspace (Alg. 1, lines 15-23)."""
+class FedRANServer(AnalyticServer):
+    """Spatial merge over clients, temporal merge over tasks, exact B, ridge in the subspace (Alg. 1, lines 15-23).
+
+    Attributes:
+        sketch: V (M, r) and sigma (r,) of everything so far.
+        merge_error: sum over all merges so far of the first eigenvalue that each dropped (Eq. 24's second sum).
+    """
 
     def __init__(self, method: FedRAN, problem: Problem) -> None:
-        M = method.dimension(problem)
-        empty = torch.zeros(M, 0, dtype=problem.dtype, device=problem.device)
+        super().__init__(method, problem)
         self._method = method
-        self._problem = problem
-        self._seed = derived_seed(problem.seed, "projection")
-        self._features = RandomFeatures(self._seed, problem.inputs, method.M, problem.dtype, problem.device)
-        self._state = Spectrum(empty, empty[0])
-        self._B = empty
-        self._W = empty
-        self._columns = range(0)
-        self._rank = 0 if method.rank is None else min(method.rank, M)
+        empty = self.zeros(self.dimension, 0)
+        self.sketch = Spectrum(empty, empty[0])
+        self.merge_error = 0.0
+        self._rank = 0 if method.rank is None else min(method.rank, self.dimension)
         self._spatial = self._merger()
 
     def _merger(self) -> Merger:
         return MERGERS[self._method.merge](self._rank)
 
     def start_task(self, task: Task) -> None:
+        super().start_task(task)
         # A byte budget binds uploads, not what the server keeps, so a task with many classes never shrinks the state.
-        self._rank = max(self._rank, self._method.feasible_rank(self._problem, len(task.new_columns)))
-        self._columns = task.new_columns
-        self._B = torch.nn.functional.pad(self._B, (0, task.columns_seen - self._B.shape[1]))
+        self._rank = max(self._rank, self._method.feasible_rank(self.problem, len(task.new_columns)))
         self._spatial = self._merger()
 
-    def broadcast(self, task: Task, round_: int) -> Message:
-        """The projection as its seed (8 bytes), and the columns of the task's classes."""
-        return Message({"seed": torch.tensor(self._seed), "columns": torch.tensor(task.new_columns, dtype=torch.int32)})
-
     def absorb(self, client_id: int, message: Message) -> None:
-        self._B[:, self._columns.start : self._columns.stop] += message["B"]
+        self.add_class_sums(message["B"])
         self._spatial.add(Spectrum(message["V"], message["sigma"]))
 
     def finish_task(self) -> None:
         spatial = self._spatial.result()
         if spatial is not None:
-            self._state = merge([self._state, spatial], self._rank)[0]
-        self._solve()
+            self.sketch, dropped = merge([self.sketch, spatial], self._rank)
+            self.merge_error += self._spatial.dropped + dropped
+        super().finish_task()
 
-    def _solve(self) -> None:
-        self._W = subspace_ridge(self._state, self._B, self._method.ridge)
+    def solution(self) -> Solution:
+        ridge, (V, sigma) = self._method.ridge, self.sketch
+        W = subspace_ridge(self.sketch, self.B, ridge)
+        values = sigma.square() + ridge
+        condition = float(values[0] / values[-1]) if len(values) else 1.0
+        if self._method.complement == "floor" and len(values):
+            W = W + (self.B - V @ (V.T @ self.B)) / values[-1]
+        return Solution(W, condition, "")
 
-    def predict(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self._features.map(inputs) @ self._W
+    def statistics(self) -> dict[str, torch.Tensor]:
+        return {
+            "V": self.sketch.V,
+            "sigma": self.sketch.sigma,
+            "rank": torch.tensor(self._rank),
+            "merge_error": torch.tensor(self.merge_error, dtype=torch.float64),
+        }
 
-    def model(self) -> dict[str, torch.Tensor]:
-        projection = self._features.projection
-        return {"W": self._W} if projection is None else {"W": self._W, "projection": projection}
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        rank = torch.tensor(self._rank)
-        return {"V": self._state.V, "sigma": self._state.sigma, "B": self._B, "rank": rank}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        problem = self._problem
-        V, sigma, self._B = (state[name].to(problem.device, problem.dtype) for name in ("V", "sigma", "B"))
-        self._state = Spectrum(V, sigma)
-        self._rank = int(state["rank"])
-        self._solve()
+    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
+        self.sketch = Spectrum(state["V"].to(self.B), state["sigma"].to(self.B))
+        self._rank, self.merge_error = int(state["rank"]), float(state["merge_error"])

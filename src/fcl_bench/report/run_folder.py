@@ -23,7 +23,7 @@ from fcl_bench.files import content_hash, file_checksum, replacing
 log = logging.getLogger(__name__)
 
 #: Version of the run folder's files; part of the run id. What changes a method's numbers raises its `revision` instead.
-SCHEMA = 1
+SCHEMA = 2
 
 
 def run_id(identity: dict[str, Any]) -> str:
@@ -44,8 +44,12 @@ class RunFolder:
         self.path = path
         self._checkpoint = path / "checkpoint"
 
-    def complete_record(self) -> dict[str, Any] | None:
-        """The run record, if the run is complete and every file matches its checksum."""
+    def complete_record(self, otherwise: str = "running again") -> dict[str, Any] | None:
+        """The run record, if the run is complete and every file matches its checksum.
+
+        Args:
+            otherwise: what the caller does about a damaged folder, for the warning.
+        """
         try:
             record = _read_json(self.path / "run.json")
             damaged = [
@@ -53,13 +57,13 @@ class RunFolder:
             ]
         except FileNotFoundError as error:
             if (self.path / "run.json").exists():
-                log.warning("run folder %s lacks %s; running again", self.path, error.filename)
+                log.warning("run folder %s lacks %s; %s", self.path, error.filename, otherwise)
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning("run folder %s has a damaged run.json (%s); running again", self.path, error)
+            log.warning("run folder %s has a damaged run.json (%s); %s", self.path, error, otherwise)
             return None
         if damaged:
-            log.warning("run folder %s: %s does not match its checksum; running again", self.path, ", ".join(damaged))
+            log.warning("run folder %s: %s does not match its checksum; %s", self.path, ", ".join(damaged), otherwise)
             return None
         return record
 
@@ -165,15 +169,19 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def run_tables(
-    stream: Stream, ledger: Ledger, accuracy: list[float], matrix: np.ndarray
+    stream: Stream, ledger: Ledger, accuracy: list[float], matrix: np.ndarray, bounds: list[dict[str, float]]
 ) -> dict[str, tuple[list[str], list[list[Any]]]]:
-    """tasks.csv, accuracy_matrix.csv and uploads.csv as headers and rows; tasks, rounds and clients count from 0."""
+    """tasks.csv, accuracy_matrix.csv, uploads.csv and, if there are any, bounds.csv as headers and rows.
+
+    Tasks, rounds and clients count from 0.
+    """
     totals = [ledger.task_totals(task.index) for task in stream.tasks]
     tasks = [
         [
             task.index,
             task.columns_seen,
             len(stream.train[task.index]),
+            *list(ledger.labels(task.index).values())[1:],
             len(stream.test[task.index]),
             accuracy[task.index],
             *totals[task.index].values(),
@@ -183,7 +191,18 @@ def run_tables(
     ]
     return {
         "tasks.csv": (
-            ["task", "classes_seen", "train_samples", "test_samples", "accuracy", *totals[0], "seconds"],
+            [
+                "task",
+                "classes_seen",
+                "train_samples",
+                "labelled",
+                "accepted",
+                "right",
+                "test_samples",
+                "accuracy",
+                *totals[0],
+                "seconds",
+            ],
             tasks,
         ),
         "accuracy_matrix.csv": (
@@ -194,12 +213,13 @@ def run_tables(
             [field.name for field in fields(Upload)],
             [list(asdict(row).values()) for row in ledger.uploads],
         ),
+        **({"bounds.csv": (list(bounds[0]), [list(row.values()) for row in bounds])} if bounds else {}),
     }
 
 
-def partition_arrays(stream: Stream, shards: list[list[np.ndarray]]) -> dict[str, np.ndarray]:
-    """`class_order`, `train_t<t>_c<k>` and `test_t<t>`: index arrays into the data set, t and k from 0."""
-    arrays = {"class_order": stream.class_order}
+def partition_arrays(stream: Stream, shards: list[list[np.ndarray]], labelled: np.ndarray) -> dict[str, np.ndarray]:
+    """`class_order`, and index arrays into the data set: `train_t<t>_c<k>`, `test_t<t>`, `unlabelled`; t, k from 0."""
+    arrays = {"class_order": stream.class_order, "unlabelled": np.flatnonzero(~labelled)}
     for task, (clients, test) in enumerate(zip(shards, stream.test, strict=True)):
         arrays[f"test_t{task}"] = test
         arrays.update({f"train_t{task}_c{client}": indices for client, indices in enumerate(clients)})

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 MIB = 2**20
+#: How the ways to send that are not the default read in a title; the first word is the value.
+_WIRE_OPTIONS = {"gram": "packed Gram matrices", "columns": "held classes only", "projection": "matrix for projection"}
 _CONVENTIONS = {"fedran_mib": "FedRAN's Table 4", "stsa_mib": "STSA's Table 5"}
 
 
@@ -34,6 +36,10 @@ def print_record(record: dict[str, Any], folder: str) -> None:
     console.print(f"\n[bold]{headline(record)}[/bold]")
     console.print(Columns([_accuracy(record["metrics"]), _metrics(record["metrics"])], padding=(0, 4)))
     console.print(_communication(record["communication"]))
+    if record["labels"]["rate"] < 1:
+        console.print(_labels(record["labels"]))
+    if record["bounds"]:
+        console.print(_bounds(record["bounds"][-1]))
     console.print(_runtime(record["runtime"], record["environment"]))
     console.print(f"run folder: {folder}", soft_wrap=True)
 
@@ -73,8 +79,30 @@ def _metrics(metrics: dict[str, Any]) -> Table:
     return table
 
 
+def _labels(labels: dict[str, Any]) -> Table:
+    table = _table(f"Labels (rate {labels['rate']:g})", "training samples", "number")
+    for name in ("samples", "labelled"):
+        table.add_row(name, str(labels[name]))
+    table.add_row("given a label by their client", str(labels["accepted"]))
+    share = f" ({100 * labels['right'] / labels['accepted']:.1f} %)" if labels["accepted"] else ""
+    table.add_row("of those, right", f"{labels['right']}{share}")
+    return table
+
+
+def _bounds(bounds: dict[str, float]) -> Table:
+    """Bound beside truth after the last task."""
+    table = _table("Against the exact Gram matrix, last task", "", "truth", "bound", "of a norm of")
+    table.add_row("Gram matrix (spectral)", *(f"{bounds[f'gram_{part}']:.3g}" for part in ("error", "bound", "norm")))
+    table.add_row("classifier (Frobenius)", *(f"{bounds[f'weight_{part}']:.3g}" for part in ("error", "bound", "norm")))
+    table.add_row("test scores / ||h||, largest", f"{bounds['score_error']:.3g}", f"{bounds['weight_bound']:.3g}", "")
+    table.add_row("same class (% of test samples)", f"{bounds['agree']:.2f}", f"{bounds['certified']:.2f}", "")
+    return table
+
+
 def _communication(communication: dict[str, Any]) -> Table:
-    table = _table(f"Communication ({communication['wire_dtype']})", "", "size")
+    wire = communication["wire"]
+    options = [text for key, text in _WIRE_OPTIONS.items() if wire[key] == text.split()[0]]
+    table = _table(f"Communication ({', '.join([wire['dtype'], *options])})", "", "size")
     rows = {
         "upload, busiest client and task": communication["up_max_bytes"],
         "upload, busiest client over the stream": communication["up_total_max_bytes"],

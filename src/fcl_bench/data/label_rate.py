@@ -1,0 +1,35 @@
+"""Label scarcity: which of a client's samples keep their labels."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def keep_labels(labels: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
+    """Which samples are labelled: `rate` of them to the nearest one, stratified by class.
+
+    Every class keeps floor(rate * n_c) of its labels at random; the rest of the budget goes to the classes with the
+    largest remainders. A client with very few samples may keep none.
+
+    Args:
+        labels: (n,) one client's labels of one task.
+        rate: `label_rate`, above 0 to 1.
+        rng: this client's and task's own generator.
+
+    Returns:
+        (n,) bool.
+    """
+    order = rng.permutation(len(labels))
+    _, members, sizes = np.unique(labels[order], return_inverse=True, return_counts=True)
+    quota = np.floor(rate * sizes + 1e-9).astype(np.int64)
+    missing = int(np.floor(rate * len(labels) + 0.5)) - int(quota.sum())
+    # Ties between remainders go to the class that comes first in the random order, not to the lowest label.
+    first = np.unique(members, return_index=True)[1]
+    by_remainder = np.lexsort((first, -(rate * sizes - quota)))
+    quota[by_remainder[: max(missing, 0)]] += 1
+    by_class = np.argsort(members, kind="stable")
+    place = np.empty(len(labels), dtype=np.int64)
+    place[by_class] = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    kept = np.zeros(len(labels), dtype=bool)
+    kept[order] = place < quota[members]
+    return kept

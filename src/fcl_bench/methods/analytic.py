@@ -1,0 +1,192 @@
+"""What the closed-form methods share: random features, class sums over the stream's columns, a linear classifier."""
+
+from __future__ import annotations
+
+import logging
+import re
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fcl_bench.data.stream import Task
+from fcl_bench.errors import require_count, require_memory
+from fcl_bench.federation.message import Message
+from fcl_bench.linalg.low_rank_sum import shifted
+from fcl_bench.linalg.random_features import RandomFeatures
+from fcl_bench.linalg.solve import Solution, noise_floor, solve_symmetric
+from fcl_bench.methods.base import Client, Method, Problem, Server, Shard
+from fcl_bench.notices import Notices
+from fcl_bench.randomness import derived_seed
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class AnalyticMethod(Method):
+    """A method that solves for a linear classifier on H = ReLU(Z P).
+
+    Args:
+        M: number of random features; None: the backbone's features themselves, H = Z.
+    """
+
+    M: int | None = 2048
+
+    def __post_init__(self) -> None:
+        require_count("method.M", self.M)
+
+    def dimension(self, problem: Problem) -> int:
+        """M, the width of H."""
+        return problem.inputs if self.M is None else self.M
+
+    def matrices(self) -> int:
+        """How many M x M matrices a run holds at once."""
+        return 4
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        M = self.dimension(problem)
+        if self.M is not None:
+            require_memory(f"method.M={M}", 8 * problem.inputs * M, "the projection")
+        matrices = self.matrices()
+        require_memory(f"method.M={M}", 8 * matrices * M * M, f"{matrices} matrices of {M} x {M}")
+
+
+class AnalyticClient(Client):
+    """Maps a shard to random features. Keeps nothing but the projection."""
+
+    def __init__(self, method: AnalyticMethod, problem: Problem) -> None:
+        self.problem = problem
+        self.notices = Notices(log)
+        self._outputs = method.M
+        self._features: tuple[int, RandomFeatures] | None = None
+
+    def features(self, shard: Shard, broadcast: Message) -> torch.Tensor:
+        """H (n, M) of the shard's labelled samples."""
+        if "projection" in broadcast:
+            projection = broadcast["projection"].to(self.problem.device, self.problem.dtype)
+            return RandomFeatures.apply(shard.inputs, projection)
+        seed = int(broadcast["seed"])
+        if self._features is None or self._features[0] != seed:
+            problem = self.problem
+            self._features = (seed, RandomFeatures(seed, problem.inputs, self._outputs, problem.dtype, problem.device))
+        return self._features[1].map(shard.inputs)
+
+
+def one_hot(shard: Shard, columns: torch.Tensor) -> torch.Tensor:
+    """Y (n, c): which of `columns` each of the shard's labels is."""
+    return (shard.labels.unsqueeze(1) == columns.to(shard.labels.device)).to(shard.inputs.dtype)
+
+
+class AnalyticServer(Server):
+    """Keeps B (M, C), one column per class seen, and the classifier W; a subclass keeps the second-order part.
+
+    Attributes:
+        B: (M, C) label-feature statistic, exact sums over clients and tasks.
+        W: (M, C) classifier after the last `finish_task`.
+    """
+
+    def __init__(self, method: AnalyticMethod, problem: Problem) -> None:
+        self.problem = problem
+        self.notices = Notices(log)
+        self.dimension = method.dimension(problem)
+        self.B = self.zeros(self.dimension, 0)
+        self.W = self.B
+        self.columns = range(0)
+        self._label = method.name
+        self._seed = derived_seed(problem.seed, "projection")
+        self.random_features = RandomFeatures(self._seed, problem.inputs, method.M, problem.dtype, problem.device)
+        self._condition: float | None = None
+
+    def zeros(self, *shape: int) -> torch.Tensor:
+        """Zeros in the statistics' dtype on the device."""
+        return torch.zeros(*shape, dtype=self.problem.dtype, device=self.problem.device)
+
+    def start_task(self, task: Task) -> None:
+        self.columns = task.new_columns
+        self.B = torch.nn.functional.pad(self.B, (0, task.columns_seen - self.B.shape[1]))
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        """The projection, as its seed (8 bytes) or itself, and the columns of the task's classes."""
+        columns = torch.tensor(task.new_columns, dtype=torch.int32)
+        projection = self.random_features.projection
+        if self.problem.wire.projection == "matrix" and projection is not None:
+            return Message({"projection": projection.to(torch.float64), "columns": columns})
+        return Message({"seed": torch.tensor(self._seed), "columns": columns})
+
+    def add_class_sums(self, sums: torch.Tensor) -> None:
+        """B += sums (M, c) in the columns of the task's classes."""
+        self.B[:, self.columns.start : self.columns.stop] += sums
+
+    def finish_task(self) -> None:
+        self._solve()
+
+    def _solve(self) -> None:
+        solution = self.solution()
+        self.W, self._condition = solution.W, solution.condition
+        if solution.trouble:
+            self.notices.tell(re.split("[(:]", solution.trouble)[0], f"{self._label}: {solution.trouble}")
+
+    @abstractmethod
+    def solution(self) -> Solution:
+        """The classifier from the statistics so far."""
+
+    def predict(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.random_features.map(inputs) @ self.W
+
+    def model(self) -> dict[str, torch.Tensor]:
+        projection = self.random_features.projection
+        return {"W": self.W} if projection is None else {"W": self.W, "projection": projection}
+
+    def report(self) -> dict[str, Any]:
+        """`condition`: of the last system solved, largest over smallest eigenvalue."""
+        return {"condition": self._condition}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"B": self.B, **self.statistics()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.B = state["B"].to(self.problem.device, self.problem.dtype)
+        self.load_statistics({name: tensor.to(self.problem.device) for name, tensor in state.items() if name != "B"})
+        self._solve()
+
+    @abstractmethod
+    def statistics(self) -> dict[str, torch.Tensor]:
+        """The second-order part of the state, as tensors."""
+
+    @abstractmethod
+    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
+        """Take over what `statistics` returned, already on the device."""
+
+
+class GramServer(AnalyticServer):
+    """An `AnalyticServer` that keeps a whole Gram matrix and solves (G + shift I) W = B.
+
+    Attributes:
+        G: (M, M), a sum over all uploads so far.
+        uploads: how many there were.
+    """
+
+    def __init__(self, method: AnalyticMethod, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self.G = self.zeros(self.dimension, self.dimension)
+        self.uploads = 0
+
+    @abstractmethod
+    def shift(self) -> float:
+        """What is added to the eigenvalues of G: a ridge, less the regularisers that clients put in."""
+
+    def noise(self) -> float:
+        """Error in G's eigenvalues relative to the largest: of a matrix that clients summed and sent."""
+        return noise_floor(self.dimension, self.problem.dtype, self.problem.wire.dtype)
+
+    def solution(self) -> Solution:
+        # Taking regularisers out leaves their rounding errors in.
+        return solve_symmetric(shifted(self.G, self.shift()), self.B, self.noise(), float(self.G.diagonal().max()))
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        return {"G": self.G, "uploads": torch.tensor(self.uploads)}
+
+    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
+        self.G = state["G"].to(self.problem.dtype)
+        self.uploads = int(state["uploads"])

@@ -1,0 +1,154 @@
+"""Bounds on what a sketched Gram matrix costs, beside the truth (FedRAN Theorems 1 and 2, Corollary 1).
+
+The truth needs the exact Gram matrix, which no server of a sketching method has; these audits stand outside the
+federation and see everything. They are meant for small M, and they double a run's work.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import cast
+
+import torch
+
+from fcl_bench.data.stream import Task
+from fcl_bench.linalg.low_rank_sum import shifted
+from fcl_bench.linalg.random_features import RandomFeatures
+from fcl_bench.linalg.spectral import summarise
+from fcl_bench.methods.analytic import AnalyticMethod, AnalyticServer, one_hot
+from fcl_bench.methods.base import Audit, Problem, Server, Shard
+from fcl_bench.methods.centred_sketch import CentredSketch, CentredSketchServer, deviations, noise_level
+from fcl_bench.methods.fedran import FedRAN, FedRANServer
+from fcl_bench.randomness import derived_seed
+
+
+class GramAudit(Audit):
+    """Keeps the exact G (M, M) and compares a server's estimate and classifier with it.
+
+    Attributes:
+        local_error: sum over all uploads so far of the spectral norm of what each one lost.
+    """
+
+    def __init__(self, method: AnalyticMethod, problem: Problem, ridge: float) -> None:
+        M = method.dimension(problem)
+        seed = derived_seed(problem.seed, "projection")
+        self._features = RandomFeatures(seed, problem.inputs, method.M, problem.dtype, problem.device)
+        self._G = torch.zeros(M, M, dtype=problem.dtype, device=problem.device)
+        self._ridge = ridge
+        self.local_error = 0.0
+
+    def observe(self, task: Task, shard: Shard) -> None:
+        H = self._features.map(shard.inputs)
+        self._G.addmm_(H.T, H)
+        self.local_error += self.upload_error(H, shard, task)
+
+    @abstractmethod
+    def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
+        """Spectral norm of H'H minus its sketch, or a bound on it."""
+
+    @abstractmethod
+    def estimate(self, server: Server) -> torch.Tensor:
+        """The server's estimate of G (M, M)."""
+
+    @abstractmethod
+    def bounds(self, server: Server) -> tuple[float, float]:
+        """Bounds on the spectral norm of G minus its estimate, and on the Frobenius norm of W* - W."""
+
+    def report(self, task: Task, server: Server, tests: Iterable[torch.Tensor]) -> dict[str, float]:
+        """The bounds hold in exact arithmetic; what `wire.dtype` rounds off comes on top.
+
+        `gram_error` <= `gram_bound` (Theorem 1, spectral norm), `weight_error` <= `weight_bound` (Theorem 2, Frobenius
+        norm, against W* = (G + lambda I)^-1 B), and for every test sample ||s* - s|| / ||h|| <= `weight_bound`
+        (Corollary 1), of which `score_error` is the largest. `certified` is the share of test samples (percent) whose
+        margin makes the corollary promise the same class, `agree` the share that really get it.
+        """
+        assert isinstance(server, AnalyticServer)
+        gram_bound, weight_bound = self.bounds(server)
+        error = self._G - self.estimate(server)
+        exact = torch.cholesky_solve(server.B, torch.linalg.cholesky(shifted(self._G, self._ridge)))
+        samples = certified = agree = 0
+        score_error = 0.0
+        for inputs in tests:
+            H = self._features.map(inputs)
+            truth, scores = H @ exact, H @ server.W
+            length = H.norm(dim=1)
+            positive = length > 0
+            relative = (truth - scores).norm(dim=1)[positive] / length[positive]
+            score_error = max(score_error, float(relative.max()) if len(relative) else 0.0)
+            top = truth.topk(min(2, truth.shape[1]), dim=1).values
+            margin = top[:, 0] - top[:, 1] if truth.shape[1] > 1 else torch.full_like(length, torch.inf)
+            certified += int((margin > 2 * length * weight_bound).sum())
+            agree += int((truth.argmax(dim=1) == scores.argmax(dim=1)).sum())
+            samples += len(H)
+        return {
+            "gram_error": float(torch.linalg.matrix_norm(error, 2)),
+            "gram_bound": gram_bound,
+            "gram_norm": float(torch.linalg.matrix_norm(self._G, 2)),
+            "weight_error": float(torch.linalg.matrix_norm(exact - server.W)),
+            "weight_bound": weight_bound,
+            "weight_norm": float(torch.linalg.matrix_norm(exact)),
+            "score_error": score_error,
+            "certified": 100 * certified / max(samples, 1),
+            "agree": 100 * agree / max(samples, 1),
+        }
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"G": self._G, "local_error": torch.tensor(self.local_error, dtype=torch.float64)}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self._G = state["G"].to(self._G)
+        self.local_error = float(state["local_error"])
+
+
+class FedRANAudit(GramAudit):
+    """Theorem 1: the first dropped sigma^2 of every summary and the first dropped eigenvalue of every merge."""
+
+    def __init__(self, method: FedRAN, problem: Problem) -> None:
+        super().__init__(method, problem, method.ridge)
+        self._method, self._problem = method, problem
+
+    def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
+        return summarise(H, self._method.feasible_rank(self._problem, len(task.new_columns)))[1]
+
+    def estimate(self, server: Server) -> torch.Tensor:
+        V, sigma = cast(FedRANServer, server).sketch
+        return (V * sigma.square()) @ V.T
+
+    def bounds(self, server: Server) -> tuple[float, float]:
+        """Eq. 24 and 31; with the floor f = s_r^2 in the complement, max(eps_G, f) / (lambda (lambda + f)) ||B||."""
+        server = cast(FedRANServer, server)
+        (V, sigma), B, ridge = server.sketch, server.B, self._ridge
+        gram = self.local_error + server.merge_error
+        size = float(torch.linalg.matrix_norm(B))
+        if self._method.complement == "floor" and len(sigma):
+            # G - G~ is positive semidefinite with norm eps_G, and f (I - VV') is taken from it; inverse factors of
+            # G + lambda I and of the floored sketch have norms at most 1 / lambda and 1 / (lambda + f).
+            floor = float(sigma[-1]) ** 2
+            return gram, max(gram, floor) / (ridge * (ridge + floor)) * size
+        outside = float(torch.linalg.matrix_norm(B - V @ (V.T @ B)))
+        return gram, gram / ridge**2 * size + outside / ridge
+
+
+class CentredSketchAudit(GramAudit):
+    """The analogue for the centred sketch: every upload errs by at most max(sigma_{r+1}^2 - tau, tau)."""
+
+    def __init__(self, method: CentredSketch, problem: Problem) -> None:
+        super().__init__(method, problem, method.ridge)
+        self._rank, self._centre = method.rank, method.centre
+
+    def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
+        columns = torch.arange(task.new_columns.start, task.new_columns.stop)
+        A = deviations(H, one_hot(shard, columns)) if self._centre else H
+        (_, sigma), residual = summarise(A, self._rank)
+        tau = noise_level(A, sigma)
+        return max(residual - tau, tau)
+
+    def estimate(self, server: Server) -> torch.Tensor:
+        return cast(CentredSketchServer, server).gram()
+
+    def bounds(self, server: Server) -> tuple[float, float]:
+        """The estimate is at least delta I, so its inverse factor is at most 1 / (lambda + delta)."""
+        server = cast(CentredSketchServer, server)
+        size = float(torch.linalg.matrix_norm(server.B))
+        return self.local_error, self.local_error / (self._ridge * (self._ridge + server.delta)) * size

@@ -1,0 +1,86 @@
+"""Both halves of a method over a stream of NumPy arrays, for the tests of all methods."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from fcl_bench.data.stream import Task
+from fcl_bench.federation.message import WIRE_DTYPES, WireFormat
+from fcl_bench.methods.base import Method, Problem, Server, Shard
+
+CPU = torch.device("cpu")
+
+#: Per task and client, features (n, d) and columns (n,).
+Tasks = list[list[tuple[np.ndarray, np.ndarray]]]
+
+
+def problem_of(inputs: int, seed: int = 0, wire: str = "float64", **options: str) -> Problem:
+    return Problem(inputs, seed, torch.float64, CPU, WireFormat(WIRE_DTYPES[wire], **options))
+
+
+def shard_of(client: int, task: int, Z: np.ndarray, labels: np.ndarray, unlabelled: np.ndarray | None = None) -> Shard:
+    unlabelled = Z[:0] if unlabelled is None else unlabelled
+    return Shard(client, task, *map(torch.from_numpy, (Z, labels, unlabelled)))
+
+
+def draw_tasks(
+    rng: np.random.Generator, inputs: int, classes_per_task: list[int], sizes: list[list[int]], offset: float = 0.0
+) -> Tasks:
+    """Every class of a task has a sample somewhere; `sizes` are the clients' samples."""
+    tasks: Tasks = []
+    first = 0
+    for classes, clients in zip(classes_per_task, sizes, strict=True):
+        labels = first + rng.integers(0, classes, sum(clients))
+        labels[:classes] = first + np.arange(classes)
+        rng.shuffle(labels)
+        centres = 2 * rng.standard_normal((first + classes, inputs))
+        Z = centres[labels] + rng.standard_normal((len(labels), inputs)) + offset
+        ends = np.cumsum(clients)[:-1]
+        tasks.append(list(zip(np.split(Z, ends), np.split(labels, ends), strict=True)))
+        first += classes
+    return tasks
+
+
+def stream_of(tasks: Tasks) -> list[Task]:
+    """The tasks' columns: each task's new classes are those above all earlier ones."""
+    seen, stream = 0, []
+    for t, clients in enumerate(tasks):
+        end = 1 + max([seen - 1, *(int(labels.max()) for _, labels in clients if len(labels))])
+        stream.append(Task(t, range(seen, end), end))
+        seen = end
+    return stream
+
+
+def learn_task(method: Method, problem: Problem, server: Server, task: Task, clients, order=None) -> None:
+    """One task, all rounds; `order` of the clients' turns."""
+    client = method.client(problem)
+    server.start_task(task)
+    for round_ in range(server.rounds(task)):
+        broadcast = server.broadcast(task, round_)
+        for k in range(len(clients)) if order is None else order:
+            Z, labels = clients[k]
+            if len(labels):
+                message = client.update(shard_of(k, task.index, Z, labels), broadcast).to_wire(problem.wire)
+                server.absorb(k, message.from_wire(problem.dtype, CPU))
+        server.finish_round()
+    server.finish_task()
+
+
+def learn(method: Method, problem: Problem, tasks: Tasks) -> tuple[Server, list[torch.Tensor]]:
+    """The server at the end, and the classifier after each task."""
+    server, classifiers = method.server(problem), []
+    for task, clients in zip(stream_of(tasks), tasks, strict=True):
+        learn_task(method, problem, server, task, clients)
+        classifiers.append(server.model()["W"].clone())
+    return server, classifiers
+
+
+def projection_of(server: Server) -> np.ndarray | None:
+    projection = server.model().get("projection")
+    return None if projection is None else projection.numpy()
+
+
+def relative_error(ours: torch.Tensor, theirs: np.ndarray) -> float:
+    """Largest difference over the largest entry."""
+    return float(np.abs(ours.numpy() - theirs).max() / np.abs(theirs).max())
