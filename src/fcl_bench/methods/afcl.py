@@ -1,0 +1,159 @@
+"""AFCL: analytic federated continual learning ("AFCL: ... for Spatio-Temporal Invariance of Non-IID Data").
+
+Clients register with the server, one after the other, and name their classes; the server tells them which are known
+(introduced by an earlier client) and which are not. Each client then solves its own ridge regression for both and sends
+it with its regularised Gram matrix. New data at an old client are a new, virtual client, so a task of K clients is K
+registrations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.data.stream import Task
+from fcl_bench.errors import require_positive
+from fcl_bench.federation.accounting import accountings, stsa_values
+from fcl_bench.federation.message import Message
+from fcl_bench.linalg.low_rank_sum import shifted
+from fcl_bench.linalg.solve import solve_symmetric
+from fcl_bench.methods.afl import LocalRidge
+from fcl_bench.methods.analytic import AnalyticMethod, GramServer, one_hot
+from fcl_bench.methods.base import Client, Problem, Server, Shard
+
+
+@dataclass
+class AFCL(AnalyticMethod):
+    """Knobs of AFCL.
+
+    Args:
+        M: number of random features; None (the paper): the backbone's features themselves.
+        gamma: each client's regulariser, removed at the end.
+        ridge: lambda, the objective's own regulariser (Eq. 1); None: gamma.
+    """
+
+    name: ClassVar[str] = "afcl"
+
+    M: int | None = None
+    gamma: float = 1.0
+    ridge: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("method.gamma", self.gamma, zero=True)
+        require_positive("method.ridge", self.ridge, zero=True)
+
+    def client(self, problem: Problem) -> Client:
+        return AFCLClient(self, problem)
+
+    def server(self, problem: Problem) -> Server:
+        return AFCLServer(self, problem)
+
+    def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
+        return accountings(lambda classes: stsa_values(self.dimension(problem), classes), classes_per_task)
+
+
+class AFCLClient(LocalRidge):
+    """Round 0: registers. Round 1: analytic local training (Sec. 3.3)."""
+
+    def __init__(self, method: AFCL, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._gamma = method.gamma
+
+    def update(self, shard: Shard, broadcast: Message) -> Message:
+        """`classes`, those the client holds; then G_k = X'X + gamma I (d, d), W_known and W_unknown (d, classes).
+
+        W_known has the classes introduced before the client's own or, if it introduced none, up to the last it holds:
+        all others would be columns of zeros.
+        """
+        held = shard.labels.unique()
+        if "owners" not in broadcast:
+            return Message({"classes": held.to(torch.int32)})
+        columns, owners = (broadcast[name].to(held.device) for name in ("columns", "owners"))
+        mine = torch.nonzero(owners == shard.client).squeeze(1)
+        known = int(mine[0]) if len(mine) else 1 + int(torch.nonzero(torch.isin(columns, held)).max())
+        X = self.features(shard, broadcast)
+        W = self.solve(X, one_hot(shard, torch.cat([columns[:known], columns[mine]])), self._gamma, AFCL.name)
+        return Message(
+            {"G": shifted(X.T @ X, self._gamma), "W_known": W[:, :known], "W_unknown": W[:, known:]},
+            symmetric=["G"],
+            per_class=["W_known", "W_unknown"],
+        )
+
+
+class AFCLServer(GramServer):
+    """Registers clients, then aggregates recursively (Sec. 3.4).
+
+    The recursion for the Global Knowledge Matrix multiplies each state by G_agg before it adds to it, so the server
+    keeps the product B = G_agg GKM, a running sum, and solves when the GKM is asked for. Uploads may arrive in any
+    order: registration has settled the columns.
+    """
+
+    def __init__(self, method: AFCL, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._gamma = method.gamma
+        self._ridge = method.gamma if method.ridge is None else method.ridge
+        self._order = torch.zeros(0, dtype=torch.int64)
+        self._owners = self._order
+        self._before = 0
+
+    @property
+    def order(self) -> torch.Tensor:
+        """(C,) the stream's column of each column of the GKM: classes in order of registration."""
+        return self._order
+
+    @property
+    def gkm(self) -> torch.Tensor:
+        """The Global Knowledge Matrix (d, C) = G_agg^-1 X'Y, columns in order of registration."""
+        return solve_symmetric(self.G, self.B[:, self._order.to(self.B.device)], self.noise()).W
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        self._before = len(self._order)
+        self._owners = self._order[:0]
+
+    def rounds(self, task: Task) -> int:
+        """Registration, then statistics."""
+        return 2
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        """Nothing; then the projection (if there is one), and the task's classes in order of registration with the
+        client that introduced each."""
+        if round_ == 0:
+            self.stage = "registration"
+            return Message({})
+        self.stage = "statistics"
+        message = dict(super().broadcast(task, round_))
+        message["columns"] = self._order[self._before :].to(torch.int32)
+        message["owners"] = self._owners.to(torch.int32)
+        return Message(message)
+
+    def absorb(self, client_id: int, message: Message) -> None:
+        if "classes" in message:
+            self._register(client_id, message["classes"].cpu().long())
+            return
+        columns = self._order[self._before :]
+        known = columns[: message["W_known"].shape[1]]
+        unknown = columns[self._owners == client_id]
+        knowledge = message["G"] @ torch.cat([message["W_known"], message["W_unknown"]], dim=1)
+        self.B[:, torch.cat([known, unknown]).to(self.B.device)] += knowledge
+        self.G += message["G"]
+        self.uploads += 1
+
+    def _register(self, client_id: int, classes: torch.Tensor) -> None:
+        unknown = classes[~torch.isin(classes, self._order)]
+        self._order = torch.cat([self._order, unknown])
+        self._owners = torch.cat([self._owners, torch.full_like(unknown, client_id)])
+
+    def shift(self) -> float:
+        """W = (G_agg - k gamma I + lambda I)^-1 G_agg GKM (Eq. 10)."""
+        return self._ridge - self.uploads * self._gamma
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        return {**super().statistics(), "order": self._order}
+
+    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_statistics(state)
+        self._order = state["order"].cpu()

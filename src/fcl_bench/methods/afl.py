@@ -1,0 +1,102 @@
+"""AFL: analytic federated learning (He et al., "AFL: A Single-Round Analytic Approach for Federated Learning ...").
+
+Each client solves its own regularised least squares and sends the solution with its regularised Gram matrix. The
+absolute aggregation (AA) law turns them into the solution on all data, and the regularisation intermediary (RI) process
+takes the regularisers out again. In a task stream the clients of later tasks are further clients of the same round.
+
+The paper aggregates pairwise, with one inverse per client. With its weights of Eq. 8 in the right signs,
+(C_u + C_v)^-1 C_u and (C_u + C_v)^-1 C_v, the law says C_agg W_agg = sum_k C_k W_k, so the server here keeps two sums
+and solves once (see docs/errata.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.errors import require_positive
+from fcl_bench.federation.accounting import accountings, stsa_values
+from fcl_bench.federation.message import Message
+from fcl_bench.linalg.low_rank_sum import shifted
+from fcl_bench.linalg.solve import noise_floor, solve_symmetric
+from fcl_bench.methods.analytic import AnalyticClient, AnalyticMethod, GramServer, one_hot
+from fcl_bench.methods.base import Client, Problem, Server, Shard
+
+
+@dataclass
+class AFL(AnalyticMethod):
+    """Knobs of AFL.
+
+    Args:
+        M: number of random features; None (the paper): the backbone's features themselves.
+        gamma: each client's regulariser (Eq. 12); 0: the client's Moore-Penrose solution.
+        ri: remove the regularisers at the end (Eq. 16); false keeps all K gamma of them.
+    """
+
+    name: ClassVar[str] = "afl"
+
+    M: int | None = None
+    gamma: float = 1.0
+    ri: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("method.gamma", self.gamma, zero=True)
+
+    def client(self, problem: Problem) -> Client:
+        return AFLClient(self, problem)
+
+    def server(self, problem: Problem) -> Server:
+        return AFLServer(self, problem)
+
+    def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
+        return accountings(lambda classes: stsa_values(self.dimension(problem), classes), classes_per_task)
+
+
+class LocalRidge(AnalyticClient):
+    """Solves a client's own ridge regression, as AFL and AFCL do."""
+
+    def solve(self, X: torch.Tensor, Y: torch.Tensor, gamma: float, method: str) -> torch.Tensor:
+        """W = (X'X + gamma I)^-1 X'Y = X' (XX' + gamma I)^-1 Y, through the smaller of the two (Eq. 13)."""
+        n, d = X.shape
+        noise = noise_floor(min(n, d), X.dtype)
+        if n < d:
+            W, _, trouble = solve_symmetric(shifted(X @ X.T, gamma), Y, noise)
+            W = X.T @ W
+        else:
+            W, _, trouble = solve_symmetric(shifted(X.T @ X, gamma), X.T @ Y, noise)
+        if trouble:
+            self.notices.tell("client", f"{method}, a client's own solution (method.gamma={gamma:g}): {trouble}")
+        return W
+
+
+class AFLClient(LocalRidge):
+    """The local stage (Alg. 1)."""
+
+    def __init__(self, method: AFL, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._gamma = method.gamma
+
+    def update(self, shard: Shard, broadcast: Message) -> Message:
+        """C_k = X'X + gamma I (d, d) and W_k (d, c_t), this task's columns of the client's solution."""
+        X = self.features(shard, broadcast)
+        W = self.solve(X, one_hot(shard, broadcast["columns"]), self._gamma, AFL.name)
+        return Message({"C": shifted(X.T @ X, self._gamma), "W": W}, symmetric=["C"], per_class=["W"])
+
+
+class AFLServer(GramServer):
+    """The aggregation stage: G = C_agg = sum C_k, B = sum C_k W_k, W = (C_agg - K gamma I)^-1 B (Eq. 9-11, 16)."""
+
+    def __init__(self, method: AFL, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._gamma, self._ri = method.gamma, method.ri
+
+    def absorb(self, client_id: int, message: Message) -> None:
+        self.G += message["C"]
+        self.uploads += 1
+        self.add_class_sums(message["C"] @ message["W"])
+
+    def shift(self) -> float:
+        return -self.uploads * self._gamma if self._ri else 0.0

@@ -1,0 +1,146 @@
+"""What holds for every closed-form method: bounded memory, finite results, trouble that is told."""
+
+from __future__ import annotations
+
+import gc
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from fcl_bench.methods.afcl import AFCL
+from fcl_bench.methods.afl import AFL
+from fcl_bench.methods.centred_sketch import CentredSketch
+from fcl_bench.methods.fedran import FedRAN
+from fcl_bench.methods.joint import Joint
+from fcl_bench.methods.stsa import STSA
+from fcl_bench.methods.stsa_e import STSAE
+from tests.methods.harness import draw_tasks, learn, learn_task, problem_of, shard_of, stream_of
+
+METHODS = {
+    "fedran": FedRAN(M=30, rank=10),
+    "fedran floor": FedRAN(M=30, rank=10, complement="floor"),
+    "fedran without random features": FedRAN(M=None, rank=4),
+    "stsa": STSA(M=30),
+    "stsa_e": STSAE(M=30, dummy_clients=3),
+    "stsa_e unbiased": STSAE(M=30, dummy_clients=3, estimator="unbiased"),
+    "afl": AFL(),
+    "afl with random features": AFL(M=30),
+    "afcl": AFCL(),
+    "centred_sketch": CentredSketch(M=30, rank=4),
+    "joint": Joint(M=30),
+}
+every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+
+
+def held(thing) -> int:
+    """Bytes of the tensors that can be reached from `thing` through objects of this package."""
+    reachable, seen, storages = [thing], set(), {}
+    while reachable:
+        thing = reachable.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, torch.Tensor):
+            storages[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
+        elif isinstance(thing, (list, tuple)):
+            reachable += thing
+        elif isinstance(thing, dict):
+            reachable += thing.values()
+        elif type(thing).__module__.startswith("fcl_bench"):
+            reachable += vars(thing).values() if hasattr(thing, "__dict__") else []
+    return sum(storages.values())
+
+
+@every_method
+def test_the_server_keeps_no_upload(method):
+    """In the middle of a task, after all uploads, what the server holds does not depend on the number of clients."""
+
+    def after(clients: int) -> int:
+        tasks = draw_tasks(np.random.default_rng(3), 6, [3], [[12] * clients])
+        problem = problem_of(6)
+        client, server = method.client(problem), method.server(problem)
+        [task] = stream_of(tasks)
+        server.start_task(task)
+        for round_ in range(server.rounds(task)):
+            broadcast = server.broadcast(task, round_)
+            for k, (Z, labels) in enumerate(tasks[0]):
+                server.absorb(k, client.update(shard_of(k, 0, Z, labels), broadcast))
+        gc.collect()
+        return held(server)
+
+    assert after(400) == after(40)
+
+
+@every_method
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_dead_constant_and_huge_features_give_finite_scores(method, scale):
+    tasks = draw_tasks(np.random.default_rng(0), 8, [2, 2], [[20, 3], [15, 1]])
+    for clients in tasks:
+        for Z, _ in clients:
+            Z *= scale
+            Z[:, 0], Z[:, 1], Z[:, 2] = 0, scale, Z[:, 3]
+    for wire in ("float64", "float32", "float16", "bfloat16"):
+        server, classifiers = learn(method, problem_of(8, wire=wire), tasks)
+        assert all(torch.isfinite(W).all() for W in classifiers)
+        assert np.isfinite(server.report()["condition"])
+
+
+@pytest.mark.parametrize(
+    "method",
+    [STSA(M=None, gamma=0.0), STSA(M=40, gamma=0.0), AFL(gamma=0.0), AFCL(gamma=0.0), Joint(M=None, ridge=0.0)],
+)
+def test_no_regulariser_on_singular_data_is_told_with_a_condition_number(method, caplog):
+    tasks = draw_tasks(np.random.default_rng(0), 8, [2], [[20, 3]])
+    for Z, _ in tasks[0]:
+        Z[:, 2] = Z[:, 3]
+    with caplog.at_level(logging.WARNING):
+        _, [W] = learn(method, problem_of(8), tasks)
+    told = [record.message for record in caplog.records]
+    assert told
+    assert all("condition number" in message for message in told)
+    assert torch.isfinite(W).all()
+
+
+@pytest.mark.parametrize("method", [STSA(M=200, gamma=1e-2), Joint(M=200, ridge=1e-2), STSA(M=None, gamma=1e-9)])
+def test_sums_in_float32_that_can_not_resolve_the_ridge_are_told(method, caplog):
+    tasks = draw_tasks(np.random.default_rng(0), 20, [3], [[100, 80]], offset=30)
+    problem = problem_of(20)
+    coarse = type(problem)(**{**vars(problem), "dtype": torch.float32})
+    for Z, _ in tasks[0]:
+        Z[:, :8] = Z[:, 8:16]
+    with caplog.at_level(logging.WARNING):
+        [task] = stream_of(tasks)
+        server, client = method.server(coarse), method.client(coarse)
+        server.start_task(task)
+        broadcast = server.broadcast(task, 0)
+        for k, (Z, labels) in enumerate(tasks[0]):
+            shard = shard_of(k, 0, Z.astype(np.float32), labels)
+            server.absorb(k, client.update(shard, broadcast))
+        server.finish_task()
+    [told] = [record.message for record in caplog.records]
+    assert "condition number" in told
+    assert torch.isfinite(server.model()["W"]).all()
+
+
+@every_method
+def test_well_conditioned_data_bring_no_warning(method, caplog):
+    tasks = draw_tasks(np.random.default_rng(1), 6, [2, 2], [[60, 50], [70, 40]])
+    with caplog.at_level(logging.WARNING):
+        learn(method, problem_of(6, wire="float32"), tasks)
+    assert [record.message for record in caplog.records] == []
+
+
+@every_method
+def test_columns_of_earlier_tasks_keep_their_class_sums(method):
+    """A later task adds columns to B and nothing to the old ones."""
+    tasks, problem = draw_tasks(np.random.default_rng(2), 6, [3, 2], [[30, 20], [25, 10]]), problem_of(6)
+    first, second = stream_of(tasks)
+    server = method.server(problem)
+    learn_task(method, problem, server, first, tasks[0])
+    before = server.state_dict()["B"].clone()
+    learn_task(method, problem, server, second, tasks[1])
+    after = server.state_dict()["B"]
+    assert after.shape == (before.shape[0], 5)
+    assert torch.equal(after[:, :3], before)
