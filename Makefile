@@ -3,10 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint types clean
+.PHONY: run tables test lint types clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
+
+tables: $(VENV)/.run
+	$(BIN)/fcl-tables
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest

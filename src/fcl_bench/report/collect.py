@@ -1,0 +1,131 @@
+"""Run folders as one data frame: a row a run, what was configured and what came out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from omegaconf import OmegaConf
+
+from fcl_bench.errors import UserError, choices
+from fcl_bench.files import content_hash
+from fcl_bench.report.run_folder import RunFolder
+
+#: Columns that hold what a run measured, in percent, MiB and seconds; NaN where not defined.
+_METRICS = ("A_avg", "A_T", "forgetting")
+_ACCOUNTING = ("fedran_mib", "stsa_mib")
+_RUNTIME = ("seconds_per_task", "client_seconds", "server_seconds")
+MEASURES = (*_METRICS, "up_max_mib", "down_max_mib", *_ACCOUNTING, *_RUNTIME)
+#: Columns that tell runs of one configuration apart. Every other column is a part of the configuration.
+RUN = ("seed", "run_id", "folder", "git_commit", "written")
+
+#: What the record says of the configuration; of the groups there, the classes' knobs are columns too where they matter.
+_RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks")
+#: Keys of config.yaml without a bearing on the result, or that the record has in the form that was used.
+_LEFT_OUT = {*_RECORDED, "method", "seed", "device", "out", "force", "cache"}
+
+
+def collect(runs: Path) -> pd.DataFrame:
+    """Every complete, undamaged run in the folder `runs`, one row each; damaged ones are left out with a warning.
+
+    Besides `RUN` and `MEASURES`, the columns are `method`, its knobs as `method.<knob>` with `method.revision`, and the
+    setting: what the record and `config.yaml` say of data, stream, partition, number types and device, with
+    fingerprints of data and features. A null is the text "null"; a key that a run does not have is NaN.
+    """
+    rows = []
+    for path in sorted(runs.glob("*/run.json")):
+        record = RunFolder(path.parent).complete_record(otherwise="leaving it out")
+        if record is not None:
+            config: Any = OmegaConf.to_container(OmegaConf.load(path.parent / "config.yaml"))
+            rows.append({**_configuration(record, config), **_results(record), **_run(record, path)})
+    # As objects, so that a whole number stays one in a column where other runs have none.
+    frame = pd.DataFrame(rows, dtype=object)
+    return frame.astype(dict.fromkeys(MEASURES, float)) if rows else frame
+
+
+def selected(frame: pd.DataFrame, conditions: list[str]) -> pd.DataFrame:
+    """The runs that meet all of `conditions` (key=value, or key=value,value).
+
+    Raises:
+        UserError: a key that is no column, or a value that no run has.
+    """
+    known = [column for column in frame if column not in (*MEASURES, "written")]
+    for condition in conditions:
+        key, _, wanted = condition.partition("=")
+        if not wanted:
+            raise UserError(f"--where {condition} is not KEY=VALUE", "such as --where method=fedran,stsa")
+        if key not in known:
+            raise UserError(f"--where {condition}: unknown key {key}", choices(known, key, most=len(known)))
+        there = frame[key].map(text)
+        values = [value if value in set(there) else _as_number(value) for value in wanted.split(",")]
+        for value in values:
+            if value not in set(there):
+                raise UserError(f"--where {condition}: no run has {key}={value}", choices(set(there) - {""}, value))
+        frame = frame[there.isin(values)]
+    return frame
+
+
+def text(value: Any) -> str:
+    """A value as the user types it (0.1, 2048, true, null); "" where a run has no such key."""
+    if isinstance(value, bool | np.bool_):
+        return str(value).lower()
+    if is_number(value):
+        short = str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:g}"
+        return short if float(short) == value else repr(float(value))
+    return "" if pd.isna(value) else str(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a finite number, and no truth value."""
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
+def _configuration(record: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    features = content_hash()
+    features.update(json.dumps(record.get("features"), sort_keys=True).encode())
+    return {
+        "method": record["method"],
+        **dict(_flat(config.get("method", {}), "method.")),
+        # As text: it tells versions of the code apart and is no quantity.
+        "method.revision": str(record.get("method_revision", "unknown")),
+        **dict(_flat({key: record[key] for key in _RECORDED if key in record})),
+        "label_rate": 1.0,  # of runs that are older than the key
+        **dict(_flat({key: value for key, value in config.items() if key not in _LEFT_OUT})),
+        "device": record["environment"]["device"],
+        **{key: value for group in ("split", "partition") for key, value in _flat(config.get(group, {}), f"{group}.")},
+        "features": features.hexdigest()[:8],
+        "data_fingerprint": str(record.get("data_fingerprint"))[:8],
+    }
+
+
+def _results(record: dict[str, Any]) -> dict[str, Any]:
+    communication = record["communication"]
+    found = {**record["metrics"], **communication.get("accounting", {}), **record["runtime"]}
+    found |= {f"{way}_max_mib": communication[f"{way}_max_bytes"] / 2**20 for way in ("up", "down")}
+    return {measure: found.get(measure) for measure in MEASURES}
+
+
+def _run(record: dict[str, Any], path: Path) -> dict[str, Any]:
+    known = {"folder": path.parent.name, "git_commit": record["environment"].get("git_commit")}
+    return {"seed": record["seed"], "run_id": record["run_id"], **known, "written": path.stat().st_mtime}
+
+
+def _flat(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """`{"wire": {"dtype": "float32"}}` as ("wire.dtype", "float32"); which class a group names is left out."""
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif key != "_target_":
+            yield f"{prefix}{key}", json.dumps(value) if isinstance(value, list) or value is None else value
+
+
+def _as_number(typed: str) -> str:
+    """0.10 and 1e-1 as `text` writes them: 0.1."""
+    try:
+        return text(float(typed))
+    except ValueError:
+        return typed
