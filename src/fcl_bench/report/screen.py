@@ -91,7 +91,7 @@ def _labels(labels: dict[str, Any]) -> Table:
 
 def _bounds(bounds: dict[str, float]) -> Table:
     """Bound beside truth after the last task."""
-    table = _table("Against the exact Gram matrix, last task", "", "truth", "bound", "of a norm of")
+    table = _table("Against the exact Gram matrix, last task", "", "truth", "bound", "norm of the exact")
     table.add_row("Gram matrix (spectral)", *(f"{bounds[f'gram_{part}']:.3g}" for part in ("error", "bound", "norm")))
     table.add_row("classifier (Frobenius)", *(f"{bounds[f'weight_{part}']:.3g}" for part in ("error", "bound", "norm")))
     table.add_row("test scores / ||h||, largest", f"{bounds['score_error']:.3g}", f"{bounds['weight_bound']:.3g}", "")
