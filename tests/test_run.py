@@ -452,6 +452,15 @@ def test_scarce_labels_are_drawn_once_for_every_method_and_counted(tmp_path):
     assert counts["right"] > 0.6 * counts["accepted"]
 
 
+def test_classes_without_a_label_are_told(tmp_path, caplog):
+    path = write_features(tmp_path / "f.npz", y_train=np.array([3] + [7] * 120 + [11] * 119))
+    labels = np.array([3, 7, 11] * 20)
+    write_features(tmp_path / "f.npz", y_train=np.array([3] + [7] * 120 + [11] * 119), y_test=labels)
+    common = ("data=features", f"data.path={path}", "method.M=32", "method.rank=8", "clients=1", "tasks=1")
+    run_in(tmp_path, *common, "label_rate=0.3")
+    assert "label_rate=0.3 leaves 1 of 3 classes without a label" in caplog.text
+
+
 def test_a_client_without_a_label_takes_no_part(tmp_path):
     scarce = ("label_rate=0.02", "method.ssl=true", "clients=20", "partition.min_size=0")
     outcome = run_in(tmp_path, "method.M=32", "method.rank=8", *scarce)

@@ -189,7 +189,8 @@ def _typed(schema: type, knobs: dict[str, Any], group: str) -> Any:
             raise error.__cause__ from error
         key = str(error.full_key or error.key or "")
         value = _lookup(knobs, key)
-        raise UserError(f"{prefix}{key}={value} has the wrong type", _wanted(schema, key)) from error
+        typed = "null" if value is None else str(value)
+        raise UserError(f"{prefix}{key}={typed} has the wrong type", _wanted(schema, key)) from error
 
 
 def _lookup(knobs: dict[str, Any], key: str) -> Any:
@@ -215,6 +216,7 @@ def _wanted(schema: type, key: str) -> str:
         nested = getattr(import_module(schema.__module__), declared, None)
         if isinstance(nested, type) and dataclasses.is_dataclass(nested):
             schema = nested
+            declared = "keys of its own: " + ", ".join(field.name for field in dataclasses.fields(nested))
     return " or ".join(words.get(kind.strip(), kind.strip()) for kind in declared.split("|")) or "see the YAML"
 
 

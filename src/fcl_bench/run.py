@@ -119,6 +119,7 @@ def _plan(settings: Settings) -> _Plan:
             for k, indices in enumerate(clients):
                 rng = generator(scalars.seed, "labels", t, k)
                 labelled[indices] = keep_labels(stream.train_columns[indices], scalars.label_rate, rng)
+        _require_labels(stream, labelled, scalars.label_rate)
     extractor = settings.backbone.open(dataset, device)
     problem = Problem(
         inputs=extractor.dimension(dataset.train),
@@ -138,6 +139,18 @@ def _plan(settings: Settings) -> _Plan:
     plan = _Plan(settings, device, dataset, stream, shards, labelled, extractor, problem, run_id(identity))
     settings.method.check(problem, plan.classes_per_task)
     return plan
+
+
+def _require_labels(stream: Stream, labelled: np.ndarray, rate: float) -> None:
+    """Refuse a stream without a label; tell of classes without one."""
+    if not labelled.any():
+        raise UserError(
+            f"label_rate={rate:g} leaves no label: every client keeps less than half a one of each task",
+            "a larger label_rate, or fewer clients or tasks",
+        )
+    without = len(stream.class_order) - len(np.unique(stream.train_columns[labelled]))
+    if without:
+        log.warning("label_rate=%g leaves %d of %d classes without a label", rate, without, len(stream.class_order))
 
 
 def _carry_out(plan: _Plan, folder: RunFolder, begin: float) -> dict[str, Any]:

@@ -161,6 +161,31 @@ def test_an_upload_may_be_late_within_its_task():
     assert relative_error(server.model()["W"], stsa_oracle.centralised(tasks, None, 0.3)[0]) < 1e-9
 
 
+def test_an_upload_may_even_be_late_for_its_task():
+    """Client 1's statistics of the first task arrive in the second: the sums are those of everyone's data."""
+    tasks = draw_tasks(np.random.default_rng(2), 6, [3, 2], [[20, 12], [15, 18]])
+    first, second = stream_of(tasks)
+    method, problem = AFCL(ridge=0.3), problem_of(6)
+    server, client = method.server(problem), method.client(problem)
+    late = None
+    for task, clients in ((first, tasks[0]), (second, tasks[1])):
+        server.start_task(task)
+        shards = [shard_of(k, task.index, *data) for k, data in enumerate(clients)]
+        registration = server.broadcast(task, 0)
+        for k, shard in enumerate(shards):
+            server.absorb(k, client.update(shard, registration))
+        second_broadcast = server.broadcast(task, 1)
+        uploads = [client.update(shard, second_broadcast) for shard in shards]
+        server.absorb(0, uploads[0])
+        if task is first:
+            late = uploads[1]
+        else:
+            server.absorb(1, uploads[1])
+            server.absorb(1, late)
+        server.finish_task()
+    assert relative_error(server.model()["W"], stsa_oracle.centralised(tasks, None, 0.3)[-1]) < 1e-9
+
+
 @pytest.mark.parametrize("dead", [0, 3])
 def test_rank_deficient_data_give_the_moore_penrose_solution_and_it_is_told(dead, caplog):
     """More features than samples, or features that are always zero: what is left of C_agg is singular."""

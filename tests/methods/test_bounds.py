@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +20,6 @@ def audited(method, tasks, inputs=8):
     problem = problem_of(inputs)
     server, audit, rows = method.server(problem), method.audit(problem), []
     tests = np.random.default_rng(9).standard_normal((60, inputs))
-    import torch
-
     for task, clients in zip(stream_of(tasks), tasks, strict=True):
         learn_task(method, problem, server, task, clients)
         for k, (Z, labels) in enumerate(clients):
@@ -36,6 +37,7 @@ METHODS = st.one_of(
         ridge=st.sampled_from([1e-2, 1.0, 1e4]),
         merge=st.sampled_from(["sequential", "joint", "tree"]),
         complement=st.sampled_from(["drop", "floor"]),
+        budget_bytes=st.sampled_from([None, 8 * 20 * 6]),
         bounds=st.just(True),
     ),
     st.builds(
@@ -77,6 +79,18 @@ def test_bounds_shrink_with_the_rank_and_say_something():
     rows = [audited(FedRAN(M=20, rank=rank, ridge=1e4, bounds=True), tasks)[-1] for rank in (2, 8, 16)]
     assert rows[0]["gram_bound"] > rows[1]["gram_bound"] > rows[2]["gram_bound"] > 0
     assert rows[2]["certified"] > rows[0]["certified"]
+
+
+@pytest.mark.parametrize("ridge", [1e-170, 1e-3, 1e200])
+@pytest.mark.parametrize("method", [FedRAN(M=20, rank=4, bounds=True), CentredSketch(M=20, rank=4, bounds=True)])
+def test_bounds_are_numbers_or_none(method, ridge):
+    """A bound beyond all numbers has none; JSON has no infinity."""
+    tasks = draw_tasks(np.random.default_rng(0), 8, [2, 3], [[25, 1, 12], [6, 0, 30]])
+    for row in audited(type(method)(**{**vars(method), "ridge": ridge}), tasks):
+        json.dumps(row, allow_nan=False)
+        assert row["gram_error"] is not None
+        # 1 / lambda^2 in FedRAN's; 1 / (lambda delta) in the sketch's.
+        assert (row["weight_bound"] is None) == (ridge == 1e-170 and isinstance(method, FedRAN))
 
 
 def test_no_audit_unless_asked_for():

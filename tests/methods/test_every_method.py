@@ -70,7 +70,9 @@ def test_the_server_keeps_no_upload(method):
         gc.collect()
         return held(server)
 
-    assert after(400) == after(40)
+    # STSA-E keeps a task's columns until there are more than M for each class, so a remainder may differ.
+    slack = 8 * 3 * 30 * 30 if isinstance(method, STSAE) else 0
+    assert after(400) <= after(40) + slack
 
 
 @every_method
@@ -85,6 +87,10 @@ def test_dead_constant_and_huge_features_give_finite_scores(method, scale):
         server, classifiers = learn(method, problem_of(8, wire=wire), tasks)
         assert all(torch.isfinite(W).all() for W in classifiers)
         assert np.isfinite(server.report()["condition"])
+        if wire == "float64" and scale == 1e6:
+            Z = np.concatenate([Z for clients in tasks for Z, _ in clients])
+            labels = np.concatenate([labels for clients in tasks for _, labels in clients])
+            assert (server.predict(torch.from_numpy(Z)).argmax(dim=1).numpy() == labels).mean() > 0.7
 
 
 @pytest.mark.parametrize(

@@ -286,3 +286,41 @@ def test_the_projection_as_a_matrix_is_the_projection_as_a_seed():
     assert torch.equal(seed, matrix)
     task, server = Task(0, range(3), 3), method.server(problem_of(8, projection="matrix"))
     assert server.broadcast(task, 0).nbytes == 8 * 8 * 30 + 3 * 4
+
+
+def test_under_a_budget_the_floor_is_where_clients_cut_off():
+    """The server then keeps more directions than any client sent, of eigenvalues far below what clients dropped."""
+    tasks = draw_tasks(np.random.default_rng(14), 20, [3, 2], [[60, 50], [40, 55]], offset=1)
+    problem = problem_of(20, wire="float64")
+    budget = upload_bytes(40, 5, 3, torch.float64)
+    method = FedRAN(M=40, rank=40, ridge=0.1, budget_bytes=budget, complement="floor")
+    server, [*_, W] = learn(method, problem, tasks)
+    P = server.model()["projection"].numpy()
+    cuts = [
+        np.linalg.svd(np.maximum(Z @ P, 0), compute_uv=False)[method.feasible_rank(problem, classes) - 1] ** 2
+        for classes, clients in zip((3, 2), tasks, strict=True)
+        for Z, _ in clients
+    ]
+    V, sigma, B = (server.state_dict()[name].numpy() for name in ("V", "sigma", "B"))
+    assert server.floor == pytest.approx(max(cuts))
+    assert sigma[-1] ** 2 < server.floor
+    G = V * np.maximum(sigma**2, server.floor) @ V.T + server.floor * (np.eye(40) - V @ V.T)
+    np.testing.assert_allclose(W, np.linalg.solve(G + 0.1 * np.eye(40), B), rtol=1e-8, atol=1e-10)
+
+
+def test_kept_eigenvalues_that_float32_can_not_resolve_are_told_and_not_divided_by(caplog):
+    tasks = draw_tasks(np.random.default_rng(15), 8, [3, 2], [[90, 80], [85, 95]], offset=3)
+    coarse = type(problem_of(8))(**{**vars(problem_of(8)), "dtype": torch.float32})
+    scores = {}
+    H = None
+    for name, problem in (("float64", problem_of(8)), ("float32", coarse)):
+        for complement in ("drop", "floor"):
+            method = FedRAN(M=60, rank=60, ridge=1e-9, complement=complement)
+            data = [[(Z.astype(name), labels) for Z, labels in clients] for clients in tasks]
+            server, [*_, W] = learn(method, problem, data)
+            H = np.maximum(tasks[0][0][0] @ server.model()["projection"].double().numpy(), 0) if H is None else H
+            scores[name, complement] = (H @ W.double().numpy()).argmax(axis=1)
+    assert (scores["float32", "floor"] == scores["float64", "floor"]).mean() > 0.9
+    assert any(
+        "ill-conditioned" in record.message and "condition number" in record.message for record in caplog.records
+    )

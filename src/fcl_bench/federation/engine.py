@@ -35,7 +35,7 @@ class FederationState:
     tasks_done: int
     correct: np.ndarray
     ledger: Ledger
-    bounds: list[dict[str, float]] = field(default_factory=list)
+    bounds: list[dict[str, float | None]] = field(default_factory=list)
 
 
 class Federation:

@@ -24,7 +24,7 @@ _SCALE, _PACKED, _HELD = "::scale", "::packed", "::held"
 
 @dataclass(frozen=True)
 class WireFormat:
-    """`wire`: how messages travel. All but `dtype` is free of loss.
+    """`wire`: how messages travel. All but `dtype` is free of loss in float64 and float32.
 
     Attributes:
         dtype: of uploaded floating-point tensors.

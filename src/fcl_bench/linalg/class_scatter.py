@@ -13,8 +13,9 @@ class ClassScatter:
     with S = sum_j C_j and n_i = sum_j n_j (Eq. 9). K_i is the number of groups that hold class i: the proof counts one
     covariance term for each group in the sum. The paper prints K, the number of all groups.
 
-    Both weights depend on the whole task, so the columns C_j / sqrt(n_j) are kept until it ends; where they would be
-    more than M per class, their M x M product is kept instead. The estimate is two matrix products.
+    Both weights depend on the whole task, so the columns C_j / sqrt(n_j) of the groups that hold a class are kept until
+    it ends: no more of them than the task has samples. Where even these are more than M for each class, the M x M
+    products of the classes are kept instead. The estimate is two matrix products.
 
     Args:
         like: (M, c) zeros, whose shape, type and device the sums have.
@@ -25,22 +26,32 @@ class ClassScatter:
         self._size = like.new_zeros(like.shape[1])
         self._holding = like.new_zeros(like.shape[1])
         self._groups = 0
-        self._blocks: list[torch.Tensor] = []
+        self._columns: list[torch.Tensor] = []
+        self._classes: list[torch.Tensor] = []
         self._products: torch.Tensor | None = None
 
     def add(self, sums: torch.Tensor, counts: torch.Tensor) -> None:
         """Groups with class sums `sums` (M, groups, c) and class counts `counts` (groups, c)."""
-        counts = counts.to(self._size)
+        held = counts > 0
         self._sums = self._sums + sums.sum(dim=1)
         self._size += counts.sum(dim=0)
-        self._holding += (counts > 0).sum(dim=0)
+        self._holding += held.sum(dim=0)
         self._groups += len(counts)
-        self._blocks.append((sums / counts.clamp_min(1).sqrt()).permute(2, 0, 1))
-        if sum(block.shape[2] for block in self._blocks) >= len(self._sums):
-            columns = torch.cat(self._blocks, dim=2)
-            products = columns @ columns.transpose(1, 2)
-            self._products = products if self._products is None else self._products.add_(products)
-            self._blocks = []
+        self._columns.append(sums[:, held] / counts[held].to(sums).sqrt())
+        self._classes.append(torch.nonzero(held)[:, 1])
+        if sum(map(len, self._classes)) >= self._sums.numel():
+            self._fold()
+
+    def _fold(self) -> None:
+        """The products of the columns kept so far, class by class, in place of the columns."""
+        columns, classes = torch.cat(self._columns, dim=1), torch.cat(self._classes)
+        if self._products is None:
+            M, c = self._sums.shape
+            self._products = columns.new_zeros(c, M, M)
+        for number, product in enumerate(self._products):
+            own = columns[:, classes == number]
+            product.addmm_(own, own.T)
+        self._columns, self._classes = [], []
 
     def add_to(self, G: torch.Tensor, unbiased: bool) -> int:
         """G += the sum of the estimates over classes.
@@ -64,10 +75,9 @@ class ClassScatter:
         first, second = first * held, second * held
         if self._products is not None:
             G += torch.einsum("c,cij->ij", first, self._products)
-        if self._blocks:
-            columns = torch.cat(self._blocks, dim=2) * first.sqrt()[:, None, None]
-            stacked = columns.permute(1, 0, 2).reshape(len(self._sums), -1)
-            G.addmm_(stacked, stacked.T)
+        if self._columns:
+            columns = torch.cat(self._columns, dim=1) * first.sqrt()[torch.cat(self._classes)]
+            G.addmm_(columns, columns.T)
         means = self._sums * second.sqrt()
         G.addmm_(means, means.T, alpha=-1)
         return int((~several & held).sum())

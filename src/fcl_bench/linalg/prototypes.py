@@ -24,7 +24,7 @@ def pseudo_labels(Z: torch.Tensor, labels: torch.Tensor, U: torch.Tensor, thresh
     if len(Z) == 0 or len(U) == 0:
         return rejected
     classes, members = labels.unique(return_inverse=True)
-    sums = Z.new_zeros(len(classes), Z.shape[1]).index_add_(0, members, Z)
+    sums = torch.nn.functional.one_hot(members, len(classes)).to(Z).T @ Z
     norms = sums.norm(dim=1)  # of the sums, not the means: a prototype's length does not matter
     usable = norms > 0
     if not bool(usable.any()):

@@ -23,7 +23,7 @@ class Solution(NamedTuple):
 
     W: torch.Tensor
     condition: float
-    trouble: str
+    trouble: str = ""
 
 
 def solve_symmetric(A: torch.Tensor, B: torch.Tensor, noise: float, scale: float = 0.0) -> Solution:
@@ -39,38 +39,50 @@ def solve_symmetric(A: torch.Tensor, B: torch.Tensor, noise: float, scale: float
         scale: size of what A was computed from, where that cancelled out and left its rounding errors.
     """
     dtype, A, B = B.dtype, A.to(torch.float64), B.to(torch.float64)
+    # Entries of size 1, so that no norm overflows or underflows.
+    unit = float(A.abs().max()) if A.numel() else 0.0
+    if unit == 0:
+        return Solution(torch.zeros_like(B).to(dtype), 1.0, "the system is zero" if A.numel() else "")
+    A, B, scale = A / unit, B / unit, scale / unit
     factor, failed = torch.linalg.cholesky_ex(A)
     if not bool(failed):
         smallest, largest = _extremes(A, factor)
         floor = noise * max(largest, scale)
         if smallest > floor:
-            condition, trouble = largest / smallest, ""
-            if floor > DOUBTFUL * smallest:
-                trouble = (
-                    f"the system is ill-conditioned: condition number {condition:.1e}, and what was summed and sent"
-                    f" resolves {largest / floor:.1e}; a larger ridge, dtype=float64 or wire.dtype=float64 would help"
-                )
+            condition = largest / smallest
+            trouble = ill_conditioned(condition, largest / floor) if floor > DOUBTFUL * smallest else ""
             return Solution(torch.cholesky_solve(B, factor).to(dtype), condition, trouble)
     values, V = torch.linalg.eigh(A)
     size = values.abs()
-    largest = float(size.max()) if len(size) else 0.0
+    largest = float(size.max())
     floor = noise * max(largest, scale)
     kept = size > floor
     rank, below = int(kept.sum()), int((values < -floor).sum())
     condition = largest / float(size[kept].min()) if rank else 1.0
     if below:
+        smallest = unit * float(values[0])
         trouble = (
-            f"the system is indefinite: smallest eigenvalue {float(values[0]):.3g}, {below} of {len(values)} below"
-            f" zero, condition number {condition:.1e}; solved as it is, a ridge larger by {-float(values[0]):.3g} would"
-            " make it definite"
+            f"the system is indefinite: smallest eigenvalue {smallest:.3g}, {below} of {len(values)} below zero,"
+            f" condition number {condition:.1e}; solved as it is, a ridge larger by {-smallest:.3g} would make it"
+            " definite"
+        )
+    elif rank < len(values):
+        trouble = (
+            f"the system is singular to rounding: rank {rank} of {len(values)}, condition number above {1 / noise:.1e},"
+            f" that of the rest {condition:.1e}; Moore-Penrose solution"
         )
     else:
-        trouble = (
-            f"the system is singular to rounding (rank {rank} of {len(values)}): condition number above"
-            f" {1 / noise:.1e}, that of the rest {condition:.1e}; Moore-Penrose solution"
-        )
+        trouble = ill_conditioned(condition, largest / floor)
     V = V[:, kept]
     return Solution((V @ ((V.T @ B) / values[kept].unsqueeze(1))).to(dtype), condition, trouble)
+
+
+def ill_conditioned(condition: float, resolved: float) -> str:
+    """The trouble with a system whose condition number is near or above what its numbers resolve."""
+    return (
+        f"the system is ill-conditioned: condition number {condition:.1e}, and what was summed and sent resolves"
+        f" {resolved:.1e}; a larger ridge, dtype=float64 or wire.dtype=float64 would help"
+    )
 
 
 def noise_floor(size: int, *dtypes: torch.dtype) -> float:
@@ -88,9 +100,7 @@ def _extremes(A: torch.Tensor, factor: torch.Tensor) -> tuple[float, float]:
 
     Estimates from within: the smallest is never too small, the largest never too large.
     """
-    if len(A) == 0:
-        return 1.0, 1.0
-    # A fixed start that no structured matrix is orthogonal to.
+    # A fixed start, generic enough that in practice it has a part along every eigenvector.
     start = torch.linspace(1.0, 2.0, len(A), dtype=A.dtype, device=A.device).sin().unsqueeze(1)
     largest = inverse = torch.ones((), dtype=A.dtype, device=A.device)
     up = down = start / start.norm()

@@ -17,7 +17,6 @@ from fcl_bench.data.stream import Task
 from fcl_bench.errors import require_positive
 from fcl_bench.federation.accounting import accountings, stsa_values
 from fcl_bench.federation.message import Message
-from fcl_bench.linalg.low_rank_sum import shifted
 from fcl_bench.linalg.solve import solve_symmetric
 from fcl_bench.methods.afl import LocalRidge
 from fcl_bench.methods.analytic import AnalyticMethod, GramServer, one_hot
@@ -63,10 +62,11 @@ class AFCLClient(LocalRidge):
         self._gamma = method.gamma
 
     def update(self, shard: Shard, broadcast: Message) -> Message:
-        """`classes`, those the client holds; then G_k = X'X + gamma I (d, d), W_known and W_unknown (d, classes).
+        """`classes`, those the client holds; then G_k = X'X + gamma I (d, d), W_known and W_unknown, and their columns.
 
         W_known has the classes introduced before the client's own or, if it introduced none, up to the last it holds:
-        all others would be columns of zeros.
+        all others would be columns of zeros. The column numbers travel along, 4 bytes each, so that an upload may come
+        as late as it likes, after its task even.
         """
         held = shard.labels.unique()
         if "owners" not in broadcast:
@@ -74,10 +74,10 @@ class AFCLClient(LocalRidge):
         columns, owners = (broadcast[name].to(held.device) for name in ("columns", "owners"))
         mine = torch.nonzero(owners == shard.client).squeeze(1)
         known = int(mine[0]) if len(mine) else 1 + int(torch.nonzero(torch.isin(columns, held)).max())
-        X = self.features(shard, broadcast)
-        W = self.solve(X, one_hot(shard, torch.cat([columns[:known], columns[mine]])), self._gamma, AFCL.name)
+        learnt = torch.cat([columns[:known], columns[mine]])
+        G, W = self.solve(self.features(shard, broadcast), one_hot(shard, learnt), self._gamma)
         return Message(
-            {"G": shifted(X.T @ X, self._gamma), "W_known": W[:, :known], "W_unknown": W[:, known:]},
+            {"G": G, "W_known": W[:, :known], "W_unknown": W[:, known:], "columns": learnt},
             symmetric=["G"],
             per_class=["W_known", "W_unknown"],
         )
@@ -134,11 +134,8 @@ class AFCLServer(GramServer):
         if "classes" in message:
             self._register(client_id, message["classes"].cpu().long())
             return
-        columns = self._order[self._before :]
-        known = columns[: message["W_known"].shape[1]]
-        unknown = columns[self._owners == client_id]
         knowledge = message["G"] @ torch.cat([message["W_known"], message["W_unknown"]], dim=1)
-        self.B[:, torch.cat([known, unknown]).to(self.B.device)] += knowledge
+        self.B[:, message["columns"].long()] += knowledge
         self.G += message["G"]
         self.uploads += 1
 

@@ -58,18 +58,19 @@ class AFL(AnalyticMethod):
 class LocalRidge(AnalyticClient):
     """Solves a client's own ridge regression, as AFL and AFCL do."""
 
-    def solve(self, X: torch.Tensor, Y: torch.Tensor, gamma: float, method: str) -> torch.Tensor:
-        """W = (X'X + gamma I)^-1 X'Y = X' (XX' + gamma I)^-1 Y, through the smaller of the two (Eq. 13)."""
+    def solve(self, X: torch.Tensor, Y: torch.Tensor, gamma: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """G = X'X + gamma I (d, d) and W = G^-1 X'Y = X' (XX' + gamma I)^-1 Y, through the smaller side (Eq. 13)."""
         n, d = X.shape
+        G = shifted(X.T @ X, gamma)
         noise = noise_floor(min(n, d), X.dtype)
         if n < d:
             W, _, trouble = solve_symmetric(shifted(X @ X.T, gamma), Y, noise)
             W = X.T @ W
         else:
-            W, _, trouble = solve_symmetric(shifted(X.T @ X, gamma), X.T @ Y, noise)
+            W, _, trouble = solve_symmetric(G, X.T @ Y, noise)
         if trouble:
-            self.notices.tell("client", f"{method}, a client's own solution (method.gamma={gamma:g}): {trouble}")
-        return W
+            self.notices.tell("client", f"a client's own solution with method.gamma={gamma:g}: {trouble}")
+        return G, W
 
 
 class AFLClient(LocalRidge):
@@ -82,8 +83,8 @@ class AFLClient(LocalRidge):
     def update(self, shard: Shard, broadcast: Message) -> Message:
         """C_k = X'X + gamma I (d, d) and W_k (d, c_t), this task's columns of the client's solution."""
         X = self.features(shard, broadcast)
-        W = self.solve(X, one_hot(shard, broadcast["columns"]), self._gamma, AFL.name)
-        return Message({"C": shifted(X.T @ X, self._gamma), "W": W}, symmetric=["C"], per_class=["W"])
+        C, W = self.solve(X, one_hot(shard, broadcast["columns"]), self._gamma)
+        return Message({"C": C, "W": W}, symmetric=["C"], per_class=["W"])
 
 
 class AFLServer(GramServer):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +72,16 @@ class AnalyticClient(Client):
         return self._features[1].map(shard.inputs)
 
 
+def projection_seed(problem: Problem) -> int:
+    """What the server broadcasts in place of the projection."""
+    return derived_seed(problem.seed, "projection")
+
+
+def shared_features(method: AnalyticMethod, problem: Problem) -> RandomFeatures:
+    """The random features of this run, as the server has them."""
+    return RandomFeatures(projection_seed(problem), problem.inputs, method.M, problem.dtype, problem.device)
+
+
 def one_hot(shard: Shard, columns: torch.Tensor) -> torch.Tensor:
     """Y (n, c): which of `columns` each of the shard's labels is."""
     return (shard.labels.unsqueeze(1) == columns.to(shard.labels.device)).to(shard.inputs.dtype)
@@ -94,9 +103,9 @@ class AnalyticServer(Server):
         self.W = self.B
         self.columns = range(0)
         self._label = method.name
-        self._seed = derived_seed(problem.seed, "projection")
-        self.random_features = RandomFeatures(self._seed, problem.inputs, method.M, problem.dtype, problem.device)
+        self.random_features = shared_features(method, problem)
         self._condition: float | None = None
+        self._trouble = ""
 
     def zeros(self, *shape: int) -> torch.Tensor:
         """Zeros in the statistics' dtype on the device."""
@@ -112,7 +121,7 @@ class AnalyticServer(Server):
         projection = self.random_features.projection
         if self.problem.wire.projection == "matrix" and projection is not None:
             return Message({"projection": projection.to(torch.float64), "columns": columns})
-        return Message({"seed": torch.tensor(self._seed), "columns": columns})
+        return Message({"seed": torch.tensor(projection_seed(self.problem)), "columns": columns})
 
     def add_class_sums(self, sums: torch.Tensor) -> None:
         """B += sums (M, c) in the columns of the task's classes."""
@@ -123,9 +132,11 @@ class AnalyticServer(Server):
 
     def _solve(self) -> None:
         solution = self.solution()
-        self.W, self._condition = solution.W, solution.condition
+        self.W, self._condition, self._trouble = solution
         if solution.trouble:
-            self.notices.tell(re.split("[(:]", solution.trouble)[0], f"{self._label}: {solution.trouble}")
+            # Of each kind ("the system is singular to rounding: ...") the first; the run record has the last.
+            kind, _, _ = solution.trouble.partition(":")
+            self.notices.tell(kind, f"{self._label}, {self.B.shape[1]} classes seen: {solution.trouble}")
 
     @abstractmethod
     def solution(self) -> Solution:
@@ -139,8 +150,8 @@ class AnalyticServer(Server):
         return {"W": self.W} if projection is None else {"W": self.W, "projection": projection}
 
     def report(self) -> dict[str, Any]:
-        """`condition`: of the last system solved, largest over smallest eigenvalue."""
-        return {"condition": self._condition}
+        """Of the last system solved: `condition`, largest over smallest eigenvalue, and `trouble`, null for none."""
+        return {"condition": self._condition, "trouble": self._trouble or None}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {"B": self.B, **self.statistics()}

@@ -144,8 +144,8 @@ class Audit(ABC):
         """Take in what a client learnt from (pseudo-labelled samples included)."""
 
     @abstractmethod
-    def report(self, task: Task, server: Server, tests: Iterable[torch.Tensor]) -> dict[str, float]:
-        """Bound and truth after a task; a row of bounds.csv.
+    def report(self, task: Task, server: Server, tests: Iterable[torch.Tensor]) -> dict[str, float | None]:
+        """Bound and truth after a task, a row of bounds.csv; None for what is not finite.
 
         Args:
             task: the task just finished.

@@ -6,6 +6,8 @@ federation and see everything. They are meant for small M, and they double a run
 
 from __future__ import annotations
 
+import logging
+import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from typing import cast
@@ -14,13 +16,15 @@ import torch
 
 from fcl_bench.data.stream import Task
 from fcl_bench.linalg.low_rank_sum import shifted
-from fcl_bench.linalg.random_features import RandomFeatures
+from fcl_bench.linalg.solve import noise_floor, solve_symmetric
 from fcl_bench.linalg.spectral import summarise
-from fcl_bench.methods.analytic import AnalyticMethod, AnalyticServer, one_hot
+from fcl_bench.methods.analytic import AnalyticMethod, AnalyticServer, one_hot, shared_features
 from fcl_bench.methods.base import Audit, Problem, Server, Shard
 from fcl_bench.methods.centred_sketch import CentredSketch, CentredSketchServer, deviations, noise_level
 from fcl_bench.methods.fedran import FedRAN, FedRANServer
-from fcl_bench.randomness import derived_seed
+from fcl_bench.notices import Notices
+
+log = logging.getLogger(__name__)
 
 
 class GramAudit(Audit):
@@ -32,15 +36,16 @@ class GramAudit(Audit):
 
     def __init__(self, method: AnalyticMethod, problem: Problem, ridge: float) -> None:
         M = method.dimension(problem)
-        seed = derived_seed(problem.seed, "projection")
-        self._features = RandomFeatures(seed, problem.inputs, method.M, problem.dtype, problem.device)
-        self._G = torch.zeros(M, M, dtype=problem.dtype, device=problem.device)
+        self._features = shared_features(method, problem)
+        self._G = torch.zeros(M, M, dtype=torch.float64, device=problem.device)
+        self._notices = Notices(log)
         self._ridge = ridge
         self.local_error = 0.0
 
     def observe(self, task: Task, shard: Shard) -> None:
         H = self._features.map(shard.inputs)
-        self._G.addmm_(H.T, H)
+        wide = H.to(torch.float64)
+        self._G.addmm_(wide.T, wide)
         self.local_error += self.upload_error(H, shard, task)
 
     @abstractmethod
@@ -55,7 +60,7 @@ class GramAudit(Audit):
     def bounds(self, server: Server) -> tuple[float, float]:
         """Bounds on the spectral norm of G minus its estimate, and on the Frobenius norm of W* - W."""
 
-    def report(self, task: Task, server: Server, tests: Iterable[torch.Tensor]) -> dict[str, float]:
+    def report(self, task: Task, server: Server, tests: Iterable[torch.Tensor]) -> dict[str, float | None]:
         """The bounds hold in exact arithmetic; what `wire.dtype` rounds off comes on top.
 
         `gram_error` <= `gram_bound` (Theorem 1, spectral norm), `weight_error` <= `weight_bound` (Theorem 2, Frobenius
@@ -66,7 +71,10 @@ class GramAudit(Audit):
         assert isinstance(server, AnalyticServer)
         gram_bound, weight_bound = self.bounds(server)
         error = self._G - self.estimate(server)
-        exact = torch.cholesky_solve(server.B, torch.linalg.cholesky(shifted(self._G, self._ridge)))
+        noise = noise_floor(len(self._G), torch.float64)
+        exact, _, trouble = solve_symmetric(shifted(self._G, self._ridge), server.B, noise)
+        if trouble:
+            self._notices.tell("exact", f"method.bounds, the exact solution itself: {trouble}")
         samples = certified = agree = 0
         score_error = 0.0
         for inputs in tests:
@@ -81,7 +89,7 @@ class GramAudit(Audit):
             certified += int((margin > 2 * length * weight_bound).sum())
             agree += int((truth.argmax(dim=1) == scores.argmax(dim=1)).sum())
             samples += len(H)
-        return {
+        found = {
             "gram_error": float(torch.linalg.matrix_norm(error, 2)),
             "gram_bound": gram_bound,
             "gram_norm": float(torch.linalg.matrix_norm(self._G, 2)),
@@ -92,6 +100,8 @@ class GramAudit(Audit):
             "certified": 100 * certified / max(samples, 1),
             "agree": 100 * agree / max(samples, 1),
         }
+        # JSON has no infinity: a bound beyond all numbers is none.
+        return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {"G": self._G, "local_error": torch.tensor(self.local_error, dtype=torch.float64)}
@@ -116,18 +126,18 @@ class FedRANAudit(GramAudit):
         return (V * sigma.square()) @ V.T
 
     def bounds(self, server: Server) -> tuple[float, float]:
-        """Eq. 24 and 31; with the floor f = s_r^2 in the complement, max(eps_G, f) / (lambda (lambda + f)) ||B||."""
+        """Eq. 24 and 31; with the floor f, max(eps_G, f) / (lambda (lambda + f)) ||B||."""
         server = cast(FedRANServer, server)
-        (V, sigma), B, ridge = server.sketch, server.B, self._ridge
+        (V, _), B, ridge = server.sketch, server.B, self._ridge
         gram = self.local_error + server.merge_error
         size = float(torch.linalg.matrix_norm(B))
-        if self._method.complement == "floor" and len(sigma):
-            # G - G~ is positive semidefinite with norm eps_G, and f (I - VV') is taken from it; inverse factors of
-            # G + lambda I and of the floored sketch have norms at most 1 / lambda and 1 / (lambda + f).
-            floor = float(sigma[-1]) ** 2
-            return gram, max(gram, floor) / (ridge * (ridge + floor)) * size
+        if self._method.complement == "floor":
+            # G - G~ is positive semidefinite with norm eps_G, and no more than f is taken from it in any direction;
+            # the inverses of G + lambda I and of the floored sketch have norms at most 1 / lambda and 1 / (lambda + f).
+            floor = server.floor
+            return gram, max(gram, floor) / ridge / (ridge + floor) * size
         outside = float(torch.linalg.matrix_norm(B - V @ (V.T @ B)))
-        return gram, gram / ridge**2 * size + outside / ridge
+        return gram, gram / ridge * (size / ridge) + outside / ridge
 
 
 class CentredSketchAudit(GramAudit):
@@ -151,4 +161,4 @@ class CentredSketchAudit(GramAudit):
         """The estimate is at least delta I, so its inverse factor is at most 1 / (lambda + delta)."""
         server = cast(CentredSketchServer, server)
         size = float(torch.linalg.matrix_norm(server.B))
-        return self.local_error, self.local_error / (self._ridge * (self._ridge + server.delta)) * size
+        return self.local_error, self.local_error / self._ridge / (self._ridge + server.delta) * size

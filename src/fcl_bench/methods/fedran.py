@@ -18,7 +18,7 @@ from fcl_bench.federation.message import Message, column_bytes
 from fcl_bench.linalg.merging import MERGERS, Merger
 from fcl_bench.linalg.prototypes import pseudo_labels
 from fcl_bench.linalg.ridge import subspace_ridge
-from fcl_bench.linalg.solve import Solution
+from fcl_bench.linalg.solve import Solution, ill_conditioned, noise_floor
 from fcl_bench.linalg.spectral import Spectrum, merge, summarise
 from fcl_bench.methods.analytic import AnalyticClient, AnalyticMethod, AnalyticServer, one_hot
 from fcl_bench.methods.base import Audit, Client, Problem, Server, Shard
@@ -39,7 +39,7 @@ class FedRAN(AnalyticMethod):
         budget_bytes: most that a client may upload for a task; the rank of its summary is then at most what Eq. 12
             allows. The server keeps `rank` directions all the same, or the most that any task allowed.
         complement: the classifier outside the kept subspace: "drop" (the paper) sets it to zero, "floor" takes the
-            smallest kept eigenvalue, which no dropped one exceeds, for the curvature there.
+            smallest eigenvalue that every truncation kept, which no dropped one exceeds, for the curvature there.
         ssl: FedRAN-SSL: give unlabelled samples (label_rate below 1) the label of the nearest prototype.
         tau: least cosine similarity at which such a label is accepted (Eq. 15).
         bounds: compare with the exact solution after each task (Theorems 1 and 2, bounds.csv); for small M.
@@ -128,6 +128,14 @@ def upload_bytes(M: int, rank: int, classes: int, wire_dtype: torch.dtype) -> in
     return (rank + classes) * column_bytes(M, wire_dtype) + rank * column_bytes(None, wire_dtype)
 
 
+def outside(V: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+    """(I - V V')B (M, C), projected twice in float64: once would leave what V lacks in orthonormality."""
+    V, rest = V.to(torch.float64), B.to(torch.float64)
+    for _ in range(2):
+        rest = rest - V @ (V.T @ rest)
+    return rest.to(B.dtype)
+
+
 class FedRANClient(AnalyticClient):
     """Random features, thin SVD, class sums (Alg. 1, lines 7-13). Keeps nothing but the projection."""
 
@@ -155,6 +163,8 @@ class FedRANServer(AnalyticServer):
     Attributes:
         sketch: V (M, r) and sigma (r,) of everything so far.
         merge_error: sum over all merges so far of the first eigenvalue that each dropped (Eq. 24's second sum).
+        floor: the smallest kept eigenvalue, or the largest of those at which a client cut off, where that is larger: so
+            it is where a byte budget makes clients cut off long before the server.
     """
 
     def __init__(self, method: FedRAN, problem: Problem) -> None:
@@ -164,7 +174,14 @@ class FedRANServer(AnalyticServer):
         self.sketch = Spectrum(empty, empty[0])
         self.merge_error = 0.0
         self._rank = 0 if method.rank is None else min(method.rank, self.dimension)
+        self._limit = 0
+        self._cut = 0.0
         self._spatial = self._merger()
+
+    @property
+    def floor(self) -> float:
+        smallest = float(self.sketch.sigma[-1]) ** 2 if len(self.sketch.sigma) else 0.0
+        return max(smallest, self._cut)
 
     def _merger(self) -> Merger:
         return MERGERS[self._method.merge](self._rank)
@@ -172,12 +189,15 @@ class FedRANServer(AnalyticServer):
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         # A byte budget binds uploads, not what the server keeps, so a task with many classes never shrinks the state.
-        self._rank = max(self._rank, self._method.feasible_rank(self.problem, len(task.new_columns)))
+        self._limit = self._method.feasible_rank(self.problem, len(task.new_columns))
+        self._rank = max(self._rank, self._limit)
         self._spatial = self._merger()
 
     def absorb(self, client_id: int, message: Message) -> None:
         self.add_class_sums(message["B"])
         self._spatial.add(Spectrum(message["V"], message["sigma"]))
+        if len(message["sigma"]) == self._limit:
+            self._cut = max(self._cut, float(message["sigma"][-1]) ** 2)
 
     def finish_task(self) -> None:
         spatial = self._spatial.result()
@@ -187,13 +207,21 @@ class FedRANServer(AnalyticServer):
         super().finish_task()
 
     def solution(self) -> Solution:
+        """Eq. 29; with the floor f, W = V (max(s^2, f) + lambda)^-1 V'B + (I - V V')B / (f + lambda)."""
         ridge, (V, sigma) = self._method.ridge, self.sketch
-        W = subspace_ridge(self.sketch, self.B, ridge)
-        values = sigma.square() + ridge
-        condition = float(values[0] / values[-1]) if len(values) else 1.0
-        if self._method.complement == "floor" and len(values):
-            W = W + (self.B - V @ (V.T @ self.B)) / values[-1]
-        return Solution(W, condition, "")
+        if len(sigma) == 0:
+            return Solution(torch.zeros_like(self.B), 1.0)
+        noise = noise_floor(self.dimension, self.problem.dtype) * float(sigma[0]) ** 2
+        if self._method.complement == "floor":
+            # Outside the subspace B may be nothing but rounding, which must not be divided by next to nothing.
+            floor = max(self.floor, noise)
+            sigma = sigma.clamp_min(floor**0.5)
+            W = subspace_ridge(Spectrum(V, sigma), self.B, ridge) + outside(V, self.B) / (floor + ridge)
+        else:
+            W = subspace_ridge(self.sketch, self.B, ridge)
+        largest, smallest = float(sigma[0]) ** 2 + ridge, float(sigma[-1]) ** 2 + ridge
+        condition = largest / smallest
+        return Solution(W, condition, ill_conditioned(condition, largest / noise) if noise > smallest else "")
 
     def statistics(self) -> dict[str, torch.Tensor]:
         return {
@@ -201,8 +229,10 @@ class FedRANServer(AnalyticServer):
             "sigma": self.sketch.sigma,
             "rank": torch.tensor(self._rank),
             "merge_error": torch.tensor(self.merge_error, dtype=torch.float64),
+            "cut": torch.tensor(self._cut, dtype=torch.float64),
         }
 
     def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
         self.sketch = Spectrum(state["V"].to(self.B), state["sigma"].to(self.B))
-        self._rank, self.merge_error = int(state["rank"]), float(state["merge_error"])
+        self._rank = int(state["rank"])
+        self.merge_error, self._cut = float(state["merge_error"]), float(state["cut"])

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.data.stream import Task
-from fcl_bench.errors import require_choice, require_count, require_positive
+from fcl_bench.errors import require_choice, require_count, require_memory, require_positive
 from fcl_bench.federation.accounting import accountings, stsa_e_values
 from fcl_bench.federation.message import Message
 from fcl_bench.linalg.class_scatter import ClassScatter
@@ -48,6 +48,11 @@ class STSAE(AnalyticMethod):
         require_count("method.dummy_clients", self.dummy_clients)
         require_choice("method.estimator", self.estimator, ESTIMATORS)
 
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
+        values = stsa_e_values(self.dimension(problem), max(classes_per_task), self.dummy_clients)
+        require_memory(f"method.dummy_clients={self.dummy_clients}", 8 * values, "one upload")
+
     def client(self, problem: Problem) -> Client:
         return STSAEClient(self, problem)
 
@@ -80,9 +85,17 @@ class STSAEClient(AnalyticClient):
         group = torch.from_numpy(rng.permutation(len(H)) % self._groups).to(shard.labels.device)
         cell = group * len(columns) + torch.searchsorted(columns.long(), shard.labels)
         cells = self._groups * len(columns)
-        sums = H.new_zeros(cells, H.shape[1]).index_add_(0, cell, H)
+        sums = _sums_of(H, cell, cells)
         counts = torch.bincount(cell, minlength=cells).to(torch.int32)
         return Message({"C": sums.T, "n": counts.reshape(self._groups, len(columns))}, per_class=["C"])
+
+
+def _sums_of(H: torch.Tensor, cell: torch.Tensor, cells: int) -> torch.Tensor:
+    """(cells, M) sums of the rows of H (n, M) in each cell."""
+    if H.is_cuda:
+        # index_add_ is not deterministic there, and a matrix product costs little.
+        return torch.nn.functional.one_hot(cell, cells).to(H).T @ H
+    return H.new_zeros(cells, H.shape[1]).index_add_(0, cell, H)
 
 
 class STSAEServer(GramServer):
@@ -92,6 +105,7 @@ class STSAEServer(GramServer):
         super().__init__(method, problem)
         self._gamma = method.gamma
         self._unbiased = method.estimator == "unbiased"
+        self._scatter = ClassScatter(self.zeros(self.dimension, 0))
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)

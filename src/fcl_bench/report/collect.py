@@ -56,7 +56,7 @@ def selected(frame: pd.DataFrame, conditions: list[str]) -> pd.DataFrame:
     known = [column for column in frame if column not in (*MEASURES, "written")]
     for condition in conditions:
         key, _, wanted = condition.partition("=")
-        if not wanted:
+        if not wanted or not key:
             raise UserError(f"--where {condition} is not KEY=VALUE", "such as --where method=fedran,stsa")
         if key not in known:
             raise UserError(f"--where {condition}: unknown key {key}", choices(known, key, most=len(known)))
@@ -126,6 +126,7 @@ def _flat(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _as_number(typed: str) -> str:
     """0.10 and 1e-1 as `text` writes them: 0.1."""
     try:
-        return text(float(typed))
+        number = float(typed)
     except ValueError:
         return typed
+    return text(number) if np.isfinite(number) else typed

@@ -169,7 +169,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def run_tables(
-    stream: Stream, ledger: Ledger, accuracy: list[float], matrix: np.ndarray, bounds: list[dict[str, float]]
+    stream: Stream, ledger: Ledger, accuracy: list[float], matrix: np.ndarray, bounds: list[dict[str, float | None]]
 ) -> dict[str, tuple[list[str], list[list[Any]]]]:
     """tasks.csv, accuracy_matrix.csv, uploads.csv and, if there are any, bounds.csv as headers and rows.
 

@@ -9,8 +9,6 @@ from rich.console import Console
 from rich.table import Table
 
 MIB = 2**20
-#: How the ways to send that are not the default read in a title; the first word is the value.
-_WIRE_OPTIONS = {"gram": "packed Gram matrices", "columns": "held classes only", "projection": "matrix for projection"}
 _CONVENTIONS = {"fedran_mib": "FedRAN's Table 4", "stsa_mib": "STSA's Table 5"}
 
 
@@ -89,20 +87,23 @@ def _labels(labels: dict[str, Any]) -> Table:
     return table
 
 
-def _bounds(bounds: dict[str, float]) -> Table:
+def _bounds(bounds: dict[str, float | None]) -> Table:
     """Bound beside truth after the last task."""
+
+    def show(name: str, digits: str = ".3g") -> str:
+        value = bounds[name]
+        return "not finite" if value is None else f"{value:{digits}}"
+
     table = _table("Against the exact Gram matrix, last task", "", "truth", "bound", "norm of the exact")
-    table.add_row("Gram matrix (spectral)", *(f"{bounds[f'gram_{part}']:.3g}" for part in ("error", "bound", "norm")))
-    table.add_row("classifier (Frobenius)", *(f"{bounds[f'weight_{part}']:.3g}" for part in ("error", "bound", "norm")))
-    table.add_row("test scores / ||h||, largest", f"{bounds['score_error']:.3g}", f"{bounds['weight_bound']:.3g}", "")
-    table.add_row("same class (% of test samples)", f"{bounds['agree']:.2f}", f"{bounds['certified']:.2f}", "")
+    table.add_row("Gram matrix (spectral)", *map(show, ("gram_error", "gram_bound", "gram_norm")))
+    table.add_row("classifier (Frobenius)", *map(show, ("weight_error", "weight_bound", "weight_norm")))
+    table.add_row("test scores / ||h||, largest", show("score_error"), show("weight_bound"), "")
+    table.add_row("same class (% of test samples)", show("agree", ".2f"), show("certified", ".2f"), "")
     return table
 
 
 def _communication(communication: dict[str, Any]) -> Table:
-    wire = communication["wire"]
-    options = [text for key, text in _WIRE_OPTIONS.items() if wire[key] == text.split()[0]]
-    table = _table(f"Communication ({', '.join([wire['dtype'], *options])})", "", "size")
+    table = _table(f"Communication ({communication['wire']['dtype']})", "", "size")
     rows = {
         "upload, busiest client and task": communication["up_max_bytes"],
         "upload, busiest client over the stream": communication["up_total_max_bytes"],

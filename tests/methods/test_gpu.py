@@ -1,0 +1,40 @@
+"""The closed-form methods on a GPU agree with the CPU and resume bit for bit (run with: pytest -m gpu)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.methods.harness import draw_tasks, problem_of, shard_of, stream_of
+from tests.methods.test_every_method import METHODS
+
+pytestmark = pytest.mark.gpu
+
+
+def classifier_on(device: str, method) -> torch.Tensor:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    tasks = draw_tasks(np.random.default_rng(0), 8, [3, 2], [[60, 5, 30], [20, 40, 1]])
+    problem = type(problem_of(8))(**{**vars(problem_of(8)), "device": torch.device(device)})
+    server, client = method.server(problem), method.client(problem)
+    for task, clients in zip(stream_of(tasks), tasks, strict=True):
+        server.start_task(task)
+        for round_ in range(server.rounds(task)):
+            broadcast = server.broadcast(task, round_)
+            for k, (Z, labels) in enumerate(clients):
+                shard = shard_of(k, task.index, Z, labels)
+                there = type(shard)(
+                    k, task.index, *(t.to(problem.device) for t in (shard.inputs, shard.labels, shard.unlabelled))
+                )
+                message = client.update(there, broadcast).to_wire(problem.wire)
+                server.absorb(k, message.from_wire(problem.dtype, problem.device))
+        server.finish_task()
+    return server.model()["W"].cpu()
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+def test_a_gpu_agrees_with_the_cpu_and_with_itself(method):
+    gpu, again, cpu = classifier_on("cuda", method), classifier_on("cuda", method), classifier_on("cpu", method)
+    assert torch.equal(gpu, again)
+    torch.testing.assert_close(gpu, cpu, rtol=1e-6, atol=1e-8 * float(cpu.abs().max()))
