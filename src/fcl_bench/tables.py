@@ -50,7 +50,10 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = _Parser(prog="fcl-tables", description="One table and one figure of the runs that fcl-bench left.")
     parser.add_argument("--out", default="outputs", metavar="FOLDER", help="holds runs/, gets tables/ (outputs)")
-    which = "only runs like these: method=fedran,stsa, beta=0.1, method.rank=512, seed=0,1; may be given repeatedly"
+    which = (
+        "only runs like these: method=fedran,stsa, beta=0.1, seed=0,1; method.rank=512 of the methods with a rank;"
+        " may be given repeatedly"
+    )
     parser.add_argument("--where", action="append", default=[], metavar="KEY=VALUE", help=which)
     parser.add_argument("--name", default="summary", help="of the files (summary)")
     arguments = parser.parse_args()

@@ -42,6 +42,17 @@ def draw_tasks(
     return tasks
 
 
+def dealt(rng: np.random.Generator, tasks: Tasks, clients: int, beta: float) -> Tasks:
+    """The samples of each task dealt to `clients` clients, each class by its own Dirichlet law; clients in any order."""
+    streams = []
+    for task in tasks:
+        Z, labels = (np.concatenate(parts) for parts in zip(*task, strict=True))
+        shares = {label: rng.dirichlet(np.full(clients, beta)) for label in np.unique(labels)}
+        owner = np.array([rng.choice(clients, p=shares[label]) for label in labels])
+        streams.append([(Z[owner == k], labels[owner == k]) for k in rng.permutation(clients)])
+    return streams
+
+
 def stream_of(tasks: Tasks) -> list[Task]:
     """The tasks' columns: each task's new classes are those above all earlier ones."""
     seen, stream = 0, []

@@ -16,6 +16,7 @@ from fcl_bench.methods.joint import Joint
 from tests.methods import afcl_oracle, afl_oracle, stsa_oracle
 from tests.methods.harness import (
     CPU,
+    dealt,
     draw_tasks,
     learn,
     learn_task,
@@ -61,21 +62,18 @@ def test_the_printed_weights_of_eq_8_are_not_the_right_ones():
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10**6), clients=st.integers(1, 200), method=st.sampled_from(["afl", "afcl"]))
-def test_any_partition_order_and_number_of_clients_give_the_centralised_solution(seed, clients, method):
+@given(
+    seed=st.integers(0, 10**6),
+    clients=st.integers(1, 200),
+    beta=st.sampled_from([0.05, 0.5, 100]),
+    method=st.sampled_from(["afl", "afcl"]),
+)
+def test_any_partition_order_and_number_of_clients_give_the_centralised_solution(seed, clients, beta, method):
     rng = np.random.default_rng(seed)
     tasks = draw_tasks(rng, 6, [3, 2], [[70], [60]])
-    dealt = []
-    for [(Z, labels)] in tasks:
-        owner = rng.integers(0, clients, len(Z))
-        dealt.append([(Z[owner == k], labels[owner == k]) for k in rng.permutation(clients)])
-    if method == "afl":
-        _, classifiers = learn(AFL(), problem_of(6), dealt)
-        expected = stsa_oracle.centralised(tasks, None, 0.0)
-    else:
-        _, classifiers = learn(AFCL(gamma=1.0, ridge=0.5), problem_of(6), dealt)
-        expected = stsa_oracle.centralised(tasks, None, 0.5)
-    for ours, theirs in zip(classifiers, expected, strict=True):
+    choice, ridge = (AFL(), 0.0) if method == "afl" else (AFCL(gamma=1.0, ridge=0.5), 0.5)
+    _, classifiers = learn(choice, problem_of(6), dealt(rng, tasks, clients, beta))
+    for ours, theirs in zip(classifiers, stsa_oracle.centralised(tasks, None, ridge), strict=True):
         assert relative_error(ours, theirs) < 1e-9
 
 

@@ -130,6 +130,27 @@ def test_sums_in_float32_that_can_not_resolve_the_ridge_are_told(method, caplog)
     assert torch.isfinite(server.model()["W"]).all()
 
 
+@pytest.mark.long
+def test_float32_sums_at_m_8192_are_told(caplog):
+    """A ridge that float64 resolves and float32 does not: 3e7 below the largest eigenvalue."""
+    rng = np.random.default_rng(0)
+    Z, labels = rng.standard_normal((200, 16)).astype(np.float32) + 1, np.arange(200) % 4
+    told = {}
+    for dtype in (torch.float64, torch.float32):
+        problem = type(problem_of(16))(**{**vars(problem_of(16)), "dtype": dtype})
+        probe = STSA(M=8192).server(problem)
+        H = torch.from_numpy(Z).to(dtype) @ probe.model()["projection"]
+        largest = float(torch.linalg.matrix_norm(H.relu(), 2)) ** 2
+        data = [[(Z.astype(str(dtype).removeprefix("torch.")), labels)]]
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            _, [W] = learn(STSA(M=8192, gamma=largest / 3e7), problem, data)
+        assert torch.isfinite(W).all()
+        told[dtype] = caplog.text
+    assert told[torch.float64] == ""
+    assert "condition number 3" in told[torch.float32]
+
+
 @every_method
 def test_well_conditioned_data_bring_no_warning(method, caplog):
     tasks = draw_tasks(np.random.default_rng(1), 6, [2, 2], [[60, 50], [70, 40]])

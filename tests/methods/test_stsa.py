@@ -17,7 +17,16 @@ from fcl_bench.methods.stsa import STSA
 from fcl_bench.methods.stsa_e import STSAE, STSAEServer
 from fcl_bench.randomness import generator
 from tests.methods import stsa_oracle as oracle
-from tests.methods.harness import draw_tasks, learn, problem_of, projection_of, relative_error, shard_of, stream_of
+from tests.methods.harness import (
+    dealt,
+    draw_tasks,
+    learn,
+    problem_of,
+    projection_of,
+    relative_error,
+    shard_of,
+    stream_of,
+)
 
 
 def random_tasks(seed: int, inputs: int = 8):
@@ -39,15 +48,16 @@ def test_stsa_agrees_with_the_oracle(seed, M):
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 10**6), clients=st.integers(1, 200), M=st.sampled_from([None, 12, 90]))
-def test_stsa_is_the_centralised_solution_for_any_partition_and_order(seed, clients, M):
+@given(
+    seed=st.integers(0, 10**6),
+    clients=st.integers(1, 200),
+    beta=st.sampled_from([0.05, 0.5, 100]),
+    M=st.sampled_from([None, 12, 90]),
+)
+def test_stsa_is_the_centralised_solution_for_any_partition_and_order(seed, clients, beta, M):
     rng = np.random.default_rng(seed)
     tasks = draw_tasks(rng, 5, [3, 2], [[60], [50]])
-    dealt = []
-    for [(Z, labels)] in tasks:
-        owner = rng.integers(0, clients, len(Z))
-        dealt.append([(Z[owner == k], labels[owner == k]) for k in rng.permutation(clients)])
-    server, classifiers = learn(STSA(M=M, gamma=2.0), problem_of(5), dealt)
+    server, classifiers = learn(STSA(M=M, gamma=2.0), problem_of(5), dealt(rng, tasks, clients, beta))
     for ours, theirs in zip(classifiers, oracle.centralised(tasks, projection_of(server), 2.0), strict=True):
         assert relative_error(ours, theirs) < 1e-9
 

@@ -116,7 +116,8 @@ def choice():
         (["method=fedran"], [0, 1]),
         (["method=fedran,stsa", "beta=1.0"], [1]),
         (["beta=0.10,null"], [0, 2]),
-        (["method.rank=8,32"], [0, 1]),
+        (["method.rank=8,32"], [0, 1, 2]),  # STSA has no rank
+        (["method=fedran", "method.rank=8"], [0]),
         (["seed=2"], [2]),
         (["run_id=run1"], [1]),
     ],

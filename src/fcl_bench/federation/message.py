@@ -137,9 +137,9 @@ class Message(Mapping[str, torch.Tensor]):
             elif scale is not None:
                 tensor = tensor * scale.to(device, dtype)
             if name + _HELD in self._tensors:
-                width, *_ = numbers = self._tensors[name + _HELD].to(device)
-                whole = tensor.new_zeros(tensor.shape[0], int(width))
-                whole[:, numbers[1:].long()] = tensor
+                numbers = self._tensors[name + _HELD].to(device).long()
+                whole = tensor.new_zeros(tensor.shape[0], int(numbers[0]))
+                whole[:, numbers[1:]] = tensor
                 tensor = whole
             decoded[name] = tensor
         return Message(decoded)

@@ -50,6 +50,8 @@ def collect(runs: Path) -> pd.DataFrame:
 def selected(frame: pd.DataFrame, conditions: list[str]) -> pd.DataFrame:
     """The runs that meet all of `conditions` (key=value, or key=value,value).
 
+    A condition on a knob says nothing of methods without it: method.rank=16 keeps STSA, which has no rank.
+
     Raises:
         UserError: a key that is no column, or a value that no run has.
     """
@@ -65,7 +67,7 @@ def selected(frame: pd.DataFrame, conditions: list[str]) -> pd.DataFrame:
         for value in values:
             if value not in set(there):
                 raise UserError(f"--where {condition}: no run has {key}={value}", choices(set(there) - {""}, value))
-        frame = frame[there.isin(values)]
+        frame = frame[there.isin(values) | (key.startswith("method.") & (there == ""))]
     return frame
 
 
