@@ -43,7 +43,7 @@ def draw_tasks(
 
 
 def dealt(rng: np.random.Generator, tasks: Tasks, clients: int, beta: float) -> Tasks:
-    """The samples of each task dealt to `clients` clients, each class by its own Dirichlet law; clients in any order."""
+    """Each task's samples dealt to `clients` clients in any order, each class by a Dirichlet law of its own."""
     streams = []
     for task in tasks:
         Z, labels = (np.concatenate(parts) for parts in zip(*task, strict=True))
