@@ -29,7 +29,8 @@ results: $(VENV)/.run
 	$(CIFAR) beta=0.1,1 clients=5,20 method=stsa_e method.gamma=1e6 method.estimator=unbiased
 	$(DIGITS) method=stsa,stsa_e method.gamma=100
 	$(DIGITS) method=fedran method.complement=drop,floor
-	$(DIGITS) method=afl,afcl,joint,centred_sketch
+	$(DIGITS) method=afl,afcl,centred_sketch
+	$(DIGITS) method=joint method.ridge=0.001,100
 	$(BIN)/fcl-tables --where data=features --name cifar100
 	$(BIN)/fcl-tables --where data=digits --name digits
 

@@ -293,6 +293,17 @@ def test_one_bad_job_does_not_stop_a_sweep_and_the_exit_code_tells(command, tmp_
     assert len(list((tmp_path / "runs").glob("*/run.json"))) == 2
 
 
+def test_a_sweep_over_methods_may_fix_a_knob_that_the_default_method_lacks(command, tmp_path):
+    small = ("tasks=2", "clients=2", "method.M=32")
+    code, out, err = command("-m", f"out={tmp_path}", "method=stsa,stsa_e", "method.gamma=5", *small)
+    assert (code, err) == (0, "")
+    assert out.count("run folder: ") == 2
+    code, _, err = command("-m", f"out={tmp_path}", "method=stsa,joint", "method.gamma=5", *small)
+    assert code == 2
+    assert "unknown key method.gamma of method=joint (" in err
+    assert err.rstrip().endswith("choices: method.M, method.ridge)")
+
+
 def test_a_bug_in_a_sweep_outranks_wrong_input(command, tmp_path, monkeypatch):
     from fcl_bench.federation.engine import Federation
 

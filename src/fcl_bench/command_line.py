@@ -44,7 +44,25 @@ def ordered(arguments: list[str]) -> list[str]:
     if value_follows:
         raise UserError(f"{options[-1]} needs a value", "such as --cfg job")
     sweep = bool({"-m", "--multirun"} & set(options))
-    return options + [_quoted_path(override, sweep) for override in overrides]
+    overrides = [_quoted_path(override, sweep) for override in overrides]
+    return options + (_swept(overrides) if sweep else overrides)
+
+
+def _swept(overrides: list[str]) -> list[str]:
+    """In a sweep over a group (method=stsa,afl), a key of its choices (method.gamma=1) as a sweep over one value.
+
+    Hydra first composes a sweep without what is swept, so with the group's default choice, and would look for the key
+    there.
+    """
+    groups = {key for key, _, value in (override.partition("=") for override in overrides) if "," in value}
+    made = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        one_value = "," not in value or value[:1] in ("[", "{", "'", '"')
+        if key.partition(".")[0] in groups and "." in key and one_value and not re.match(r"\w+\(", value):
+            override = f"{key}=choice({value})"
+        made.append(override)
+    return made
 
 
 def _quoted_path(override: str, sweep: bool) -> str:
@@ -75,6 +93,10 @@ def composition_error(error: Exception) -> UserError:
         options = [file.stem for file in (conf / group).glob("*.yaml")]
         return UserError(f"{group}={choice} is not known", choices(options, choice) if options else SEE_HELP)
     if found := re.search(r"Could not override '([^']+)'", text):
+        for choice in _choices_swept(found[1].partition(".")[0]):
+            known = _keys_beside(found[1], conf, choice)
+            if found[1] not in known:
+                return UserError(f"unknown key {found[1]} of {choice}", choices(known, found[1]))
         known = _keys_beside(found[1], conf)
         if found[1] in known:
             return UserError(f"{found[1]} takes no new keys in this form", f"+{found[1]}.KEY=VALUE")
@@ -88,8 +110,19 @@ def composition_error(error: Exception) -> UserError:
     return UserError(first_line(error), SEE_HELP)
 
 
-def _keys_beside(key: str, conf: Path) -> list[str]:
-    """The keys of the default configuration that share the parent of `key`; the top level's if it has none."""
+def _choices_swept(group: str) -> list[str]:
+    """method=stsa, method=afl for what was typed as method=stsa,afl; none if the group is not swept."""
+    typed = (text.partition("=") for text in sys.argv[1:])
+    return [
+        f"{key}={choice}" for key, _, value in typed if key == group and "," in value for choice in value.split(",")
+    ]
+
+
+def _keys_beside(key: str, conf: Path, *chosen: str) -> list[str]:
+    """The keys that share the parent of `key` in the configuration of the groups `chosen`, or of those typed.
+
+    The keys of the top level if `key` has no parent there.
+    """
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
@@ -97,8 +130,8 @@ def _keys_beside(key: str, conf: Path) -> list[str]:
     groups = [entry.name for entry in conf.iterdir() if entry.is_dir()]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(conf), version_base="1.3"):
-        chosen = [text for text in sys.argv[1:] if text.partition("=")[0] in groups and "," not in text]
-        top: Any = OmegaConf.to_container(compose("config", overrides=chosen))
+        typed = [text for text in sys.argv[1:] if text.partition("=")[0] in groups and "," not in text]
+        top: Any = OmegaConf.to_container(compose("config", overrides=list(chosen) or typed))
     parent = key.rpartition(".")[0]
     node = top
     for part in parent.split(".") if parent else ():
