@@ -132,7 +132,7 @@ def test_sums_in_float32_that_can_not_resolve_the_ridge_are_told(method, caplog)
 
 @pytest.mark.long
 def test_float32_sums_at_m_8192_are_told(caplog):
-    """A ridge that float64 resolves and float32 does not: 3e7 below the largest eigenvalue."""
+    """A ridge that float64 resolves and float32 hardly does, 3e7 below the largest eigenvalue."""
     rng = np.random.default_rng(0)
     Z, labels = rng.standard_normal((200, 16)).astype(np.float32) + 1, np.arange(200) % 4
     told = {}
@@ -148,7 +148,7 @@ def test_float32_sums_at_m_8192_are_told(caplog):
         assert torch.isfinite(W).all()
         told[dtype] = caplog.text
     assert told[torch.float64] == ""
-    assert "condition number 3" in told[torch.float32]
+    assert "ill-conditioned: condition number" in told[torch.float32]
 
 
 @every_method

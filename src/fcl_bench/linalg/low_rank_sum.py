@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fcl_bench.linalg.solve import Solution, noise_floor, solve_symmetric
+from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
 
 
 class LowRankSum:
@@ -57,9 +57,9 @@ class LowRankSum:
             F = self._factor()
             Q, R = torch.linalg.qr(torch.cat([F, B], dim=1))
             E = R[:, : F.shape[1]]
-            inner = solve_symmetric(shifted(E @ E.T, ridge), R[:, F.shape[1] :], noise_floor(len(R), B.dtype))
+            inner = solve_symmetric(shifted(E @ E.T, ridge), R[:, F.shape[1] :], relative_rounding(B.dtype))
             return Solution(Q @ inner.W, inner.condition, inner.trouble)
-        return solve_symmetric(shifted(self.dense(), ridge), B, noise_floor(self.size, B.dtype))
+        return solve_symmetric(shifted(self.dense(), ridge), B, relative_rounding(B.dtype))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """`factor` (M, m), and `gram` (M, M) once it is kept."""

@@ -26,39 +26,55 @@ class Solution(NamedTuple):
     trouble: str = ""
 
 
-def solve_symmetric(A: torch.Tensor, B: torch.Tensor, noise: float, scale: float = 0.0) -> Solution:
+def solve_symmetric(
+    A: torch.Tensor, B: torch.Tensor, rounding: float = 0.0, summed: torch.Tensor | None = None
+) -> Solution:
     """W with A W = B, in float64.
 
     Positive definite A: by Cholesky. Else through A's eigenvalues, leaving out those that are nothing but noise: the
     Moore-Penrose solution where A is singular, an indefinite solve where it has eigenvalues below zero.
 
+    Noise is what rounding makes of an eigenvalue: M * 2^-52 of the largest by the solve itself; and if the entries of
+    a matrix S had independent relative errors `rounding`, a few times rounding * sqrt(sum_ij v_i^2 v_j^2 S_ij^2) along
+    the eigenvector v, and rounding^2 of the largest from its mixing with others. Eigenvalues that are close together,
+    such as the zeros of a singular matrix, spread by sqrt(their number) as much.
+
     Args:
         A: (M, M) symmetric; the lower triangle is read.
         B: (M, C).
-        noise: error of A's eigenvalues relative to the largest; see `noise_floor`.
-        scale: size of what A was computed from, where that cancelled out and left its rounding errors.
+        rounding: relative error of the entries of `summed`; see `relative_rounding`.
+        summed: S (M, M), what A was computed from, if regularisers were taken out of it; None: A itself.
     """
     dtype, A, B = B.dtype, A.to(torch.float64), B.to(torch.float64)
     # Entries of size 1, so that no norm overflows or underflows.
     unit = float(A.abs().max()) if A.numel() else 0.0
     if unit == 0:
         return Solution(torch.zeros_like(B).to(dtype), 1.0, "the system is zero" if A.numel() else "")
-    A, B, scale = A / unit, B / unit, scale / unit
+    A, B = A / unit, B / unit
+    noise = _Noise(A if summed is None else summed.to(torch.float64) / unit, rounding)
     factor, failed = torch.linalg.cholesky_ex(A)
     if not bool(failed):
-        smallest, largest = _extremes(A, factor)
-        floor = noise * max(largest, scale)
+        smallest, largest, v = _extremes(A, factor)
+        floor = float(noise.along(v, largest))
         if smallest > floor:
             condition = largest / smallest
-            trouble = ill_conditioned(condition, largest / floor) if floor > DOUBTFUL * smallest else ""
+            # Told by the norm of all errors, though what is lost along this one direction may be less.
+            doubt = max(floor, noise.norm(largest))
+            trouble = ill_conditioned(condition, largest / doubt) if doubt > DOUBTFUL * smallest else ""
             return Solution(torch.cholesky_solve(B, factor).to(dtype), condition, trouble)
     values, V = torch.linalg.eigh(A)
     size = values.abs()
     largest = float(size.max())
-    floor = noise * max(largest, scale)
-    kept = size > floor
-    rank, below = int(kept.sum()), int((values < -floor).sum())
+    floors = noise.along(V, largest)
+    # As many as lie below their own noise are one cluster, whose noise is larger, which may make it larger yet.
+    kept, cluster = size > floors, 0
+    while int((~kept).sum()) > cluster:
+        cluster = int((~kept).sum())
+        kept = size > 2 * cluster**0.5 * floors
+    floors = 2 * max(cluster, 1) ** 0.5 * floors
+    rank, below = int(kept.sum()), int((values < -floors).sum())
     condition = largest / float(size[kept].min()) if rank else 1.0
+    resolved = largest / float(floors.min())
     if below:
         smallest = unit * float(values[0])
         trouble = (
@@ -68,13 +84,35 @@ def solve_symmetric(A: torch.Tensor, B: torch.Tensor, noise: float, scale: float
         )
     elif rank < len(values):
         trouble = (
-            f"the system is singular to rounding: rank {rank} of {len(values)}, condition number above {1 / noise:.1e},"
+            f"the system is singular to rounding: rank {rank} of {len(values)}, condition number above {resolved:.1e},"
             f" that of the rest {condition:.1e}; Moore-Penrose solution"
         )
     else:
-        trouble = ill_conditioned(condition, largest / floor)
+        trouble = ill_conditioned(condition, resolved)
     V = V[:, kept]
     return Solution((V @ ((V.T @ B) / values[kept].unsqueeze(1))).to(dtype), condition, trouble)
+
+
+class _Noise:
+    """How far rounding moves eigenvalues of S; see `solve_symmetric`."""
+
+    def __init__(self, S: torch.Tensor, rounding: float) -> None:
+        self._S, self._rounding = S, rounding
+
+    def norm(self, largest: float) -> float:
+        """The spectral norm of all errors together, for eigenvectors that point nowhere in particular."""
+        largest = max(largest, float(self._S.diagonal().max()))
+        return 8 * self._rounding / len(self._S) ** 0.5 * largest
+
+    def along(self, V: torch.Tensor, largest: float) -> torch.Tensor:
+        """(k,) the noise of eigenvalues with eigenvectors V (M, k); `largest` is that of the system."""
+        largest = max(largest, float(self._S.diagonal().max()))
+        solver = torch.full((V.shape[1],), len(V) * torch.finfo(V.dtype).eps * largest, dtype=V.dtype, device=V.device)
+        if self._rounding == 0:
+            return solver
+        weights = V.square()
+        first = ((self._S.square() @ weights) * weights).sum(dim=0).clamp_min(0).sqrt()
+        return solver + 4 * self._rounding * first + self._rounding**2 * largest
 
 
 def ill_conditioned(condition: float, resolved: float) -> str:
@@ -85,20 +123,15 @@ def ill_conditioned(condition: float, resolved: float) -> str:
     )
 
 
-def noise_floor(size: int, *dtypes: torch.dtype) -> float:
-    """Error in the eigenvalues of a Gram matrix (size, size) relative to its largest one.
-
-    The solver's own, size * 2^-52; and for each of `dtypes` (of the sums, of the wire) that is coarser than float64 the
-    spectral norm of independent rounding errors in the entries, about 8 * eps / sqrt(size).
-    """
-    rounding = sum(8 * torch.finfo(dtype).eps / max(size, 1) ** 0.5 for dtype in dtypes if dtype != torch.float64)
-    return max(size, 1) * torch.finfo(torch.float64).eps + rounding
+def relative_rounding(*dtypes: torch.dtype) -> float:
+    """Relative error of entries that were summed and sent in `dtypes`; float64's is left to the solve."""
+    return sum(torch.finfo(dtype).eps for dtype in dtypes if dtype != torch.float64)
 
 
-def _extremes(A: torch.Tensor, factor: torch.Tensor) -> tuple[float, float]:
-    """Smallest and largest eigenvalue of a positive definite A with its Cholesky factor, by power iterations.
+def _extremes(A: torch.Tensor, factor: torch.Tensor) -> tuple[float, float, torch.Tensor]:
+    """Smallest and largest eigenvalue of a positive definite A with its Cholesky factor, and the smallest's vector.
 
-    Estimates from within: the smallest is never too small, the largest never too large.
+    By inverse and power iteration: estimates from within, the smallest never too small, the largest never too large.
     """
     # A fixed start, generic enough that in practice it has a part along every eigenvector.
     start = torch.linspace(1.0, 2.0, len(A), dtype=A.dtype, device=A.device).sin().unsqueeze(1)
@@ -111,4 +144,4 @@ def _extremes(A: torch.Tensor, factor: torch.Tensor) -> tuple[float, float]:
         down = torch.cholesky_solve(down, factor)
         inverse = down.norm()
         down = down / inverse
-    return float(1 / inverse), float(largest)
+    return float(1 / inverse), float(largest), down

@@ -107,7 +107,7 @@ class AFCLServer(GramServer):
     @property
     def gkm(self) -> torch.Tensor:
         """The Global Knowledge Matrix (d, C) = G_agg^-1 X'Y, columns in order of registration."""
-        return solve_symmetric(self.G, self.B[:, self._order.to(self.B.device)], self.noise()).W
+        return solve_symmetric(self.G, self.B[:, self._order.to(self.B.device)], self.rounding()).W
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)

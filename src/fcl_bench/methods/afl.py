@@ -20,7 +20,7 @@ from fcl_bench.errors import require_positive
 from fcl_bench.federation.accounting import accountings, stsa_values
 from fcl_bench.federation.message import Message
 from fcl_bench.linalg.low_rank_sum import shifted
-from fcl_bench.linalg.solve import noise_floor, solve_symmetric
+from fcl_bench.linalg.solve import relative_rounding, solve_symmetric
 from fcl_bench.methods.analytic import AnalyticClient, AnalyticMethod, GramServer, one_hot
 from fcl_bench.methods.base import Client, Problem, Server, Shard
 
@@ -62,12 +62,12 @@ class LocalRidge(AnalyticClient):
         """G = X'X + gamma I (d, d) and W = G^-1 X'Y = X' (XX' + gamma I)^-1 Y, through the smaller side (Eq. 13)."""
         n, d = X.shape
         G = shifted(X.T @ X, gamma)
-        noise = noise_floor(min(n, d), X.dtype)
+        rounding = relative_rounding(X.dtype)
         if n < d:
-            W, _, trouble = solve_symmetric(shifted(X @ X.T, gamma), Y, noise)
+            W, _, trouble = solve_symmetric(shifted(X @ X.T, gamma), Y, rounding)
             W = X.T @ W
         else:
-            W, _, trouble = solve_symmetric(G, X.T @ Y, noise)
+            W, _, trouble = solve_symmetric(G, X.T @ Y, rounding)
         if trouble:
             self.notices.tell("client", f"a client's own solution with method.gamma={gamma:g}: {trouble}")
         return G, W

@@ -14,7 +14,7 @@ from fcl_bench.errors import require_count, require_memory
 from fcl_bench.federation.message import Message
 from fcl_bench.linalg.low_rank_sum import shifted
 from fcl_bench.linalg.random_features import RandomFeatures
-from fcl_bench.linalg.solve import Solution, noise_floor, solve_symmetric
+from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
 from fcl_bench.methods.base import Client, Method, Problem, Server, Shard
 from fcl_bench.notices import Notices
 from fcl_bench.randomness import derived_seed
@@ -187,13 +187,13 @@ class GramServer(AnalyticServer):
     def shift(self) -> float:
         """What is added to the eigenvalues of G: a ridge, less the regularisers that clients put in."""
 
-    def noise(self) -> float:
-        """Error in G's eigenvalues relative to the largest: of a matrix that clients summed and sent."""
-        return noise_floor(self.dimension, self.problem.dtype, self.problem.wire.dtype)
+    def rounding(self) -> float:
+        """Relative error of G's entries: of a matrix that clients summed and sent."""
+        return relative_rounding(self.problem.dtype, self.problem.wire.dtype)
 
     def solution(self) -> Solution:
         # Taking regularisers out leaves their rounding errors in.
-        return solve_symmetric(shifted(self.G, self.shift()), self.B, self.noise(), float(self.G.diagonal().max()))
+        return solve_symmetric(shifted(self.G, self.shift()), self.B, self.rounding(), summed=self.G)
 
     def statistics(self) -> dict[str, torch.Tensor]:
         return {"G": self.G, "uploads": torch.tensor(self.uploads)}

@@ -16,7 +16,7 @@ import torch
 
 from fcl_bench.data.stream import Task
 from fcl_bench.linalg.low_rank_sum import shifted
-from fcl_bench.linalg.solve import noise_floor, solve_symmetric
+from fcl_bench.linalg.solve import solve_symmetric
 from fcl_bench.linalg.spectral import summarise
 from fcl_bench.methods.analytic import AnalyticMethod, AnalyticServer, one_hot, shared_features
 from fcl_bench.methods.base import Audit, Problem, Server, Shard
@@ -71,8 +71,7 @@ class GramAudit(Audit):
         assert isinstance(server, AnalyticServer)
         gram_bound, weight_bound = self.bounds(server)
         error = self._G - self.estimate(server)
-        noise = noise_floor(len(self._G), torch.float64)
-        exact, _, trouble = solve_symmetric(shifted(self._G, self._ridge), server.B, noise)
+        exact, _, trouble = solve_symmetric(shifted(self._G, self._ridge), server.B)
         if trouble:
             self._notices.tell("exact", f"method.bounds, the exact solution itself: {trouble}")
         samples = certified = agree = 0

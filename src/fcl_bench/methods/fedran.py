@@ -18,7 +18,7 @@ from fcl_bench.federation.message import Message, column_bytes
 from fcl_bench.linalg.merging import MERGERS, Merger
 from fcl_bench.linalg.prototypes import pseudo_labels
 from fcl_bench.linalg.ridge import subspace_ridge
-from fcl_bench.linalg.solve import Solution, ill_conditioned, noise_floor
+from fcl_bench.linalg.solve import Solution, ill_conditioned, relative_rounding
 from fcl_bench.linalg.spectral import Spectrum, merge, summarise
 from fcl_bench.methods.analytic import AnalyticClient, AnalyticMethod, AnalyticServer, one_hot
 from fcl_bench.methods.base import Audit, Client, Problem, Server, Shard
@@ -211,7 +211,8 @@ class FedRANServer(AnalyticServer):
         ridge, (V, sigma) = self._method.ridge, self.sketch
         if len(sigma) == 0:
             return Solution(torch.zeros_like(self.B), 1.0)
-        noise = noise_floor(self.dimension, self.problem.dtype) * float(sigma[0]) ** 2
+        # Of V'B in a direction of small sigma, when V is orthonormal to rounding and B large in others.
+        noise = (self.dimension * 2**-52 + relative_rounding(self.problem.dtype)) * float(sigma[0]) ** 2
         if self._method.complement == "floor":
             # Outside the subspace B may be nothing but rounding, which must not be divided by next to nothing.
             floor = max(self.floor, noise)

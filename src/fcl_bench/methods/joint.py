@@ -13,7 +13,7 @@ import torch
 
 from fcl_bench.errors import require_positive
 from fcl_bench.federation.message import Message
-from fcl_bench.linalg.solve import noise_floor
+from fcl_bench.linalg.solve import relative_rounding
 from fcl_bench.methods.analytic import AnalyticMethod, GramServer
 from fcl_bench.methods.base import Client, Problem, Server, Shard
 
@@ -71,6 +71,6 @@ class JointServer(GramServer):
     def shift(self) -> float:
         return self._ridge
 
-    def noise(self) -> float:
+    def rounding(self) -> float:
         """Of a matrix that the server summed itself."""
-        return noise_floor(self.dimension, self.problem.dtype)
+        return relative_rounding(self.problem.dtype)

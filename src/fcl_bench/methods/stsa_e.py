@@ -17,7 +17,7 @@ from fcl_bench.errors import require_choice, require_count, require_memory, requ
 from fcl_bench.federation.accounting import accountings, stsa_e_values
 from fcl_bench.federation.message import Message
 from fcl_bench.linalg.class_scatter import ClassScatter
-from fcl_bench.linalg.solve import noise_floor
+from fcl_bench.linalg.solve import relative_rounding
 from fcl_bench.methods.analytic import AnalyticClient, AnalyticMethod, GramServer
 from fcl_bench.methods.base import Client, Problem, Server, Shard
 from fcl_bench.randomness import generator
@@ -132,6 +132,6 @@ class STSAEServer(GramServer):
     def shift(self) -> float:
         return self._gamma
 
-    def noise(self) -> float:
+    def rounding(self) -> float:
         """Of a matrix that the server made itself, positive semidefinite whatever the wire did to the sums."""
-        return noise_floor(self.dimension, self.problem.dtype)
+        return relative_rounding(self.problem.dtype)
