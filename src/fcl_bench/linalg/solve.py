@@ -29,15 +29,14 @@ class Solution(NamedTuple):
 def solve_symmetric(
     A: torch.Tensor, B: torch.Tensor, rounding: float = 0.0, summed: torch.Tensor | None = None
 ) -> Solution:
-    """W with A W = B, in float64.
+    """W with A W = B, in float64, for an A that is positive semidefinite but for rounding.
 
     Positive definite A: by Cholesky. Else through A's eigenvalues, leaving out those that are nothing but noise: the
-    Moore-Penrose solution where A is singular, an indefinite solve where it has eigenvalues below zero.
-
-    Noise is what rounding makes of an eigenvalue: M * 2^-52 of the largest by the solve itself; and if the entries of
-    a matrix S had independent relative errors `rounding`, a few times rounding * sqrt(sum_ij v_i^2 v_j^2 S_ij^2) along
-    the eigenvector v, and rounding^2 of the largest from its mixing with others. Eigenvalues that are close together,
-    such as the zeros of a singular matrix, spread by sqrt(their number) as much.
+    Moore-Penrose solution. An eigenvalue below zero is noise, and its size that of the others: what is not larger by
+    half is left out. (An indefinite solve would amplify it instead.) Where none is below zero, noise is M * 2^-52 of the
+    largest eigenvalue by the solve itself; and if the entries of a matrix S have independent relative errors `rounding`,
+    4 * rounding * sqrt(sum_ij v_i^2 v_j^2 S_ij^2) along the eigenvector v, and rounding^2 of the largest from its mixing
+    with others.
 
     Args:
         A: (M, M) symmetric; the lower triangle is read.
@@ -66,29 +65,26 @@ def solve_symmetric(
     size = values.abs()
     largest = float(size.max())
     floors = noise.along(V, largest)
-    # As many as lie below their own noise are one cluster, whose noise is larger, which may make it larger yet.
-    kept, cluster = size > floors, 0
-    while int((~kept).sum()) > cluster:
-        cluster = int((~kept).sum())
-        kept = size > 2 * cluster**0.5 * floors
-    floors = 2 * max(cluster, 1) ** 0.5 * floors
-    rank, below = int(kept.sum()), int((values < -floors).sum())
-    condition = largest / float(size[kept].min()) if rank else 1.0
-    resolved = largest / float(floors.min())
+    below = int((values < -noise.solver(largest)).sum())
+    if below:
+        floors = torch.full_like(floors, -1.5 * float(values[0]))
+    kept = values > floors
+    rank = int(kept.sum())
+    condition = largest / float(values[kept].min()) if rank else 1.0
     if below:
         smallest = unit * float(values[0])
         trouble = (
-            f"the system is indefinite: smallest eigenvalue {smallest:.3g}, {below} of {len(values)} below zero,"
-            f" condition number {condition:.1e}; solved as it is, a ridge larger by {-smallest:.3g} would make it"
-            " definite"
+            f"the system is indefinite: smallest eigenvalue {smallest:.3g}, {below} of {len(values)} below zero, so"
+            f" rounding hides what is of that size; condition number of the {rank} larger ones {condition:.1e},"
+            f" Moore-Penrose solution; a ridge above {-smallest:.3g}, or wire.dtype=float64, would make it definite"
         )
     elif rank < len(values):
         trouble = (
-            f"the system is singular to rounding: rank {rank} of {len(values)}, condition number above {resolved:.1e},"
-            f" that of the rest {condition:.1e}; Moore-Penrose solution"
+            f"the system is singular to rounding: rank {rank} of {len(values)}, condition number above"
+            f" {largest / float(floors.min()):.1e}, that of the rest {condition:.1e}; Moore-Penrose solution"
         )
     else:
-        trouble = ill_conditioned(condition, resolved)
+        trouble = ill_conditioned(condition, largest / float(floors.min()))
     V = V[:, kept]
     return Solution((V @ ((V.T @ B) / values[kept].unsqueeze(1))).to(dtype), condition, trouble)
 
@@ -104,15 +100,18 @@ class _Noise:
         largest = max(largest, float(self._S.diagonal().max()))
         return 8 * self._rounding / len(self._S) ** 0.5 * largest
 
+    def solver(self, largest: float) -> float:
+        """Of the solve itself."""
+        return len(self._S) * torch.finfo(self._S.dtype).eps * max(largest, float(self._S.diagonal().max()))
+
     def along(self, V: torch.Tensor, largest: float) -> torch.Tensor:
         """(k,) the noise of eigenvalues with eigenvectors V (M, k); `largest` is that of the system."""
-        largest = max(largest, float(self._S.diagonal().max()))
-        solver = torch.full((V.shape[1],), len(V) * torch.finfo(V.dtype).eps * largest, dtype=V.dtype, device=V.device)
+        solver = torch.full((V.shape[1],), self.solver(largest), dtype=V.dtype, device=V.device)
         if self._rounding == 0:
             return solver
         weights = V.square()
         first = ((self._S.square() @ weights) * weights).sum(dim=0).clamp_min(0).sqrt()
-        return solver + 4 * self._rounding * first + self._rounding**2 * largest
+        return solver + 4 * self._rounding * first + self._rounding**2 * max(largest, float(self._S.diagonal().max()))
 
 
 def ill_conditioned(condition: float, resolved: float) -> str:
