@@ -33,10 +33,10 @@ def solve_symmetric(
 
     Positive definite A: by Cholesky. Else through A's eigenvalues, leaving out those that are nothing but noise: the
     Moore-Penrose solution. An eigenvalue below zero is noise, and its size that of the others: what is not larger by
-    half is left out. (An indefinite solve would amplify it instead.) Where none is below zero, noise is M * 2^-52 of the
-    largest eigenvalue by the solve itself; and if the entries of a matrix S have independent relative errors `rounding`,
-    4 * rounding * sqrt(sum_ij v_i^2 v_j^2 S_ij^2) along the eigenvector v, and rounding^2 of the largest from its mixing
-    with others.
+    half is left out. (An indefinite solve would amplify it instead.) Where none is below zero, noise is M * 2^-52 of
+    the largest eigenvalue by the solve itself; and if the entries of a matrix S have independent relative errors
+    `rounding`, 4 * rounding * sqrt(sum_ij v_i^2 v_j^2 S_ij^2) along the eigenvector v, and rounding^2 of the largest
+    from its mixing with others.
 
     Args:
         A: (M, M) symmetric; the lower triangle is read.
