@@ -8,13 +8,14 @@ HEAD = """fcl-bench: federated continual learning methods under one split, one l
 
 usage: fcl-bench [key=value ...]            one run
        fcl-bench -m [key=value,value ...]   a run for every combination
+       fcl-tables [--help]                  the runs so far as one table and one figure
 
 examples:
   fcl-bench
   fcl-bench method=fedran method.rank=256 beta=0.5
   fcl-bench data=features data.path=my_features.npz
   fcl-bench data=cifar100 data.path=FOLDER backbone=mobilenetv2 backbone.checkpoint=FILE
-  fcl-bench -m method.rank=128,256,512 seed=0,1,2
+  fcl-bench -m method=fedran,stsa,afl seed=0,1,2
 
 options:
   -h, --help         this text
