@@ -13,7 +13,8 @@ tables: $(VENV)/.run
 
 # Every table and figure of docs/results.md; about four hours on two cores, and it goes on where it was interrupted.
 FEATURES ?= ../shared/data/cifar100-mobilenetv2.npz
-CIFAR := $(BIN)/fcl-bench -m data=features data.path=$(FEATURES) tasks=10 seed=0,1,2
+ONCE := $(BIN)/fcl-bench -m data=features data.path=$(FEATURES) tasks=10
+CIFAR := $(ONCE) seed=0,1,2
 DIGITS := $(BIN)/fcl-bench -m data=digits tasks=10 seed=0,1,2 beta=0.1,0.5,1
 results: $(VENV)/.run
 	$(CIFAR) beta=0.1,0.5,1 method=stsa,afl,afcl,joint
@@ -31,7 +32,11 @@ results: $(VENV)/.run
 	$(DIGITS) method=fedran method.complement=drop,floor
 	$(DIGITS) method=afl,afcl,centred_sketch
 	$(DIGITS) method=joint method.ridge=0.001,100
-	$(BIN)/fcl-tables --where data=features --name cifar100
+	$(ONCE) method=afl,afcl,stsa,centred_sketch,fedran,joint wire.dtype=float64,float32,float16,bfloat16
+	$(ONCE) method=stsa_e method.gamma=1e6 wire.dtype=float64,float32,float16,bfloat16
+	$(ONCE) method.ssl=false,true label_rate=0.1,0.2,0.5
+	$(ONCE) method=afl,afcl clients=10,100,1000 partition.min_size=0 wire.dtype=float64
+	$(BIN)/fcl-tables --where data=features --where wire.dtype=float32 --where label_rate=1 --name cifar100
 	$(BIN)/fcl-tables --where data=digits --name digits
 
 test: $(VENV)/.dev
