@@ -42,6 +42,15 @@ def draw_tasks(
     return tasks
 
 
+def random_tasks(seed: int, first: int) -> Tasks:
+    """A few tasks of 8 features: client 0 has `first` samples, others none, one, few or many."""
+    rng = np.random.default_rng(seed)
+    tasks, clients = int(rng.integers(1, 4)), int(rng.integers(1, 8))
+    sizes = rng.choice([0, 1, 5, 40], size=(tasks, clients))
+    sizes[:, 0] = first
+    return draw_tasks(rng, 8, [int(c) for c in rng.integers(1, 6, tasks)], sizes.tolist(), rng.choice([0.0, 2.0]))
+
+
 def dealt(rng: np.random.Generator, tasks: Tasks, clients: int, beta: float) -> Tasks:
     """Each task's samples dealt to `clients` clients in any order, each class by a Dirichlet law of its own."""
     streams = []

@@ -21,26 +21,18 @@ from tests.methods.harness import (
     learn,
     learn_task,
     problem_of,
+    random_tasks,
     relative_error,
     shard_of,
     stream_of,
 )
 
 
-def random_tasks(seed: int):
-    """Clients with fewer samples than features and with more, empty ones, ones with a single sample."""
-    rng = np.random.default_rng(seed)
-    tasks, clients = int(rng.integers(1, 4)), int(rng.integers(1, 8))
-    sizes = rng.choice([0, 1, 5, 40], size=(tasks, clients))
-    sizes[:, 0] = 30
-    return draw_tasks(rng, 8, [int(c) for c in rng.integers(1, 5, tasks)], sizes.tolist(), rng.choice([0.0, 2.0]))
-
-
 @pytest.mark.parametrize("ri", [True, False])
 @pytest.mark.parametrize("seed", range(8))
 def test_afl_agrees_with_the_papers_pairwise_form(seed, ri):
     """Erratum 2: with the right signs, the pairwise law is a running sum."""
-    tasks, gamma = random_tasks(seed), [1.0, 0.01, 100.0][seed % 3]
+    tasks, gamma = random_tasks(seed, 30), [1.0, 0.01, 100.0][seed % 3]
     _, classifiers = learn(AFL(gamma=gamma, ri=ri), problem_of(8), tasks)
     pairwise = afl_oracle.afl_pairwise(tasks, gamma, ri)
     summed = afl_oracle.afl_running_sum(tasks, gamma, ri)
@@ -79,7 +71,7 @@ def test_any_partition_order_and_number_of_clients_give_the_centralised_solution
 
 @pytest.mark.parametrize("seed", range(8))
 def test_afcl_agrees_with_the_recursion(seed):
-    tasks = random_tasks(seed)
+    tasks = random_tasks(seed, 30)
     gamma, ridge = [1.0, 0.1][seed % 2], [None, 2.0, 1e-3][seed % 3]
     server, classifiers = learn(AFCL(gamma=gamma, ridge=ridge), problem_of(8), tasks)
     for ours, theirs in zip(
@@ -217,7 +209,7 @@ def test_no_regulariser_on_rank_deficient_clients_is_told_once_and_still_exact(c
 
 
 def test_least_squares_in_one_place_is_the_same():
-    tasks = random_tasks(2)
+    tasks = random_tasks(2, 30)
     _, afl = learn(AFL(), problem_of(8), tasks)
     _, joint = learn(Joint(M=None, ridge=0.0), problem_of(8), tasks)
     for ours, theirs in zip(afl, joint, strict=True):

@@ -21,19 +21,11 @@ from tests.methods.harness import (
     learn_task,
     problem_of,
     projection_of,
+    random_tasks,
     relative_error,
     shard_of,
     stream_of,
 )
-
-
-def random_tasks(seed: int):
-    """Empty clients, clients with one sample, classes with one sample."""
-    rng = np.random.default_rng(seed)
-    tasks, clients = int(rng.integers(1, 4)), int(rng.integers(1, 6))
-    sizes = rng.choice([0, 1, 5, 40], size=(tasks, clients))
-    sizes[:, 0] = 9
-    return draw_tasks(rng, 8, [int(c) for c in rng.integers(1, 6, tasks)], sizes.tolist(), rng.choice([0.0, 2.0]))
 
 
 @pytest.mark.parametrize("centre", [True, False])
@@ -42,7 +34,7 @@ def random_tasks(seed: int):
 @pytest.mark.parametrize("seed", range(4))
 def test_scores_agree_with_the_oracle(seed, M, rank, centre):
     """The server works in factors where M is 300, and with the whole matrix where it is 8 or 20."""
-    tasks, ridge = random_tasks(seed), float(10.0 ** (seed - 1))
+    tasks, ridge = random_tasks(seed, 9), float(10.0 ** (seed - 1))
     rank = min(rank, 8 if M is None else M)
     server, classifiers = learn(CentredSketch(M=M, rank=rank, ridge=ridge, centre=centre), problem_of(8, seed), tasks)
     expected = oracle.centred_sketch(tasks, projection_of(server), rank, ridge, centre)
@@ -53,7 +45,7 @@ def test_scores_agree_with_the_oracle(seed, M, rank, centre):
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), rank=st.integers(0, 25), centre=st.booleans())
 def test_the_trace_is_kept_at_every_rank(seed, rank, centre):
-    tasks = random_tasks(seed)
+    tasks = random_tasks(seed, 9)
     server, _ = learn(CentredSketch(M=25, rank=rank, centre=centre), problem_of(8), tasks)
     assert isinstance(server, CentredSketchServer)
     P = projection_of(server)

@@ -23,24 +23,17 @@ from tests.methods.harness import (
     learn,
     problem_of,
     projection_of,
+    random_tasks,
     relative_error,
     shard_of,
     stream_of,
 )
 
 
-def random_tasks(seed: int, inputs: int = 8):
-    rng = np.random.default_rng(seed)
-    tasks, clients = int(rng.integers(1, 4)), int(rng.integers(1, 7))
-    sizes = rng.choice([0, 1, 5, 40], size=(tasks, clients))
-    sizes[:, 0] = 12
-    return draw_tasks(rng, inputs, [int(c) for c in rng.integers(1, 5, tasks)], sizes.tolist())
-
-
 @pytest.mark.parametrize("M", [None, 20, 150])
 @pytest.mark.parametrize("seed", range(6))
 def test_stsa_agrees_with_the_oracle(seed, M):
-    tasks = random_tasks(seed)
+    tasks = random_tasks(seed, 12)
     gamma = float(10.0 ** (seed - 2))
     server, classifiers = learn(STSA(M=M, gamma=gamma), problem_of(8, seed), tasks)
     for ours, theirs in zip(classifiers, oracle.stsa(tasks, projection_of(server), gamma), strict=True):
@@ -64,7 +57,7 @@ def test_stsa_is_the_centralised_solution_for_any_partition_and_order(seed, clie
 
 @pytest.mark.parametrize("seed", range(4))
 def test_stsa_without_random_features_is_afcl_with_the_same_ridge(seed):
-    tasks = random_tasks(seed)
+    tasks = random_tasks(seed, 12)
     _, stsa = learn(STSA(M=None, gamma=3.0), problem_of(8), tasks)
     _, afcl = learn(AFCL(gamma=0.7, ridge=3.0), problem_of(8), tasks)
     for ours, theirs in zip(stsa, afcl, strict=True):
@@ -73,7 +66,7 @@ def test_stsa_without_random_features_is_afcl_with_the_same_ridge(seed):
 
 @pytest.mark.parametrize("merge", ["sequential", "joint", "tree"])
 def test_fedran_at_the_rank_of_the_data_is_stsa_and_joint(merge):
-    tasks = random_tasks(3)
+    tasks = random_tasks(3, 12)
     _, fedran = learn(FedRAN(M=30, rank=30, ridge=5.0, merge=merge), problem_of(8), tasks)
     _, floored = learn(FedRAN(M=30, rank=30, ridge=5.0, merge=merge, complement="floor"), problem_of(8), tasks)
     _, stsa = learn(STSA(M=30, gamma=5.0), problem_of(8), tasks)
@@ -106,7 +99,7 @@ def groups_of(tasks, P, dummy_clients: int, seed: int):
 @pytest.mark.parametrize("seed", range(5))
 def test_stsa_e_agrees_with_the_oracle(seed, dummy_clients, estimator):
     """Few groups and many (the columns are then more than M and kept as products); lone groups, empty groups."""
-    tasks = random_tasks(seed)
+    tasks = random_tasks(seed, 12)
     method = STSAE(M=40, gamma=50.0, dummy_clients=dummy_clients, estimator=estimator)
     server, classifiers = learn(method, problem_of(8, seed), tasks)
     groups = groups_of(tasks, projection_of(server), dummy_clients, seed)
@@ -192,7 +185,7 @@ def test_a_class_in_one_group_keeps_its_mean_and_is_told_once(caplog):
 @given(seed=st.integers(0, 10**6), estimator=st.sampled_from(["paper", "unbiased"]), dummy_clients=st.integers(1, 30))
 def test_the_estimate_is_positive_semidefinite(seed, estimator, dummy_clients):
     """By Cauchy-Schwarz sum_j C_j C_j'/n_j >= S S'/n, whatever the sums are (docs/errata.md)."""
-    tasks = random_tasks(seed)
+    tasks = random_tasks(seed, 12)
     method = STSAE(M=25, dummy_clients=dummy_clients, estimator=estimator)
     server, _ = learn(method, problem_of(8), tasks)
     assert isinstance(server, STSAEServer)

@@ -15,16 +15,15 @@ import torch
 
 from fcl_bench.data.stream import Task
 from fcl_bench.errors import require_positive
-from fcl_bench.federation.accounting import accountings, stsa_values
 from fcl_bench.federation.message import Message
 from fcl_bench.linalg.solve import solve_symmetric
 from fcl_bench.methods.afl import LocalRidge
-from fcl_bench.methods.analytic import AnalyticMethod, GramServer, one_hot
+from fcl_bench.methods.analytic import GramMethod, GramServer, one_hot
 from fcl_bench.methods.base import Client, Problem, Server, Shard
 
 
 @dataclass
-class AFCL(AnalyticMethod):
+class AFCL(GramMethod):
     """Knobs of AFCL.
 
     Args:
@@ -49,9 +48,6 @@ class AFCL(AnalyticMethod):
 
     def server(self, problem: Problem) -> Server:
         return AFCLServer(self, problem)
-
-    def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
-        return accountings(lambda classes: stsa_values(self.dimension(problem), classes), classes_per_task)
 
 
 class AFCLClient(LocalRidge):

@@ -17,16 +17,15 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.errors import require_positive
-from fcl_bench.federation.accounting import accountings, stsa_values
 from fcl_bench.federation.message import Message
 from fcl_bench.linalg.low_rank_sum import shifted
 from fcl_bench.linalg.solve import relative_rounding, solve_symmetric
-from fcl_bench.methods.analytic import AnalyticClient, AnalyticMethod, GramServer, one_hot
+from fcl_bench.methods.analytic import AnalyticClient, GramMethod, GramServer, one_hot
 from fcl_bench.methods.base import Client, Problem, Server, Shard
 
 
 @dataclass
-class AFL(AnalyticMethod):
+class AFL(GramMethod):
     """Knobs of AFL.
 
     Args:
@@ -50,9 +49,6 @@ class AFL(AnalyticMethod):
 
     def server(self, problem: Problem) -> Server:
         return AFLServer(self, problem)
-
-    def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
-        return accountings(lambda classes: stsa_values(self.dimension(problem), classes), classes_per_task)
 
 
 class LocalRidge(AnalyticClient):

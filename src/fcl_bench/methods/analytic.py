@@ -11,6 +11,7 @@ import torch
 
 from fcl_bench.data.stream import Task
 from fcl_bench.errors import require_count, require_memory
+from fcl_bench.federation.accounting import accountings, stsa_values
 from fcl_bench.federation.message import Message
 from fcl_bench.linalg.low_rank_sum import shifted
 from fcl_bench.linalg.random_features import RandomFeatures
@@ -49,6 +50,14 @@ class AnalyticMethod(Method):
             require_memory(f"method.M={M}", 8 * problem.inputs * M, "the projection")
         matrices = self.matrices()
         require_memory(f"method.M={M}", 8 * matrices * M * M, f"{matrices} matrices of {M} x {M}")
+
+
+@dataclass
+class GramMethod(AnalyticMethod):
+    """A method whose clients send a Gram matrix (M, M) and a matrix with a column per class (M, c)."""
+
+    def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
+        return accountings(lambda classes: stsa_values(self.dimension(problem), classes), classes_per_task)
 
 
 class AnalyticClient(Client):

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fcl_bench.errors import require_positive
-from fcl_bench.federation.accounting import accountings, stsa_values
 from fcl_bench.federation.message import Message
-from fcl_bench.methods.analytic import AnalyticClient, AnalyticMethod, GramServer, one_hot
+from fcl_bench.methods.analytic import AnalyticClient, GramMethod, GramServer, one_hot
 from fcl_bench.methods.base import Client, Problem, Server, Shard
 
 
 @dataclass
-class STSA(AnalyticMethod):
+class STSA(GramMethod):
     """Knobs of STSA.
 
     Args:
@@ -38,9 +37,6 @@ class STSA(AnalyticMethod):
 
     def server(self, problem: Problem) -> Server:
         return STSAServer(self, problem)
-
-    def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
-        return accountings(lambda classes: stsa_values(self.dimension(problem), classes), classes_per_task)
 
 
 class STSAClient(AnalyticClient):

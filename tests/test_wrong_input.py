@@ -1,0 +1,195 @@
+"""Wrong input as a user types it: one clear line, exit code 2, nothing written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import write_features
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    """Files that a user might point at by mistake; the names stand in the table below."""
+    (tmp_path / "text.npz").write_text("hello\n")
+    write_features(tmp_path / "good.npz")
+    write_features(tmp_path / "mismatch.npz", y_train=np.zeros(7, dtype=int))
+    write_features(tmp_path / "nan.npz", x_test=np.full((60, 12), np.nan))
+    write_features(tmp_path / "unseen.npz", y_test=np.full(60, 3))
+    write_features(tmp_path / "negative.npz", y_train=-np.ones(240, dtype=int))
+    (tmp_path / "weights.bin").write_bytes(b"x")
+    (tmp_path / "weights.safetensors").write_bytes(b"not weights")
+    (tmp_path / "file").write_text("a file, not a folder")
+    for side in ("train", "test"):
+        for name in ("cat", "dog"):
+            (tmp_path / "images" / side / name).mkdir(parents=True)
+            for number in range(4):
+                pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "images" / side / name / f"{number}.png")
+    (tmp_path / "images" / "train" / "dog" / "2.png").write_bytes(b"not an image")
+    return tmp_path
+
+
+#: What was typed ({} is the folder of `inputs`) -> what the one line must hold.
+BAD_INPUT = [
+    ("methd=fedran", "unknown key methd (did you mean method?"),
+    ("method=fedrn", "method=fedrn is not known (did you mean fedran?"),
+    ("data=cifar10", "data=cifar10 is not known (did you mean cifar100?"),
+    ("backbone=resnet", "backbone=resnet is not known (did you mean resnet18?"),
+    ("split=domain", "split=domain is not known (choices: class_incremental"),
+    ("partition=dirichlt", "did you mean dirichlet?"),
+    ("method.rnk=5", "unknown key method.rnk (did you mean method.rank"),
+    ("+method.rnk=5", "unknown key method.rnk"),
+    ("+sed=1", "unknown key sed (did you mean seed"),
+    ("+wire.type=float32", "unknown key wire.type"),
+    ("wire.type=float32", "unknown key wire.type (did you mean wire.dtype"),
+    ("fedran", "fedran is not key=value"),
+    ("--rank 5", "unknown option --rank (keys are written rank=VALUE"),
+    ("--cfg", "--cfg needs a value"),
+    ("method.rank=[1", "method.rank"),
+    ("seed=1.5", "seed=1.5 has the wrong type (an integer)"),
+    ("seed=0,1", "seed=0,1 names several values (-m runs each"),
+    ("method=null", "cannot be composed"),
+    ("backbone=resnet18 backbone.model_args={{a:1}}", "+backbone.model_args.KEY=VALUE"),
+    ("device=cuda:99999999999999", "is not known"),
+    ("method.M=100000000000", "GiB for the projection"),
+    ("cache.dir=", "cache.dir is empty"),
+    ("backbone=resnet18 backbone.transform.std=[0,1,1]", "is out of range"),
+    ("-m out={}/file", "Not a directory"),
+    ("seed=-1", "seed=-1 is out of range"),
+    ("seed=null", "seed=null has the wrong type"),
+    ("clients=0", "clients=0 is out of range (an integer of at least 1)"),
+    ("clients=-3", "clients=-3 is out of range"),
+    ("clients=many", "clients=many has the wrong type (an integer)"),
+    ("tasks=0", "tasks=0 is out of range"),
+    ("tasks=11", "tasks=11 is more than the 10 classes (1 to 10)"),
+    ("beta=0", "beta=0.0 is out of range (a finite number above 0)"),
+    ("beta=-0.5", "beta=-0.5 is out of range"),
+    ("beta=nan", "beta=nan is out of range"),
+    ("beta=inf", "beta=inf is out of range"),
+    ("beta=", "beta= has the wrong type (a number)"),
+    ("force=maybe", "force=maybe has the wrong type (true or false)"),
+    ("dtype=float16", "dtype=float16 is not known"),
+    ("wire.dtype=int8", "wire.dtype=int8 is not known"),
+    ("device=gpu", "device=gpu is not known (auto, cpu, cuda or cuda:N)"),
+    ("device=cuda:99", "device=cuda:99 is not there"),
+    ("out={}/file", "cannot be written"),
+    ("out={}/file/below", "cannot be written"),
+    ("method.rank=0", "method.rank=0 is out of range"),
+    ("method.rank=4096", "method.rank=4096 is more than the 2048 random features"),
+    ("method.M=0", "method.M=0 is out of range"),
+    ("method.M=null", "method.rank=512 is more than the 64 features"),
+    ("method.M=2048.5", "method.M=2048.5 has the wrong type (an integer or null)"),
+    ("method.ridge=0", "method.ridge=0.0 is out of range"),
+    ("method.ridge=-1", "method.ridge=-1.0 is out of range"),
+    ("method.merge=parallel", "method.merge=parallel is not known (choices: joint, sequential, tree"),
+    ("method.budget_bytes=0", "method.budget_bytes=0 does not hold one direction and 2 class sums (at least 24580"),
+    ("method.budget_bytes=-1", "at least 24580 with M=2048 and wire.dtype=float32"),
+    ("method.budget_bytes=24579", "at least 24580"),
+    ("method.complement=zero", "method.complement=zero is not known"),
+    ("method.tau=1.5", "method.tau=1.5 is out of range (a cosine, -1 to 1"),
+    ("method.ssl=perhaps", "method.ssl=perhaps has the wrong type (true or false)"),
+    ("label_rate=0", "label_rate=0.0 is out of range (above 0, at most 1)"),
+    ("label_rate=1.1", "label_rate=1.1 is out of range"),
+    ("label_rate=nan", "label_rate=nan is out of range"),
+    ("wire.gram=half", "wire.gram=half is not known (choices: full, packed"),
+    ("wire.columns=all", "wire.columns=all is not known (choices: held, task"),
+    ("wire.projection=none", "wire.projection=none is not known (choices: matrix, seed"),
+    ("method=stsae", "did you mean stsa_e or stsa?"),
+    ("method=stsa method.gamma=-1", "method.gamma=-1.0 is out of range (a finite number, 0 or more)"),
+    ("method=stsa method.rank=5", "unknown key method.rank"),
+    ("method=stsa method.M=200000", "GiB for 4 matrices of 200000 x 200000"),
+    ("method=stsa_e method.dummy_clients=0", "method.dummy_clients=0 is out of range"),
+    (
+        "method=stsa_e method.estimator=biased",
+        "method.estimator=biased is not known (did you mean unbiased? choices: paper, unbiased",
+    ),
+    ("method=afl method.ri=maybe", "method.ri=maybe has the wrong type (true or false)"),
+    ("method=afl method.gamma=inf", "method.gamma=inf is out of range"),
+    ("method=afcl method.ridge=-1", "method.ridge=-1.0 is out of range (a finite number, 0 or more)"),
+    ("method=centred_sketch method.rank=-1", "method.rank=-1 is out of range (an integer of at least 0)"),
+    ("method=centred_sketch method.rank=4096", "method.rank=4096 is more than the 2048 features"),
+    ("method=centred_sketch method.ridge=0", "method.ridge=0.0 is out of range"),
+    ("method=joint method.ridge=-2", "method.ridge=-2.0 is out of range"),
+    ("wire=packed", "wire=packed has the wrong type (keys of its own: dtype, gram, columns, projection"),
+    ("method=stsa method.gamma=null", "method.gamma=null has the wrong type (a number"),
+    ("method=stsa_e method.dummy_clients=1000000000", "GiB for one upload"),
+    ("label_rate=1e-9", "label_rate=1e-09 leaves no label"),
+    ("method._target_=nowhere.Nothing", "method._target_=nowhere.Nothing cannot be imported"),
+    ("method._target_=pathlib.Path", "is not a"),
+    ("method._target_=pathlib.Paht", "is not a"),
+    ("method.name=stsa", "unknown key method.name"),
+    ("split.first=0", "split.first=0 is out of range"),
+    ("split.first=7", "split.first=7 leaves 3 classes for 4 further tasks (at most 6"),
+    ("split.shuffle=perhaps", "split.shuffle=perhaps has the wrong type"),
+    ("partition.min_size=-1", "partition.min_size=-1 is out of range"),
+    ("partition.min_size=100", "partition.min_size=100 for clients=5 asks for 500 samples"),
+    ("partition=shards partition.shards=0", "partition.shards=0 is out of range"),
+    ("clients=1000", "partition.min_size=0 at most"),
+    ("data=features", "data=features needs data.path"),
+    ("data=features data.path={}/none.npz", "does not exist"),
+    ("data=features data.path={}/text.npz", "is not a readable .npz file"),
+    ("data=features data.path={}/mismatch.npz", "x_train has 240 rows and y_train has 7 labels"),
+    ("data=features data.path={}/nan.npz", "x_test holds NaN or infinity"),
+    ("data=features data.path={}/unseen.npz", "no test sample for 5 of 6 classes"),
+    ("data=features data.path={}/negative.npz", "y_train holds the label -1"),
+    ("data=features data.path={}/good.npz backbone=pixels", "data=features holds features (backbone=identity)"),
+    ("data=digits backbone=identity", "backbone=identity needs ready features"),
+    ("data=imagefolder", "data=imagefolder needs data.path"),
+    ("data=imagefolder data.path={}", "has no train/<class>/ folders"),
+    (
+        "data=imagefolder data.path={}/images backbone=pixels tasks=2 clients=2",
+        "dog/2.png cannot be read: not an image",
+    ),
+    ("data=cifar100 data.path={}/none", "does not exist"),
+    ("backbone=timm", "backbone.name has no value"),
+    ("backbone=timm backbone.name=resnt18.tv_in1k", "did you mean resnet18"),
+    ("backbone=resnet18 backbone.checkpoint={}/none.pth", "does not exist"),
+    ("backbone=resnet18 backbone.checkpoint={}/weights.bin", "is no checkpoint"),
+    ("backbone=resnet18 backbone.checkpoint={}/weights.safetensors", "cannot be loaded"),
+    ("backbone=resnet18 backbone.precision=float8", "backbone.precision=float8 is not known"),
+    ("backbone=resnet18 backbone.transform.size=big", "backbone.transform.size=big has the wrong type"),
+    ("backbone=resnet18 backbone.transform.mean=[1,2]", "one per channel: 3"),
+    ("backbone=resnet18 backbone.batch_size=0", "backbone.batch_size=0 is out of range"),
+    ("backbone.size=0", "backbone.size=0 is out of range"),
+    ("cache.enabled=perhaps", "cache.enabled=perhaps has the wrong type"),
+]
+
+
+def written(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(("typed", "told"), BAD_INPUT, ids=[typed for typed, _ in BAD_INPUT])
+def test_wrong_input_is_one_line_exit_2_and_nothing_written(command, inputs, typed, told):
+    arguments = typed.format(inputs).split()
+    if not any(argument.startswith("out=") for argument in arguments) and "=" in typed:
+        arguments.append(f"out={inputs}/out")
+    before = written(inputs)
+    code, _, err = command(*arguments)
+    assert code == 2
+    [line] = err.splitlines()
+    assert line.startswith("fcl-bench: error: ")
+    assert told in line
+    assert line.endswith(")")
+    assert {path for path in written(inputs) - before if not path.endswith((".log", ".lock"))} == set()
+
+
+def test_the_table_of_wrong_input_is_long_enough():
+    assert len({typed for typed, _ in BAD_INPUT}) >= 40
+
+
+def test_an_error_in_the_middle_of_a_run_is_told_once(tmp_path, inputs):
+    """In a process of its own, since the log's handlers are the process's."""
+    arguments = ["data=imagefolder", f"data.path={inputs}/images", "backbone=pixels", "tasks=2", "clients=2"]
+    line = [sys.executable, "-m", "fcl_bench", f"out={tmp_path}/out", *arguments]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("cannot be read") == 1
+    assert done.stderr.count("\n") == 1
+    assert "cannot be read" not in done.stdout
