@@ -2,7 +2,7 @@
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +14,9 @@ from fcl_bench.files import content_hash, file_checksum
 from fcl_bench.progress import progress
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+
+#: Tried before Pillow's forty others, which cost a small WebP image more than its decoding.
+_COMMON = ("PNG", "JPEG", "WEBP")
 
 
 class Images(Protocol):
@@ -30,15 +33,29 @@ class Images(Protocol):
         ...
 
 
+def decoded(images: Images, indices: range) -> Iterator[Image.Image]:
+    """The images at consecutive `indices`, read in one piece where that is quicker."""
+    if isinstance(images, EncodedImages):
+        return images.decoded(indices)
+    return (images[index] for index in indices)
+
+
 def _decode(source: Any, name: str) -> Image.Image:
     """Decode one image completely, to 8 bits a channel; a UserError names the one that can't be read."""
     try:
-        with Image.open(source) as image:
+        with _open(source) as image:
             image.load()
             return _eight_bit(image)
     except Exception as error:  # whatever a decoder raises on foreign bytes
         reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else first_line(error)
         raise UserError(f"{name} cannot be read: {reason}", "replace or remove that image") from error
+
+
+def _open(source: Any) -> Image.Image:
+    try:
+        return Image.open(source, formats=_COMMON)
+    except Image.UnidentifiedImageError:
+        return Image.open(source)
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
@@ -72,21 +89,29 @@ class ArrayImages:
 
 
 class EncodedImages:
-    """Images as the encoded bytes of a hub data set's column (a `datasets.Dataset` with one binary column)."""
+    """Images as the encoded bytes of a hub data set's column.
 
-    def __init__(self, table: Any, column: str, name: str) -> None:
-        self._table = table
+    Args:
+        table: a `datasets.Dataset`.
+        column: one of its columns, an image that is not decoded.
+        name: what to call the table in messages.
+        rows: the ascending rows that are the images; None: all.
+    """
+
+    def __init__(self, table: Any, column: str, name: str, rows: np.ndarray | None = None) -> None:
         self._column = column
+        self._numbers: Sequence[int] | np.ndarray = range(len(table)) if rows is None else rows
+        chosen = table if rows is None else table.select(rows)
+        self._rows = chosen.select_columns([column]).with_format("arrow")
         self._name = name
         digest = content_hash()
-        with progress(len(table), f"checking {name}", "image") as bar:
+        with progress(len(self), f"checking {name}", "image") as bar:
             self._hash_into(digest, bar)
         self.fingerprint = digest.hexdigest()
 
     def _hash_into(self, digest: Any, bar: Any) -> None:
-        columns = self._table.select_columns([self._column]).with_format("arrow")
-        for batch in columns.iter(batch_size=1000):
-            for value in batch.column(self._column).combine_chunks().field("bytes"):
+        for batch in self._rows.iter(batch_size=1000):
+            for value in self._encoded(batch):
                 if not value.is_valid:
                     raise UserError(
                         f"{self._name}: column {self._column} refers to files that are not embedded",
@@ -98,14 +123,23 @@ class EncodedImages:
             bar.update(len(batch))
 
     def __len__(self) -> int:
-        return len(self._table)
+        return len(self._rows)
 
     def __getitem__(self, index: int) -> Image.Image:
-        encoded = self._table[index][self._column]["bytes"]
-        return _decode(io.BytesIO(encoded), self.describe(index))
+        return _decode(io.BytesIO(self._encoded(self._rows[index])[0].as_py()), self.describe(index))
+
+    def decoded(self, indices: range) -> Iterator[Image.Image]:
+        """Consecutive images; reading their rows together takes a tenth of the time that each on its own does."""
+        encoded = self._encoded(self._rows[indices.start : indices.stop]).to_pylist()
+        for index, content in zip(indices, encoded, strict=True):
+            yield _decode(io.BytesIO(content), self.describe(index))
+
+    def _encoded(self, rows: Any) -> Any:
+        """The encoded bytes of a piece of the table, as an Arrow array."""
+        return rows.column(self._column).combine_chunks().field("bytes")
 
     def describe(self, index: int) -> str:
-        return f"{self._name} row {index}"
+        return f"{self._name} row {self._numbers[index]}"
 
 
 class FileImages:

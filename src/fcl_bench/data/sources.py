@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fcl_bench.data.images import IMAGE_SUFFIXES, ArrayImages, EncodedImages, FileImages, Images
-from fcl_bench.errors import UserError, choices, first_line
+from fcl_bench.errors import UserError, choices, first_line, require_count
 from fcl_bench.files import content_hash
 
 log = logging.getLogger(__name__)
@@ -74,6 +74,55 @@ def image_split(labels: Any, images: Images) -> Split:
     return Split(np.asarray(labels, dtype=np.int64), images, images.fingerprint)
 
 
+class ImageSource(Source):
+    """A source that can leave images out, so that a run is small enough for a CPU: knobs shared by its subclasses.
+
+    Args:
+        classes: only the first so many labels, in ascending order, in train and test; None: all.
+        per_class: only the first so many training images of each class, in the data set's order; None: all.
+        test_per_class: the same for test images.
+    """
+
+    classes: int | None
+    per_class: int | None
+    test_per_class: int | None
+
+    def __post_init__(self) -> None:
+        for knob in ("classes", "per_class", "test_per_class"):
+            require_count(f"data.{knob}", getattr(self, knob))
+
+    def _first_classes(self, labels: np.ndarray) -> np.ndarray | None:
+        """The labels that `classes` keeps of the training labels; None: all. A `UserError` if there are not as many."""
+        if self.classes is None:
+            return None
+        there = np.unique(labels)
+        if self.classes > len(there):
+            raise UserError(
+                f"data.classes={self.classes} is more than the {len(there)} classes of data={self.name}",
+                f"1 to {len(there)}",
+            )
+        return there[: self.classes]
+
+    def _kept(self, side: str, labels: np.ndarray, classes: np.ndarray | None) -> np.ndarray | None:
+        """Which samples the knobs keep of one side, ascending, given the labels kept; None: all."""
+        most = self.per_class if side == "train" else self.test_per_class
+        if classes is None and most is None:
+            return None
+        keep = np.ones(len(labels), dtype=bool) if classes is None else np.isin(labels, classes)
+        if most is not None:
+            keep &= _rank_in_class(labels) < most
+        return np.flatnonzero(keep)
+
+
+def _rank_in_class(labels: np.ndarray) -> np.ndarray:
+    """How many samples of its class come before each sample (n,)."""
+    by_class = np.argsort(labels, kind="stable")
+    ordered = labels[by_class]
+    rank = np.empty(len(labels), dtype=np.int64)
+    rank[by_class] = np.arange(len(labels)) - np.searchsorted(ordered, ordered)
+    return rank
+
+
 @dataclass
 class Digits(Source):
     """scikit-learn's 1,797 handwritten digits (8 x 8, 17 grey levels, brought to 0..255); no download.
@@ -89,11 +138,7 @@ class Digits(Source):
         digits = load_digits()
         pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
         labels = digits.target.astype(np.int64)
-        rank_in_class = np.empty(len(labels), dtype=np.int64)
-        for label in np.unique(labels):
-            members = np.flatnonzero(labels == label)
-            rank_in_class[members] = np.arange(len(members))
-        test = rank_in_class % 5 == 4
+        test = _rank_in_class(labels) % 5 == 4
         return Dataset(
             self.name,
             image_split(labels[~test], ArrayImages(pixels[~test])),
@@ -175,7 +220,7 @@ class FeatureFile(Source):
 
 
 @dataclass
-class HubImages(Source):
+class HubImages(ImageSource):
     """An image data set of the Hugging Face hub at a pinned revision, or a local folder in the same parquet layout.
 
     Args:
@@ -184,6 +229,7 @@ class HubImages(Source):
         revision: commit of the hub repository.
         image_column, label_column: the columns to read.
         path: a local folder to read instead (data/train-*.parquet, data/test-*.parquet).
+        classes, per_class, test_per_class: see `ImageSource`.
     """
 
     name: str
@@ -192,15 +238,29 @@ class HubImages(Source):
     image_column: str
     label_column: str
     path: str | None = field(default=None, metadata=NOT_IDENTITY)
+    classes: int | None = None
+    per_class: int | None = None
+    test_per_class: int | None = None
 
     def load(self) -> Dataset:
-        return Dataset(self.name, *(self._split(side) for side in ("train", "test")))
+        tables = {side: self._labelled(side) for side in ("train", "test")}
+        classes = self._first_classes(tables["train"][1])
+        return Dataset(self.name, *(self._split(side, *tables[side], classes) for side in tables))
 
-    def _split(self, side: str) -> Split:
+    def _split(self, side: str, table: Any, labels: np.ndarray, classes: np.ndarray | None) -> Split:
+        rows = self._kept(side, labels, classes)
+        images = EncodedImages(table, self.image_column, f"{self._key}: {side}", rows)
+        return image_split(labels if rows is None else labels[rows], images)
+
+    @property
+    def _key(self) -> str:
+        return f"data.path={self.path}" if self.path else f"data={self.name}"
+
+    def _labelled(self, side: str) -> tuple[Any, np.ndarray]:
+        """One side's table, its images not decoded, and its labels (n,)."""
         import datasets
 
-        table = self._table(side)
-        key = f"data.path={self.path}" if self.path else f"data={self.name}"
+        table, key = self._table(side), self._key
         for column in (self.image_column, self.label_column):
             if column not in table.column_names:
                 raise UserError(f"{key}: no column {column} in {side}", choices(table.column_names, column))
@@ -210,7 +270,7 @@ class HubImages(Source):
             raise UserError(
                 f"{key}: column {self.label_column} of {side} is not a class label", "non-negative integers"
             )
-        return image_split(labels, EncodedImages(table, self.image_column, f"{key}: {side}"))
+        return table, labels
 
     def _table(self, side: str) -> Any:
         import datasets
@@ -236,11 +296,20 @@ class HubImages(Source):
 
 
 @dataclass
-class ImageFolder(Source):
-    """Images in train/<class>/* and test/<class>/*; classes are numbered in the alphabetical order of their names."""
+class ImageFolder(ImageSource):
+    """Images in train/<class>/* and test/<class>/*; classes are numbered in the alphabetical order of their names.
+
+    Args:
+        name: what tables call it.
+        path: the folder.
+        classes, per_class, test_per_class: see `ImageSource`.
+    """
 
     name: str = "imagefolder"
     path: str | None = field(default=None, metadata=NOT_IDENTITY)
+    classes: int | None = None
+    per_class: int | None = None
+    test_per_class: int | None = None
 
     def load(self) -> Dataset:
         root = existing_path(self.path, self.name, "a folder with train/<class>/* and test/<class>/*")
@@ -251,8 +320,9 @@ class ImageFolder(Source):
                 f"data.path={root}: class {min(unseen)} is in test/ but not in train/",
                 "the same classes in both",
             )
-        numbers = {name: number for number, name in enumerate(names["train"])}
-        return Dataset(self.name, *(self._split(root / side, numbers) for side in ("train", "test")))
+        kept = self._first_classes(np.arange(len(names["train"])))
+        numbers = {name: number for number, name in enumerate(names["train"]) if kept is None or number in kept}
+        return Dataset(self.name, *(self._split(root, side, numbers) for side in ("train", "test")))
 
     @staticmethod
     def _classes(folder: Path) -> list[str]:
@@ -264,8 +334,17 @@ class ImageFolder(Source):
             )
         return classes
 
+    def _split(self, root: Path, side: str, numbers: dict[str, int]) -> Split:
+        folder = root / side
+        files, labels = self._labelled(folder, numbers)
+        chosen = self._kept(side, labels, None)
+        if chosen is not None:
+            files, labels = [files[index] for index in chosen], labels[chosen]
+        return image_split(labels, FileImages(folder, files))
+
     @staticmethod
-    def _split(folder: Path, numbers: dict[str, int]) -> Split:
+    def _labelled(folder: Path, numbers: dict[str, int]) -> tuple[list[Path], np.ndarray]:
+        """The files of the classes in `numbers` and their labels (n,), class by class, then in order of their paths."""
         files: list[Path] = []
         labels: list[int] = []
         empty: list[str] = []
@@ -283,7 +362,7 @@ class ImageFolder(Source):
             raise UserError(
                 f"data.path={folder.parent}: no images in {folder.name}/{empty[0]}/", "at least one a class"
             )
-        return image_split(labels, FileImages(folder, files))
+        return files, np.asarray(labels, dtype=np.int64)
 
 
 def existing_path(path: str | None, data: str, wanted: str) -> Path:

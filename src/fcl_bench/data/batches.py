@@ -1,0 +1,130 @@
+"""Mini-batches for a client that trains a network: their order, their augmentation, and what the network sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.nn.functional import interpolate
+
+from fcl_bench.errors import require_choice
+
+#: What `Augment` can do to training images.
+AUGMENTATIONS = ("none", "crop", "crop_flip")
+
+
+def epoch_batches(n: int, batch_size: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
+    """A shuffled pass over n samples. Its order is drawn when this is called, with one draw of `generator`.
+
+    Batch norm cannot train on a single sample, so one that is left over joins the batch before it, if there is one
+    (and `batch_size` is not 1).
+
+    Args:
+        n: number of samples; 0 gives no batches.
+        batch_size: samples a batch; the last batch has the rest, or one sample more than the others.
+        generator: on the CPU.
+
+    Returns:
+        Index tensors (b,) int64 on the CPU.
+    """
+    order = torch.randperm(n, generator=generator)
+    ends = list(range(batch_size, n, batch_size)) + [n] * (n > 0)
+    if len(ends) > 1 and batch_size > 1 and ends[-1] - ends[-2] == 1:
+        del ends[-2]
+    return (order[begin:end] for begin, end in zip([0, *ends], ends, strict=False))
+
+
+class Augment:
+    """Random crops and flips of whole batches, the same on every device.
+
+    Args:
+        kind: "none"; "crop": an eighth of the side in zeros all round, then a random crop of the original size;
+            "crop_flip": that, of the mirrored image with probability 1/2.
+
+    Raises:
+        UserError: another kind.
+    """
+
+    def __init__(self, kind: str) -> None:
+        require_choice("augment", kind, AUGMENTATIONS)
+        self.kind = kind
+
+    def __call__(self, images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Each image changed on its own.
+
+        Args:
+            images: (b, 3, h, w) uint8 on any device; stays as it is.
+            generator: on the CPU, so that the draws don't depend on the device.
+
+        Returns:
+            (b, 3, h, w) uint8 on the same device; `images` itself if nothing can change.
+        """
+        if self.kind == "none" or not len(images):
+            return images
+        count, channels, height, width = images.shape
+        padded = self._padded(images)
+        down, across = padded.shape[3], padded.shape[4]
+        version = torch.randint(len(padded), (count,), generator=generator)
+        top = torch.randint(down - height + 1, (count,), generator=generator)
+        left = torch.randint(across - width + 1, (count,), generator=generator)
+        # Every row of a crop is `width` bytes in a row of memory, so crops are rows of an overlapping view. That is
+        # half the time of a gather and a third of that of advanced indexing; and one small copy to the device.
+        corner = ((version * count + torch.arange(count)) * channels * down + top) * across + left
+        planes = torch.arange(channels, device=images.device) * (down * across)
+        rows = torch.arange(height, device=images.device) * across
+        starts = corner.to(images.device, non_blocking=True)[:, None, None] + planes[:, None] + rows
+        spans = padded.as_strided((padded.numel() - width + 1, width), (1, 1))
+        return spans.index_select(0, starts.flatten()).view(images.shape)
+
+    def _padded(self, images: torch.Tensor) -> torch.Tensor:
+        """The images in zeros, and mirrored where that may be drawn: (1 or 2, b, 3, h + 2 h//8, w + 2 w//8)."""
+        versions = [images, images.flip(3)] if self.kind == "crop_flip" else [images]
+        count, channels, height, width = images.shape
+        top, left = height // 8, width // 8
+        padded = images.new_zeros(len(versions), count, channels, height + 2 * top, width + 2 * left)
+        for room, version in zip(padded, versions, strict=True):
+            room[:, :, top : top + height, left : left + width] = version
+        return padded
+
+
+class Standardise:
+    """From bytes to what a network sees.
+
+    Args:
+        size: side in pixels of the square that the network sees.
+        mean, std: per channel, on pixels scaled to 0..1.
+    """
+
+    def __init__(self, size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        self.size = size
+        self._mean = torch.tensor(mean).view(1, -1, 1, 1)
+        self._std = torch.tensor(std).view(1, -1, 1, 1)
+        self._constants: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """Resize (bicubic, antialiased) what is not of `size` yet, scale to 0..1, subtract the mean, divide by std.
+
+        Args:
+            images: (b, 3, h, w) uint8 on any device; of an oblong only the central square is used.
+
+        Returns:
+            (b, 3, size, size) float32 on that device, channels last.
+        """
+        mean, std = self._on(images.device)
+        pixels = _central_square(images).to(torch.float32)
+        if pixels.shape[-1] != self.size:
+            pixels = interpolate(pixels, (self.size, self.size), mode="bicubic", antialias=True).clamp_(0, 255)
+        pixels = pixels.contiguous(memory_format=torch.channels_last)
+        return pixels.div_(255).sub_(mean).div_(std)
+
+    def _on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        if device not in self._constants:
+            self._constants[device] = (self._mean.to(device), self._std.to(device))
+        return self._constants[device]
+
+
+def _central_square(images: torch.Tensor) -> torch.Tensor:
+    height, width = images.shape[-2:]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    return images[..., top : top + side, left : left + side]
