@@ -12,6 +12,7 @@ import torch
 
 from fcl_bench.data.sources import Dataset, Split
 from fcl_bench.errors import UserError, require_count
+from fcl_bench.features.trainable import Trainable
 
 
 class Extractor(ABC):
@@ -40,8 +41,22 @@ class Backbone(ABC):
     name: str
 
     @abstractmethod
-    def open(self, dataset: Dataset, device: torch.device) -> Extractor:
-        """Load the weights. Raises a `UserError` where backbone and data don't fit."""
+    def open(self, dataset: Dataset, device: torch.device, seed: int = 0) -> Extractor:
+        """Load the weights; those that are random are drawn by `seed`.
+
+        Raises:
+            UserError: backbone and data don't fit.
+        """
+
+    def trainable(self, dataset: Dataset, seed: int) -> Trainable:
+        """The network, to be trained on the images of `dataset`; initial weights that are random are drawn by `seed`.
+
+        Raises:
+            UserError: the backbone has nothing to train, or backbone and data don't fit.
+        """
+        raise UserError(
+            f"backbone={self.name} has nothing to train", "backbone=resnet18_cifar, tiny, or another network"
+        )
 
 
 def require_images(backbone: str, dataset: Dataset) -> None:
@@ -55,7 +70,7 @@ class Identity(Backbone):
 
     name: ClassVar[str] = "identity"  # type: ignore[misc]  # a network's name is a knob, this one is not
 
-    def open(self, dataset: Dataset, device: torch.device) -> Extractor:
+    def open(self, dataset: Dataset, device: torch.device, seed: int = 0) -> Extractor:
         if not dataset.holds_features:
             raise UserError(
                 f"backbone={self.name} needs ready features and data={dataset.name} holds images",
@@ -88,7 +103,7 @@ class Pixels(Backbone):
     def __post_init__(self) -> None:
         require_count("backbone.size", self.size)
 
-    def open(self, dataset: Dataset, device: torch.device) -> Extractor:
+    def open(self, dataset: Dataset, device: torch.device, seed: int = 0) -> Extractor:
         require_images(self.name, dataset)
         return _PixelExtractor(self.size)
 

@@ -1,46 +1,30 @@
-"""Pretrained networks from timm, frozen: by hub name, or from a local checkpoint."""
+"""Networks from timm: by hub name, from a local checkpoint, or from scratch; frozen, or to be trained."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
-import os
-import pickle
-import warnings
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors import SafetensorError
 
-from fcl_bench.data.sources import NOT_IDENTITY, Dataset, Split
-from fcl_bench.errors import UserError, choices, first_line, require_choice, require_count
+from fcl_bench.data.sources import NOT_IDENTITY, Dataset
+from fcl_bench.errors import UserError, first_line, require_choice, require_count
+from fcl_bench.features.adapters import Adapters, add_adapters
 from fcl_bench.features.backbone import Backbone, Extractor, require_images
-from fcl_bench.files import content_hash
+from fcl_bench.features.network_extractor import PRECISIONS
+from fcl_bench.features.timm_extractor import TimmExtractor
+from fcl_bench.features.timm_stem import cifar_stem, has_stem, put_stem
+from fcl_bench.features.timm_weights import hub_network, load_weights, random_network, read_checkpoint
+from fcl_bench.features.trainable import Trainable, copies, seeded, weights_hash
+from fcl_bench.randomness import derived_seed
+
+__all__ = ["Adapters", "Timm", "Transform", "weights_hash"]
 
 log = logging.getLogger(__name__)
-
-PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-#: What torch and safetensors raise for a file that is damaged, of another kind, or holds code instead of tensors.
-_LOADING_ERRORS = (
-    OSError,
-    RuntimeError,
-    ValueError,
-    LookupError,
-    EOFError,
-    AttributeError,
-    TypeError,
-    pickle.UnpicklingError,
-    SafetensorError,
-)
-#: Decoded batches that wait for the network: enough to overlap, few enough to keep memory flat.
-BATCHES_AHEAD = 3
 
 
 @dataclass
@@ -76,31 +60,52 @@ class Transform:
         if self.std is not None and min(self.std) <= 0:
             raise UserError(f"backbone.transform.std={self.std} is out of range", "numbers above 0")
 
+    def over(self, config: dict[str, Any]) -> dict[str, Any]:
+        """timm's data config of a model with this laid over it."""
+        config = dict(config)
+        if self.size is not None:
+            config["input_size"] = (3, self.size, self.size)
+        for name in ("crop_pct", "interpolation"):
+            if getattr(self, name) is not None:
+                config[name] = getattr(self, name)
+        for name in ("mean", "std"):
+            if (values := getattr(self, name)) is not None:
+                config[name] = tuple(values) * (3 // len(values))
+        return config
+
 
 @dataclass
 class Timm(Backbone):
     """A timm network without its classifier; features are what its classifier would see (`pre_logits`).
 
     Args:
-        name: full `arch.tag` name ("resnet18.tv_in1k"); with a checkpoint the architecture is enough.
+        name: full `arch.tag` name ("resnet18.tv_in1k"); with a checkpoint, or from scratch, the architecture is enough.
+        pretrained: False: random weights, drawn by the run's seed.
         checkpoint: local .safetensors, .pth or .pt file with the weights (no code in it is run); None: the hub's.
         model_args: further arguments of the architecture (`{pad_type: same}`).
+        stem: own, or cifar: one 3x3 convolution of stride 1 and no pooling (ResNets). Under pretrained weights it is
+            drawn by the run's seed, unless the checkpoint has such a stem itself.
+        adapters: bottlenecks beside the MLPs of a ViT, the only part that then trains; None: none, and all trains.
         transform: preprocessing where it differs from the model's own.
-        precision: auto (float16 autocast on CUDA, float32 elsewhere), float32, float16 or bfloat16.
+        precision: auto (float16 autocast on CUDA, float32 elsewhere), float32, float16 or bfloat16; frozen pass only.
         batch_size: images per forward pass; None: 256 on CUDA, 4 elsewhere (a CPU's caches hold no more: MobileNetV2
-            does 118 images/s at 4 and 57 at 32 on two cores).
+            does 118 images/s at 4 and 57 at 32 on two cores); frozen pass only.
         workers: threads that decode and resize; None: one for each core.
     """
 
     name: str
+    pretrained: bool = True
     checkpoint: str | None = field(default=None, metadata=NOT_IDENTITY)
     model_args: dict[str, Any] = field(default_factory=dict)
+    stem: str = "own"
+    adapters: Adapters | None = None
     transform: Transform = field(default_factory=Transform)
     precision: str = "auto"
     batch_size: int | None = field(default=None, metadata=NOT_IDENTITY)
     workers: int | None = field(default=None, metadata=NOT_IDENTITY)
 
     def __post_init__(self) -> None:
+        require_choice("backbone.stem", self.stem, ["own", "cifar"])
         require_choice("backbone.precision", self.precision, ["auto", *PRECISIONS])
         require_count("backbone.batch_size", self.batch_size)
         require_count("backbone.workers", self.workers)
@@ -116,209 +121,107 @@ class Timm(Backbone):
                     f"backbone.checkpoint={self.checkpoint} does not exist",
                     "a .safetensors, .pth or .pt file",
                 )
+            if not self.pretrained:
+                raise UserError(
+                    f"backbone.checkpoint={self.checkpoint} would not be read: backbone.pretrained=false",
+                    "one of the two",
+                )
 
-    def open(self, dataset: Dataset, device: torch.device) -> Extractor:
+    def open(self, dataset: Dataset, device: torch.device, seed: int = 0) -> Extractor:
         require_images(self.name, dataset)
-        model = self._model()
-        precision = self.precision
-        if precision == "auto":
-            precision = "float16" if device.type == "cuda" else "float32"
-        data_config = self._data_config(model)
-        try:
-            with torch.inference_mode():
-                dimension = model.eval()(torch.zeros(1, *data_config["input_size"])).shape[1]
-        except (AssertionError, RuntimeError, ValueError) as error:
-            raise UserError(
-                f"{self.name} does not take images of {data_config['input_size'][1:]}: {first_line(error)}",
-                "another backbone.transform.size, or +backbone.model_args.img_size=SIZE for a ViT",
-            ) from error
-        return _TimmExtractor(self, model, data_config, dimension, precision, device)
+        model = self._network(seed)
+        config = self._data_config(model)
+        if not self.pretrained:
+            log.warning("backbone.pretrained=false: the features are those of %s with random weights", self.name)
+        made_of = self._made_of()
+        # Named only where they are not the plain network's, whose cached features stay valid.
+        plain = {"stem": "own", "adapters": "null"}
+        made_of = {key: value for key, value in made_of.items() if plain.get(key) != value}
+        dimension = self._dimension(model, config)
+        return TimmExtractor(model, dimension, made_of, config, self.precision, self.batch_size, self.workers, device)
 
-    def _model(self) -> torch.nn.Module:
-        """The network with its weights, still on the CPU."""
-        import timm
+    def trainable(self, dataset: Dataset, seed: int) -> Trainable:
+        """The network, to be trained on whole images of `transform.size` (None: the model's own size).
 
-        architecture, _, tag = self.name.partition(".")
-        if not timm.is_model(architecture):
-            raise UserError(
-                f"backbone.name={self.name}: timm has no {architecture}",
-                choices(timm.list_models(), architecture),
-            )
-        if self.checkpoint is not None:
-            model = self._create(pretrained=False)
-            self._load_checkpoint(model)
-            return model
-        tagged = [name for name in timm.list_pretrained() if name.partition(".")[0] == architecture]
-        if not tag or self.name not in tagged:
-            what = "names no weights" if not tag else f"timm has no weights {tag} for {architecture}"
-            raise UserError(
-                f"backbone.name={self.name} {what}",
-                f"backbone.checkpoint=FILE, or a name: {choices(tagged, self.name)}",
-            )
-        log.info("weights %s: from the hub, or its cache on this machine", self.name)
-        return self._create(pretrained=True)
+        Raises:
+            UserError: the data holds features, or the network can't be had as the knobs say.
+        """
+        require_images(self.name, dataset)
+        model = self._network(seed)
+        config = self._data_config(model)
+        size = config["input_size"][-1]
+        return Trainable(
+            name=self.name,
+            build=copies(model),
+            dimension=self._dimension(model, config),
+            size=size,
+            mean=config["mean"],
+            std=config["std"],
+            stages=_stages(model),
+            identity={
+                **self._made_of(),
+                "weights": weights_hash(model),
+                "size": str(size),
+                "mean": json.dumps(config["mean"]),
+                "std": json.dumps(config["std"]),
+            },
+        )
 
-    def _create(self, pretrained: bool) -> torch.nn.Module:
-        import timm
-
-        try:
-            return timm.create_model(self.name, pretrained=pretrained, num_classes=0, **self.model_args)
-        except (TypeError, LookupError, ValueError, AssertionError, AttributeError) as error:
-            if not self.model_args:
-                raise
-            raise UserError(
-                f"backbone.model_args={self.model_args} failed ({type(error).__name__}: {first_line(error)})",
-                f"arguments of timm's {self.name}",
-            ) from error
-        except (OSError, RuntimeError) as error:
-            if not pretrained:
-                raise
-            raise UserError(
-                f"backbone.name={self.name}: weights could not be fetched from the hub: {first_line(error)}",
-                "backbone.checkpoint=FILE with those weights, or a machine with network to fill the hub's cache",
-            ) from error
-
-    def _load_checkpoint(self, model: torch.nn.Module) -> None:
-        """Load the file strictly, the classifier apart: features don't need it."""
-        from timm.models import load_state_dict
-
-        key = f"backbone.checkpoint={self.checkpoint}"
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                path = str(Path(self.checkpoint or "").expanduser())
-                state = load_state_dict(path, device="cpu", weights_only=True)
-        except _LOADING_ERRORS as error:
-            # Not the library's own advice: for a pickle it is to load it unsafely.
-            raise UserError(
-                f"{key} cannot be loaded ({type(error).__name__})", "an undamaged state dict that holds only tensors"
-            ) from error
-        if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-            raise UserError(f"{key} holds no state dict", "a flat mapping of names to tensors")
-        classifier = model.pretrained_cfg.get("classifier") or ()  # type: ignore[union-attr, operator]
-        heads = (classifier,) if isinstance(classifier, str) else tuple(classifier)
-        state = {
-            name: value for name, value in state.items() if not name.startswith(tuple(f"{head}." for head in heads))
+    def _made_of(self) -> dict[str, str]:
+        return {
+            "backbone": self.name.partition(".")[0],
+            "model_args": json.dumps(self.model_args, sort_keys=True),
+            "stem": self.stem,
+            "adapters": json.dumps(self.adapters and dataclasses.asdict(self.adapters), sort_keys=True),
         }
-        wanted = model.state_dict()
-        for trouble, names in (
-            ("lacks", wanted.keys() - state.keys()),
-            ("has the unexpected", state.keys() - wanted.keys()),
-        ):
-            if names:
-                raise UserError(
-                    f"{key} {trouble} {min(names)} ({len(names)} such entries) for {self.name}",
-                    "weights of exactly this architecture; see backbone.name and backbone.model_args",
-                )
-        for name, value in state.items():
-            if value.shape != wanted[name].shape:
-                raise UserError(
-                    f"{key}: {name} has shape {tuple(value.shape)}, {self.name} needs {tuple(wanted[name].shape)}",
-                    "weights of exactly this architecture; see backbone.name and backbone.model_args",
-                )
-        model.load_state_dict(state, strict=True)
+
+    def _network(self, seed: int) -> torch.nn.Module:
+        """The network with its weights, still on the CPU; what is random in it is drawn by `seed`."""
+        # timm draws weights even where others replace them; none of it may disturb the caller's generator.
+        with seeded(derived_seed(seed, "network")):
+            from_hub = self.pretrained and self.checkpoint is None
+            model = (hub_network if from_hub else random_network)(self.name, self.model_args)
+        state = None if self.checkpoint is None else read_checkpoint(self.checkpoint)
+        stem = None
+        if self.stem == "cifar":
+            with seeded(derived_seed(seed, "stem")):
+                stem = cifar_stem(model, self.name)
+            if state is not None and has_stem(state, stem):
+                put_stem(model, stem)
+                stem = None
+        if state is not None:
+            load_weights(model, state, self.name, str(self.checkpoint))
+        if stem is not None:
+            put_stem(model, stem)
+            if self.pretrained:
+                log.warning("backbone.stem=cifar: the stem of %s is new, with random weights", self.name)
+        if self.adapters is not None:
+            with seeded(derived_seed(seed, "adapters")):
+                add_adapters(model, self.adapters, self.name)
+        return model
 
     def _data_config(self, model: torch.nn.Module) -> dict[str, Any]:
-        """timm's data config of the model with `transform` laid over it."""
         from timm.data import resolve_model_data_config
 
-        config = resolve_model_data_config(model)
-        own = self.transform
-        if own.size is not None:
-            config["input_size"] = (3, own.size, own.size)
-        for name in ("crop_pct", "interpolation"):
-            if getattr(own, name) is not None:
-                config[name] = getattr(own, name)
-        for name in ("mean", "std"):
-            if (values := getattr(own, name)) is not None:
-                config[name] = tuple(values) * (3 // len(values))
-        return config
+        return self.transform.over(resolve_model_data_config(model))
+
+    def _dimension(self, model: torch.nn.Module, config: dict[str, Any]) -> int:
+        """d, found by a forward pass; the model is left in train mode."""
+        try:
+            with torch.no_grad():
+                features = model.eval()(torch.zeros(1, *config["input_size"]))
+        except (AssertionError, RuntimeError, ValueError) as error:
+            raise UserError(
+                f"{self.name} does not take images of {config['input_size'][1:]}: {first_line(error)}",
+                "another backbone.transform.size, or +backbone.model_args.img_size=SIZE for a ViT",
+            ) from error
+        model.train()
+        return features.shape[1]
 
 
-def available_cores() -> int:
-    """Cores that this process may use (a cluster's job has fewer than its machine)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def weights_hash(model: torch.nn.Module) -> str:
-    """Hash of all parameters and buffers with their names, whatever file they came from."""
-    digest = content_hash()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-class _TimmExtractor(Extractor):
-    def __init__(
-        self,
-        backbone: Timm,
-        model: torch.nn.Module,
-        data_config: dict[str, Any],
-        dimension: int,
-        precision: str,
-        device: torch.device,
-    ) -> None:
-        from timm.data import create_transform
-
-        self.cacheable = True
-        self.identity = {
-            "backbone": backbone.name.partition(".")[0],
-            "model_args": json.dumps(backbone.model_args, sort_keys=True),
-            "weights": weights_hash(model),
-            "transform": json.dumps(data_config, sort_keys=True, default=str),
-            "precision": precision,
-            "device": device.type,
-        }
-        self._dimension = dimension
-        self._device = device
-        self._dtype = PRECISIONS[precision]
-        # Convolutions run faster with channels last; a network without them (a ViT) does not care.
-        layout = torch.channels_last
-        self._model = model.eval().requires_grad_(False).to(device, memory_format=layout)  # type: ignore[call-overload]
-        # The threads decode and resize to uint8; scaling happens on the device, in whole batches.
-        self._transform = create_transform(**data_config, is_training=False, use_prefetcher=True)
-        self._mean = torch.tensor(data_config["mean"], device=device).view(1, 3, 1, 1)
-        self._std = torch.tensor(data_config["std"], device=device).view(1, 3, 1, 1)
-        self._batch_size = backbone.batch_size or (256 if device.type == "cuda" else 4)
-        self._workers = backbone.workers or available_cores()
-
-    def dimension(self, split: Split) -> int:
-        return self._dimension
-
-    def batches(self, split: Split, start: int = 0) -> Iterator[torch.Tensor]:
-        # float32 means float32: TF32 would make a GPU's features differ from a CPU's in the third digit.
-        # And the same command must give the same features, so no autotuning of algorithms either.
-        flags = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
-        with torch.inference_mode(), flags:
-            for pixels in self._pixels(split, start):
-                images = torch.from_numpy(pixels).to(self._device, non_blocking=True)
-                images = images.to(torch.float32).div_(255).sub_(self._mean).div_(self._std)
-                with self._autocast():
-                    features = self._model(images.contiguous(memory_format=torch.channels_last))
-                yield features.to("cpu", torch.float32)
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self._dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self._device.type, self._dtype)
-
-    def _pixels(self, split: Split, start: int) -> Iterator[np.ndarray]:
-        """uint8 batches (b, 3, size, size), decoded ahead of the network by threads."""
-
-        def load(index: int) -> np.ndarray:
-            return self._transform(split.inputs[index].convert("RGB"))
-
-        with ThreadPoolExecutor(self._workers) as pool:
-            waiting: deque[list[Future[np.ndarray]]] = deque()
-            try:
-                for begin in range(start, len(split), self._batch_size):
-                    batch = range(begin, min(begin + self._batch_size, len(split)))
-                    waiting.append([pool.submit(load, index) for index in batch])
-                    if len(waiting) > BATCHES_AHEAD:
-                        yield np.stack([future.result() for future in waiting.popleft()])
-                while waiting:
-                    yield np.stack([future.result() for future in waiting.popleft()])
-            finally:
-                # An error or an interrupt must not wait for images that nobody will look at.
-                pool.shutdown(wait=False, cancel_futures=True)
+def _stages(model: torch.nn.Module) -> tuple[str, ...]:
+    """The modules that timm lists as the network's feature levels, those without parameters left out."""
+    modules = dict(model.named_modules())
+    listed = [entry.get("module") for entry in getattr(model, "feature_info", None) or ()]
+    owning = [name for name in listed if name in modules and any(True for _ in modules[name].parameters())]
+    return tuple(dict.fromkeys(owning))
