@@ -1,0 +1,128 @@
+"""Subspaces of layer inputs: what gradient projection protects (GPM, FOT, FedProTIP)."""
+
+from __future__ import annotations
+
+import torch
+
+from fcl_bench.linalg.spectral import Spectrum, summarise
+
+
+def gather_columns(
+    inputs: torch.Tensor, layer: torch.nn.Conv2d, sample: torch.Tensor, place: torch.Tensor
+) -> torch.Tensor:
+    """Chosen columns of the unfolded inputs of a convolution, without unfolding the others.
+
+    Args:
+        inputs: (b, C, H, W), what the layer gets.
+        layer: an ungrouped convolution with zero padding.
+        sample: (m,) which image.
+        place: (m,) which position of the layer's output, row by row.
+
+    Returns:
+        (d, m), d = C kh kw in the order of `weight.flatten(1)`.
+    """
+    (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
+    ph, pw = layer.padding if not isinstance(layer.padding, str) else _same_padding(layer)
+    padded = torch.nn.functional.pad(inputs, (pw, pw, ph, ph))
+    width = (padded.shape[3] - dw * (kw - 1) - 1) // sw + 1
+    place = place.to(inputs.device)
+    rows = (place // width * sh).view(-1, 1, 1) + dh * torch.arange(kh, device=inputs.device).view(1, -1, 1)
+    columns = (place % width * sw).view(-1, 1, 1) + dw * torch.arange(kw, device=inputs.device).view(1, 1, -1)
+    patches = padded[sample.to(inputs.device).view(-1, 1, 1), :, rows, columns]  # (m, kh, kw, C)
+    return patches.permute(3, 1, 2, 0).reshape(inputs.shape[1] * kh * kw, len(place))
+
+
+def _same_padding(layer: torch.nn.Conv2d) -> tuple[int, int]:
+    """padding="same" of an odd kernel, or "valid"."""
+    if layer.padding == "valid":
+        return 0, 0
+    high, wide = (d * (k - 1) // 2 for d, k in zip(layer.dilation, layer.kernel_size, strict=True))
+    return high, wide
+
+
+def project_out(delta: torch.Tensor, Phi: torch.Tensor) -> torch.Tensor:
+    """delta (I - Phi Phi') for the update `delta` (out, ...) of a weight whose rows have d numbers (Eq. 2, 4).
+
+    Args:
+        delta: (out, ...), flattened to (out, d).
+        Phi: (d, q) orthonormal columns.
+    """
+    flat = delta.flatten(1)
+    return (flat - (flat @ Phi) @ Phi.T).view_as(delta)
+
+
+def outside(A: torch.Tensor, Phi: torch.Tensor) -> torch.Tensor:
+    """The part of the columns of A (d, m) outside the range of Phi (d, q) (Eq. 6)."""
+    # Twice, since once leaves rounding errors of the size of A.
+    for _ in range(2):
+        A = A - Phi @ (Phi.T @ A)
+    return A
+
+
+def core_basis(A: torch.Tensor, Phi: torch.Tensor, threshold: float, power: int = 1) -> Spectrum:
+    """The leading directions of A outside Phi that hold the share `threshold` of the spectrum's mass (Eq. 6-8).
+
+    Args:
+        A: (d, m) activation columns.
+        Phi: (d, q) orthonormal: the directions protected already.
+        threshold: epsilon in (0, 1].
+        power: of the singular values whose sum is the mass: 1 (FedProTIP Eq. 8), 2 (energy, as in GPM).
+
+    Returns:
+        U (d, r) orthonormal and orthogonal to Phi, and the singular values (r,), descending; r = 0 if A adds nothing.
+    """
+    rest = outside(A, Phi)
+    size = torch.linalg.matrix_norm(A) if A.numel() else A.new_zeros(())
+    # What lies inside Phi leaves a rest of rounding errors, whose directions mean nothing.
+    if not A.numel() or torch.linalg.matrix_norm(rest) <= max(A.shape) * torch.finfo(A.dtype).eps * size:
+        return Spectrum(A.new_zeros(A.shape[0], 0), A.new_zeros(0))
+    U, sigma = summarise(rest.T, min(rest.shape))[0]
+    real = sigma > max(A.shape) * torch.finfo(A.dtype).eps * size
+    U, sigma = U[:, real], sigma[real]
+    mass = (sigma.double() ** power).cumsum(0)
+    # The small slack lets threshold 1 stop at the last real direction rather than ask for one more.
+    enough = mass >= threshold * mass[-1] * (1 - 1e-12)
+    rank = int(enough.nonzero()[0]) + 1
+    return Spectrum(_orthonormal(outside(U[:, :rank], Phi)), sigma[:rank])
+
+
+def append_basis(Phi: torch.Tensor, U: torch.Tensor, tolerance: float) -> torch.Tensor:
+    """Orthonormal columns that span Phi and U (Eq. 9): Phi's own, unchanged, then what U adds.
+
+    Args:
+        Phi: (d, q) orthonormal.
+        U: (d, r) of any kind.
+        tolerance: directions of U whose part outside Phi is shorter are dropped.
+    """
+    left, sigma, _ = torch.linalg.svd(outside(U, Phi), full_matrices=False)
+    new = left[:, sigma > tolerance][:, : Phi.shape[0] - Phi.shape[1]]
+    return torch.cat([Phi, _orthonormal(outside(new, Phi))], dim=1) if new.shape[1] else Phi
+
+
+def sketch(U: torch.Tensor, sigma: torch.Tensor, columns: int, generator: torch.Generator) -> torch.Tensor:
+    """U diag(sigma) G (d, columns), G standard normal (Eq. 40): in a sum over clients no direction is anyone's.
+
+    Args:
+        U: (d, r).
+        sigma: (r,).
+        columns: s, the sketch's width.
+        generator: on the CPU.
+    """
+    G = torch.randn(len(sigma), columns, generator=generator, dtype=torch.float64)
+    return (U * sigma) @ G.to(U.device, U.dtype)
+
+
+def span_of(B: torch.Tensor, tolerance: float) -> torch.Tensor:
+    """Orthonormal basis (d, r) of the range of B (d, s), less singular values below `tolerance` times the largest."""
+    if not B.numel():
+        return B[:, :0]
+    left, sigma, _ = torch.linalg.svd(B, full_matrices=False)
+    return left[:, sigma > tolerance * sigma[0]]
+
+
+def _orthonormal(U: torch.Tensor) -> torch.Tensor:
+    """Columns that are almost orthonormal, orthonormal to rounding; each keeps its direction."""
+    if not U.shape[1]:
+        return U
+    Q, R = torch.linalg.qr(U)
+    return Q * R.diagonal().sign()
