@@ -30,6 +30,7 @@ CONTRACT = {
     "run.json",
     "tasks.csv",
     "accuracy_matrix.csv",
+    "task_aware_matrix.csv",
     "uploads.csv",
     "partition.npz",
     "model.safetensors",
@@ -172,18 +173,20 @@ def test_a_complete_run_is_reported_and_force_repeats_it(tmp_path):
     ],
 )
 def test_the_id_covers_what_determines_the_result(finished, tmp_path, override, same):
-    from fcl_bench.run import _plan
+    from fcl_bench.plan import make_plan
 
-    plan = _plan(settings_for(tmp_path, *SMALL, override))
+    plan = make_plan(settings_for(tmp_path, *SMALL, override))
     assert (plan.id == finished.record["run_id"]) is same
 
 
 def test_feature_files_at_two_paths_are_one_run(tmp_path, feature_file):
-    from fcl_bench.run import _plan
+    from fcl_bench.plan import make_plan
 
     copy = tmp_path / "copy.npz"
     copy.write_bytes(feature_file.read_bytes())
-    ids = {_plan(settings_for(tmp_path, *SMALL, "data=features", f"data.path={p}")).id for p in (feature_file, copy)}
+    ids = {
+        make_plan(settings_for(tmp_path, *SMALL, "data=features", f"data.path={p}")).id for p in (feature_file, copy)
+    }
     assert len(ids) == 1
 
 
@@ -214,14 +217,14 @@ def test_a_damaged_folder_is_redone_not_trusted(finished, tmp_path, name, damage
 
 def interrupt_after(tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next run is interrupted while it evaluates the task after `tasks` complete ones."""
-    evaluate = engine.Federation._evaluate
+    evaluate = engine.Federation._examine
 
     def interrupted(self, task):
         if task.index == tasks:
             raise KeyboardInterrupt
         return evaluate(self, task)
 
-    monkeypatch.setattr(engine.Federation, "_evaluate", interrupted)
+    monkeypatch.setattr(engine.Federation, "_examine", interrupted)
 
 
 @pytest.mark.parametrize("tasks", [0, 1, 3])
@@ -329,10 +332,10 @@ def test_the_default_run_reaches_95_percent_on_digits(tmp_path):
 @pytest.mark.parametrize(("M", "rank", "printed"), [(8192, 2048, "134.27"), (2048, 512, "9.57")])
 def test_nominal_accounting_does_not_depend_on_what_was_sent(tmp_path, feature_file, M, rank, printed):
     """240 samples can't fill a rank of 512, the paper's table counts it all the same."""
-    from fcl_bench.run import _plan
+    from fcl_bench.plan import make_plan
 
     knobs = (f"method.M={M}", f"method.rank={rank}")
-    plan = _plan(settings_for(tmp_path, "data=features", f"data.path={feature_file}", *knobs))
+    plan = make_plan(settings_for(tmp_path, "data=features", f"data.path={feature_file}", *knobs))
     accounting = plan.settings.method.accounting(plan.problem, [20] * 5)
     assert f"{accounting['fedran_mib']:.2f}" == printed
 

@@ -15,6 +15,7 @@ from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBas
 from fcl_bench.errors import UserError, choices, first_line, require_choice, require_count, require_positive
 
 if TYPE_CHECKING:
+    from fcl_bench.adaptation import FedAvgAdaptation, NoAdaptation
     from fcl_bench.data.partition import Partition
     from fcl_bench.data.sources import Source
     from fcl_bench.data.stream import TaskSplit
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from fcl_bench.methods.base import Method
 
 #: Each group's choice names its class in `_target_`; the class is a dataclass of the choice's knobs.
-GROUPS = ("method", "backbone", "data", "split", "partition")
+GROUPS = ("method", "backbone", "data", "split", "partition", "adapt")
 STATISTICS_DTYPES = ("float64", "float32")
 WIRE_DTYPES = ("float64", "float32", "bfloat16", "float16")
 
@@ -64,10 +65,12 @@ class _Scalars:
     clients: int
     tasks: int
     label_rate: float
+    drift: int
     device: str
     dtype: str
     out: str
     force: bool
+    checkpoint_rounds: int
     wire: Wire
     cache: Cache
 
@@ -76,6 +79,8 @@ class _Scalars:
         require_positive("beta", self.beta)
         require_count("clients", self.clients)
         require_count("tasks", self.tasks)
+        require_count("drift", self.drift, least=0)
+        require_count("checkpoint_rounds", self.checkpoint_rounds)
         if not 0 < self.label_rate <= 1:
             raise UserError(f"label_rate={self.label_rate} is out of range", "above 0, at most 1")
         require_choice("dtype", self.dtype, STATISTICS_DTYPES)
@@ -95,6 +100,7 @@ class Settings:
     data: Source
     split: TaskSplit
     partition: Partition
+    adapt: NoAdaptation | FedAvgAdaptation
     resolved: dict[str, Any]
 
     @property
@@ -111,6 +117,7 @@ class Settings:
             "clients": scalars.clients,
             "tasks": scalars.tasks,
             "label_rate": scalars.label_rate,
+            "drift": scalars.drift,
             "dtype": scalars.dtype,
             "wire": dataclasses.asdict(scalars.wire),
             **{group: _identity(getattr(self, group)) for group in GROUPS},

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from fcl_bench.errors import UserError
+
 log = logging.getLogger(__name__)
 
 
@@ -48,6 +50,19 @@ def replacing(path: Path) -> Iterator[Path]:
         _to_disk(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def writable(key: str, folder: Path) -> Path:
+    """`folder`, made if need be; a UserError if nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise UserError(
+            f"{key}: {folder} cannot be written: {error.strerror}", "a folder that you may write to"
+        ) from error
+    return folder
 
 
 def remove_leftovers(path: Path) -> None:

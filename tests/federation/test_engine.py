@@ -98,7 +98,7 @@ def federation() -> tuple[Federation, list]:
 
 def test_the_engine_runs_tasks_rounds_and_clients_in_order():
     made, log = federation()
-    made.run(after_task=lambda _: log.append("after"))
+    made.run(checkpoint=lambda _: log.append("after"))
     absorbed = torch.float64
     one_round = [(0, 0, 0, [0]), ("absorb", 0, absorbed), (0, 0, 1, [0]), ("absorb", 1, absorbed), "finish round"]
     second = [(0, 1, 0, [0]), ("absorb", 0, absorbed), (0, 1, 1, [0]), ("absorb", 1, absorbed), "finish round"]
@@ -109,13 +109,13 @@ def test_the_engine_runs_tasks_rounds_and_clients_in_order():
 
 def test_right_answers_are_counted_per_task():
     made, _ = federation()
-    state = made.run(after_task=lambda _: None)
-    np.testing.assert_array_equal(state.correct, [[2, 0], [2, 2]])
+    state = made.run(checkpoint=lambda _: None)
+    np.testing.assert_array_equal(state.answers["correct"], [[2, 0], [2, 2]])
 
 
 def test_every_exchange_is_a_row_and_an_empty_client_sends_nothing():
     made, _ = federation()
-    ledger = made.run(after_task=lambda _: None).ledger
+    ledger = made.run(checkpoint=lambda _: None).ledger
     assert len(ledger.uploads) == 2 * 2 * 3
     by_client = {(row.task, row.round, row.client): row for row in ledger.uploads}
     assert by_client[0, 0, 0].up_bytes == 3 * 4  # float32 on the wire
@@ -139,7 +139,7 @@ def test_the_ledger_survives_json():
     import json
 
     made, _ = federation()
-    ledger = made.run(after_task=lambda _: None).ledger
+    ledger = made.run(checkpoint=lambda _: None).ledger
     restored = Ledger(clients=3)
     restored.restore(json.loads(json.dumps(ledger.state())))
     assert restored == ledger

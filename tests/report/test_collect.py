@@ -11,8 +11,8 @@ import pytest
 
 from fcl_bench.errors import UserError
 from fcl_bench.files import file_checksum
+from fcl_bench.report.checkpoint import write_json
 from fcl_bench.report.collect import MEASURES, RUN, collect, selected, text
-from fcl_bench.report.run_folder import _write_json
 from tests.report.frames import made_up, real_runs
 
 
@@ -32,7 +32,7 @@ def rewrite(folder, record, config=None):
     if config is not None:
         (folder / "config.yaml").write_text(config)
         record["files"]["config.yaml"] = file_checksum(folder / "config.yaml")
-    _write_json(folder / "run.json", record)
+    write_json(folder / "run.json", record)
 
 
 def test_a_row_holds_what_the_record_and_the_configuration_say(finished):

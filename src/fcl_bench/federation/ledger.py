@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 
+from fcl_bench.federation.message import Message
+
 
 class Stopwatch:
     """Wall-clock seconds of a block; on CUDA the block ends with a synchronisation."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, seconds: float = 0.0) -> None:
         self._device = device
-        self.seconds = 0.0
+        self.seconds = seconds
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -60,20 +62,40 @@ class Upload:
 
 @dataclass
 class Ledger:
-    """All exchanges so far and the server's seconds per task."""
+    """All exchanges so far and the server's seconds per task.
+
+    Attributes:
+        clients: K.
+        uploads: the exchanges in order.
+        server_seconds: of each complete task.
+        kept: per client, the names of the broadcast tensors that it keeps (see `Message.kept`).
+    """
 
     clients: int
     uploads: list[Upload] = field(default_factory=list)
     server_seconds: list[float] = field(default_factory=list)
+    kept: dict[int, set[str]] = field(default_factory=dict)
+
+    def send(self, client: int, broadcast: Message) -> int:
+        """Bytes that `broadcast` costs this client, who has them from now on."""
+        there = self.kept.setdefault(client, set()) if broadcast.kept else set()
+        size = broadcast.nbytes_without(there)
+        there |= broadcast.kept
+        return size
 
     def state(self) -> dict[str, Any]:
         """The ledger as JSON."""
-        return {"uploads": [asdict(row) for row in self.uploads], "server_seconds": self.server_seconds}
+        return {
+            "uploads": [asdict(row) for row in self.uploads],
+            "server_seconds": self.server_seconds,
+            "kept": {str(client): sorted(names) for client, names in self.kept.items()},
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `state` returned."""
         self.uploads = [Upload(**row) for row in state["uploads"]]
         self.server_seconds = list(state["server_seconds"])
+        self.kept = {int(client): set(names) for client, names in state["kept"].items()}
 
     def _per_client_and_task(self, stage: str | None) -> dict[tuple[int, int], int]:
         sums: dict[tuple[int, int], int] = {}

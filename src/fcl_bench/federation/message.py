@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -61,14 +61,21 @@ class Message(Mapping[str, torch.Tensor]):
         tensors: what is sent.
         symmetric: names of the matrices that are symmetric and positive semidefinite.
         per_class: names of the matrices that have a column per class.
+        kept: names of the tensors of a broadcast that never change again: a client that has had one keeps it, and it
+            is sent, and counted, only once.
     """
 
     def __init__(
-        self, tensors: Mapping[str, torch.Tensor], symmetric: Iterable[str] = (), per_class: Iterable[str] = ()
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        symmetric: Iterable[str] = (),
+        per_class: Iterable[str] = (),
+        kept: Iterable[str] = (),
     ) -> None:
         self._tensors = dict(tensors)
         self._symmetric = frozenset(symmetric)
         self._per_class = frozenset(per_class)
+        self.kept = frozenset(kept)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[name]
@@ -82,7 +89,11 @@ class Message(Mapping[str, torch.Tensor]):
     @property
     def nbytes(self) -> int:
         """The payload in bytes: the tensors' values, no names or framing."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors.values())
+        return self.nbytes_without(())
+
+    def nbytes_without(self, there: Collection[str]) -> int:
+        """The payload in bytes for a receiver that keeps the tensors named in `there`."""
+        return sum(tensor.numel() * tensor.element_size() for name, tensor in self.items() if name not in there)
 
     def to_wire(self, wire: WireFormat) -> Message:
         """The message as it travels: floating-point tensors in `wire.dtype`, integers as they are.

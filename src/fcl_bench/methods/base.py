@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from fcl_bench.data.stream import Task
 from fcl_bench.federation.message import Message, WireFormat
+
+if TYPE_CHECKING:
+    from fcl_bench.features.trainable import Trainable
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Problem:
         dtype: in which statistics are accumulated and solved.
         device: where they are.
         wire: how messages travel.
+        network: what a method that trains the backbone starts from; None for the methods that take its features.
     """
 
     inputs: int
@@ -30,6 +34,7 @@ class Problem:
     dtype: torch.dtype
     device: torch.device
     wire: WireFormat
+    network: Trainable | None = None
 
 
 @dataclass(frozen=True)
@@ -39,9 +44,10 @@ class Shard:
     Attributes:
         client: k, from 0.
         task: t, from 0.
-        inputs: (n, d) in the statistics' dtype on the device, the labelled samples.
+        inputs: the labelled samples on the device: features (n, d) in the statistics' dtype, or, for methods that
+            train the network, images (n, 3, h, w) in uint8.
         labels: (n,) int64, their classes as columns of the label matrix.
-        unlabelled: (m, d), the samples without a label (none at `label_rate` 1).
+        unlabelled: (m, ...) like `inputs`, the samples without a label (none at `label_rate` 1).
     """
 
     client: int
@@ -62,6 +68,19 @@ class Shard:
         )
 
 
+@dataclass(frozen=True)
+class Prediction:
+    """What the server says of n samples.
+
+    Attributes:
+        scores: (n, C_t) over the classes seen so far.
+        tasks: (n,) int64, the task whose classes alone are to compete; None: all compete.
+    """
+
+    scores: torch.Tensor
+    tasks: torch.Tensor | None = None
+
+
 class Client(ABC):
     """The client half. It sees its own shard and what the server broadcast, nothing else."""
 
@@ -80,14 +99,18 @@ class Client(ABC):
 class Server(ABC):
     """The server half. It sees uploads, nothing else, and keeps none of them.
 
-    The engine calls, per task: `start_task`; then `rounds` times `broadcast`, `absorb` for each client as its upload
-    arrives, and `finish_round`; then `finish_task`. `predict` is valid after each `finish_task`.
+    The engine calls, per task: `start_task`; then `rounds` times `participants`, `broadcast`, `absorb` for each of them
+    as its upload arrives, and `finish_round`; then `finish_task`. `classify` is valid after each `finish_task`.
 
     Attributes:
         stage: under which the ledger counts the exchanges of the round at hand.
+        pure_batches: None: test samples are classified one by one, whatever comes beside them. A number: in batches of
+            so many that are known to be of one task, which tells the method more than a task-agnostic test does, and is
+            said beside the results.
     """
 
     stage: str = "statistics"
+    pure_batches: int | None = None
 
     @abstractmethod
     def start_task(self, task: Task) -> None:
@@ -96,6 +119,10 @@ class Server(ABC):
     def rounds(self, task: Task) -> int:
         """Rounds of exchange in this task; 1 for the analytic methods."""
         return 1
+
+    def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
+        """Which of the clients that hold labelled samples of the task take part in a round, in order of their turns."""
+        return available
 
     @abstractmethod
     def broadcast(self, task: Task, round_: int) -> Message:
@@ -115,6 +142,19 @@ class Server(ABC):
     @abstractmethod
     def predict(self, inputs: torch.Tensor) -> torch.Tensor:
         """Class scores (n, C_t) over the classes seen so far, of `inputs` (n, d)."""
+
+    def classify(self, inputs: torch.Tensor, one_task: bool = False) -> Prediction:
+        """Scores of `inputs` and, from a method that tells tasks apart, the task of each.
+
+        Args:
+            inputs: (n, ...) test samples.
+            one_task: whether they are known to be of one task.
+        """
+        return Prediction(self.predict(inputs))
+
+    def embed(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Features (n, d) under the backbone as it is now; a frozen one's are the inputs."""
+        return inputs
 
     @abstractmethod
     def model(self) -> dict[str, torch.Tensor]:
@@ -136,12 +176,16 @@ class Server(ABC):
 class Audit(ABC):
     """Compares a method's approximation with the exact solution. It sees everything, so it is no part of the method.
 
-    The engine calls `observe` for every shard whose upload the server absorbs, and `report` after each task.
+    The engine calls `observe` for every client's labelled samples during the first round of a task, `look` after each
+    round, and `report` after each task.
     """
 
     @abstractmethod
     def observe(self, task: Task, shard: Shard) -> None:
         """Take in what a client learnt from (pseudo-labelled samples included)."""
+
+    def look(self, task: Task, round_: int, server: Server) -> None:  # noqa: B027
+        """The server has finished a round."""
 
     @abstractmethod
     def report(self, task: Task, server: Server, tests: Iterable[torch.Tensor]) -> dict[str, float | None]:
@@ -169,10 +213,14 @@ class Method(ABC):
         name: what tables call it.
         revision: to be raised when a change to the method changes its numbers; part of the run id, so that runs of the
             old code are not taken for runs of the new.
+        trains_network: whether it trains the backbone itself, on images, rather than take a frozen one's features.
+        resumes_within_tasks: whether its server's state is whole after every round, not only after a task.
     """
 
     name: ClassVar[str]
     revision: ClassVar[int] = 1
+    trains_network: ClassVar[bool] = False
+    resumes_within_tasks: ClassVar[bool] = False
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:  # noqa: B027
         """Raise a `UserError` for knobs that this problem rules out, before any work is done."""

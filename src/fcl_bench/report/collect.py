@@ -17,16 +17,20 @@ from fcl_bench.report.run_folder import RunFolder
 
 #: Columns that hold what a run measured, in percent, MiB and seconds; NaN where not defined.
 _METRICS = ("A_avg", "A_T", "forgetting")
+#: With the task of each test sample given; with all classes competing, of a method that predicts tasks; how often it is
+#: right about the task, after the last one.
+_WAYS = ("A_T_aware", "A_T_unrouted", "routing")
 _ACCOUNTING = ("fedran_mib", "stsa_mib")
 _RUNTIME = ("seconds_per_task", "client_seconds", "server_seconds")
-MEASURES = (*_METRICS, "up_max_mib", "down_max_mib", *_ACCOUNTING, *_RUNTIME)
+MEASURES = (*_METRICS, *_WAYS, "up_max_mib", "down_max_mib", "adapt_up_mib", *_ACCOUNTING, *_RUNTIME)
 #: Columns that tell runs of one configuration apart. Every other column is a part of the configuration.
 RUN = ("seed", "run_id", "folder", "git_commit", "written")
 
 #: What the record says of the configuration; of the groups there, the classes' knobs are columns too where they matter.
 _RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks")
 #: Keys of config.yaml without a bearing on the result, or that the record has in the form that was used.
-_LEFT_OUT = {*_RECORDED, "method", "seed", "device", "out", "force", "cache"}
+_GROUPS = ("split", "partition", "adapt")
+_LEFT_OUT = {*_RECORDED, "method", "seed", "device", "out", "force", "cache", "checkpoint_rounds"}
 
 
 def collect(runs: Path) -> pd.DataFrame:
@@ -95,10 +99,12 @@ def _configuration(record: dict[str, Any], config: dict[str, Any]) -> dict[str, 
         # As text: it tells versions of the code apart and is no quantity.
         "method.revision": str(record.get("method_revision", "unknown")),
         **dict(_flat({key: record[key] for key in _RECORDED if key in record})),
-        "label_rate": 1.0,  # of runs that are older than the key
-        **dict(_flat({key: value for key, value in config.items() if key not in _LEFT_OUT})),
+        # Of runs that are older than the keys.
+        **{"label_rate": 1.0, "adapt": "none", "protocol": "task-agnostic", "drift": 0},
+        **{key: record[key] for key in ("adapt", "protocol") if key in record},
+        **dict(_flat({key: value for key, value in config.items() if key not in (*_LEFT_OUT, *_GROUPS)})),
         "device": record["environment"]["device"],
-        **{key: value for group in ("split", "partition") for key, value in _flat(config.get(group, {}), f"{group}.")},
+        **{key: value for group in _GROUPS for key, value in _flat(config.get(group, {}), f"{group}.")},
         "features": features.hexdigest()[:8],
         "data_fingerprint": str(record.get("data_fingerprint"))[:8],
     }
@@ -108,6 +114,11 @@ def _results(record: dict[str, Any]) -> dict[str, Any]:
     communication = record["communication"]
     found = {**record["metrics"], **communication.get("accounting", {}), **record["runtime"]}
     found |= {f"{way}_max_mib": communication[f"{way}_max_bytes"] / 2**20 for way in ("up", "down")}
+    found["A_T_aware"] = record.get("task_aware", {}).get("A_T")
+    if record.get("routing"):
+        found |= {"A_T_unrouted": record["routing"]["unrouted"]["A_T"], "routing": record["routing"]["accuracy"][-1]}
+    if record.get("adaptation"):
+        found["adapt_up_mib"] = record["adaptation"]["up_max_bytes"] / 2**20
     return {measure: found.get(measure) for measure in MEASURES}
 
 

@@ -32,12 +32,16 @@ def print_record(record: dict[str, Any], folder: str) -> None:
     """Accuracy per task, communication and runtime of one run, then where its folder is."""
     console = _Console(highlight=False)
     console.print(f"\n[bold]{headline(record)}[/bold]")
-    console.print(Columns([_accuracy(record["metrics"]), _metrics(record["metrics"])], padding=(0, 4)))
+    console.print(Columns([_accuracy(record["metrics"]), _metrics(record)], padding=(0, 4)))
+    if record["adaptation"]:
+        console.print(_adaptation(record["adaptation"]))
     console.print(_communication(record["communication"]))
     if record["labels"]["rate"] < 1:
         console.print(_labels(record["labels"]))
     if record["bounds"]:
-        console.print(_bounds(record["bounds"][-1]))
+        console.print(
+            _bounds(record["bounds"][-1]) if "gram_error" in record["bounds"][-1] else _theory(record["bounds"])
+        )
     console.print(_runtime(record["runtime"], record["environment"]))
     console.print(f"run folder: {folder}", soft_wrap=True)
 
@@ -70,10 +74,43 @@ def _accuracy(metrics: dict[str, Any]) -> Table:
     return table
 
 
-def _metrics(metrics: dict[str, Any]) -> Table:
-    table = _table("Over the stream", "metric", "%")
+def _metrics(record: dict[str, Any]) -> Table:
+    """The metrics; beside them those with the task given and, of a method that predicts tasks, without prediction."""
+    ways = {"%": record["metrics"], "task given": record["task_aware"]}
+    routing = record["routing"]
+    if routing:
+        ways["all compete"] = routing["unrouted"]
+    protocol = "" if record["protocol"] == "task-agnostic" else f" ({record['protocol']})"
+    table = _table(f"Over the stream{protocol}", "metric", *ways)
     for name in ("A_avg", "A_T", "forgetting", "retention", "stability", "plasticity"):
-        table.add_row(name, _percent(metrics[name]))
+        table.add_row(name, *(_percent(metrics[name]) for metrics in ways.values()))
+    if routing:
+        table.add_row("task right, last", _percent(routing["accuracy"][-1]))
+    return table
+
+
+def _adaptation(adaptation: dict[str, Any]) -> Table:
+    """The first stage, whose bytes and seconds are in no other table."""
+    origin = "taken over" if adaptation["cache_hit"] else "this run"
+    table = _table(f"First stage: FedAvg on the first task ({origin})", "", "value")
+    table.add_row("rounds", str(adaptation["rounds"]))
+    table.add_row("accuracy on the first task, own head", f"{_percent(adaptation['accuracy'])} %")
+    table.add_row("upload, busiest client", _bytes(adaptation["up_max_bytes"]))
+    table.add_row("download, busiest client", _bytes(adaptation["down_max_bytes"]))
+    table.add_row("clients, together", f"{adaptation['client_seconds']:.2f} s")
+    table.add_row("server", f"{adaptation['server_seconds']:.2f} s")
+    return table
+
+
+def _theory(rows: list[dict[str, float | None]]) -> Table:
+    """What projection left of gradients, task by task."""
+
+    def show(value: float | None) -> str:
+        return "not defined" if value is None else f"{value:.3f}"
+
+    table = _table("Gradients after projection", "task", "rho", "least rho", "beta, old tasks", "largest beta")
+    for task, row in enumerate(rows):
+        table.add_row(str(task + 1), *(show(row[key]) for key in ("rho", "rho_min", "beta", "beta_max")))
     return table
 
 
@@ -110,6 +147,9 @@ def _communication(communication: dict[str, Any]) -> Table:
         "upload, everyone": communication["up_total_bytes"],
         "download, busiest client and task": communication["down_max_bytes"],
     }
+    stages = communication["by_stage"]
+    for stage, sizes in stages.items() if len(stages) > 1 else ():
+        rows[f"upload, busiest client and task: {stage}"] = sizes["up_max_bytes"]
     for name, size in rows.items():
         table.add_row(name, _bytes(size))
     for name, mib in communication["accounting"].items():

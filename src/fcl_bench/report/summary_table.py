@@ -16,13 +16,17 @@ _HEADERS = {
     "A_avg": "A_avg (%)",
     "A_T": "A_T (%)",
     "forgetting": "forgetting (%)",
+    "A_T_aware": "A_T, task given (%)",
+    "A_T_unrouted": "A_T, all compete (%)",
+    "routing": "task right (%)",
     "up_max_mib": "upload (MiB)",
+    "adapt_up_mib": "first stage's upload (MiB)",
     "seconds_per_task": "seconds per task",
     "fedran_mib": "FedRAN's count (MiB)",
     "stsa_mib": "STSA's count (MiB)",
 }
 #: Shown only where a method defines it.
-_OPTIONAL = ("fedran_mib", "stsa_mib")
+_OPTIONAL = ("A_T_aware", "A_T_unrouted", "routing", "adapt_up_mib", "fedran_mib", "stsa_mib")
 NOTE = (
     "Mean ± standard deviation over n seeds. Upload: measured, of the busiest client and task. "
     f"In each setting the best accuracy is bold and the second underlined ({CEILING}, the ceiling, aside)."

@@ -1,0 +1,67 @@
+"""Right answers on each task's test set after each task, under each way of asking."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from fcl_bench.methods.base import Prediction
+
+#: The ways of asking. `correct`: as the method predicts; `aware`: the sample's task is given, and only its classes
+#: compete; `unrouted`: all classes seen compete, whatever task the method thinks of; `routed`: whether the method named
+#: the right task.
+WAYS = ("correct", "aware", "unrouted", "routed")
+
+
+class Answers:
+    """Counts (T, T) int64 for each of `WAYS`: row t, column tau counts the test set of task tau after task t.
+
+    Attributes:
+        routes: whether the method names tasks at all; without, `routed` means nothing and `unrouted` is `correct`.
+    """
+
+    def __init__(self, tasks: int) -> None:
+        self._counts = {way: np.zeros((tasks, tasks), dtype=np.int64) for way in WAYS}
+        self.routes = False
+
+    def __getitem__(self, way: str) -> np.ndarray:
+        return self._counts[way]
+
+    def add(self, after: int, prediction: Prediction, columns: torch.Tensor, task_of_column: torch.Tensor) -> None:
+        """Count a batch.
+
+        Args:
+            after: index of the last task learnt.
+            prediction: of n samples.
+            columns: (n,) their true classes.
+            task_of_column: (C_t,) the task that brought each class.
+        """
+        scores, tasks = prediction.scores, prediction.tasks
+        true_tasks = task_of_column[columns]
+        right = {
+            "unrouted": scores.argmax(dim=1) == columns,
+            "aware": _best_of(scores, task_of_column, true_tasks) == columns,
+        }
+        right["correct"] = right["unrouted"]
+        if tasks is not None:
+            self.routes = True
+            right["correct"] = _best_of(scores, task_of_column, tasks) == columns
+            right["routed"] = tasks == true_tasks
+        for way, hits in right.items():
+            self._counts[way][after] += np.bincount(true_tasks[hits].cpu().numpy(), minlength=len(self[way]))
+
+    def state(self) -> dict[str, Any]:
+        """The counts as JSON."""
+        return {"routes": self.routes, **{way: counts.tolist() for way, counts in self._counts.items()}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned."""
+        self.routes = bool(state["routes"])
+        self._counts = {way: np.array(state[way], dtype=np.int64) for way in WAYS}
+
+
+def _best_of(scores: torch.Tensor, task_of_column: torch.Tensor, tasks: torch.Tensor) -> torch.Tensor:
+    """The best class (n,) among those of each sample's task."""
+    return scores.masked_fill(task_of_column != tasks.unsqueeze(1), -torch.inf).argmax(dim=1)

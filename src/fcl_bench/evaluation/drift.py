@@ -1,0 +1,73 @@
+"""Feature drift: how far later updates move the features of data that were learnt before (FedRAN Eq. 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from fcl_bench.randomness import generator
+
+#: Prefix of the reference features in a checkpoint.
+_REFERENCE = "reference."
+
+
+class FeatureDrift:
+    """Drift_{k,tau}(s) = mean over x in R_{k,tau} of ||g_s(x) - g_tau(x)||_2 after every task s >= tau.
+
+    R_{k,tau} is a fixed random choice among client k's samples of task tau; g_s is the global feature extractor after
+    task s, and the reference the one right after task tau.
+
+    Args:
+        samples: most samples in each R_{k,tau}.
+        seed: the run's.
+        shards: [task][client] -> indices of training samples.
+
+    Attributes:
+        rows: task s, reference_task tau, client k, samples, drift, and the mean norm of the reference features.
+    """
+
+    def __init__(self, samples: int, seed: int, shards: list[list[np.ndarray]]) -> None:
+        self._chosen = [
+            [
+                np.sort(generator(seed, "drift", task, client).permutation(indices)[:samples])
+                for client, indices in enumerate(clients)
+            ]
+            for task, clients in enumerate(shards)
+        ]
+        self._reference: dict[int, torch.Tensor] = {}
+        self.rows: list[dict[str, Any]] = []
+
+    def observe(self, task: int, embed: Callable[[np.ndarray], torch.Tensor]) -> None:
+        """Measure after `task`; `embed` maps indices of training samples (n,) to features (n, d)."""
+        for tau in range(task + 1):
+            clients = self._chosen[tau]
+            features = embed(np.concatenate(clients)).float().cpu()
+            reference = self._reference.setdefault(tau, features)
+            moved = torch.linalg.vector_norm(features - reference, dim=1)
+            size = torch.linalg.vector_norm(reference, dim=1)
+            counts = [len(indices) for indices in clients]
+            for client, (drifts, norms) in enumerate(zip(moved.split(counts), size.split(counts), strict=True)):
+                if len(drifts):
+                    row = {"task": task, "reference_task": tau, "client": client, "samples": len(drifts)}
+                    self.rows.append({**row, "drift": float(drifts.mean()), "norm": float(norms.mean())})
+
+    def matrix(self, tasks: int) -> np.ndarray:
+        """(T, T): row s, column tau, the mean over all reference samples of task tau; NaN above the diagonal."""
+        total, count = np.zeros((tasks, tasks)), np.zeros((tasks, tasks))
+        for row in self.rows:
+            where = row["task"], row["reference_task"]
+            total[where] += row["samples"] * row["drift"]
+            count[where] += row["samples"]
+        return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The reference features, by name."""
+        return {f"{_REFERENCE}{tau}": features for tau, features in self._reference.items()}
+
+    def restore(self, rows: list[dict[str, Any]], tensors: dict[str, torch.Tensor]) -> None:
+        """Take over `rows` and what `tensors` returned."""
+        self.rows = rows
+        self._reference = {int(name.removeprefix(_REFERENCE)): features for name, features in tensors.items()}

@@ -1,0 +1,80 @@
+"""The CSV files of a run as headers and rows. Tasks, rounds and clients count from 0."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any
+
+import numpy as np
+
+from fcl_bench.adaptation import Adapted
+from fcl_bench.data.stream import Stream
+from fcl_bench.evaluation.metrics import accuracy_matrix
+from fcl_bench.federation.engine import Federation
+from fcl_bench.federation.ledger import Upload
+
+Table = tuple[list[str], list[list[Any]]]
+_TASKS = (
+    *("task", "classes_seen", "train_samples", "labelled", "accepted", "right"),
+    *("test_samples", "accuracy"),
+)
+
+
+def run_tables(
+    stream: Stream, federation: Federation, accuracy: list[float], adapted: Adapted | None
+) -> dict[str, Table]:
+    """tasks.csv, accuracy_matrix.csv, task_aware_matrix.csv, uploads.csv; where there are any: routing_matrix.csv,
+    bounds.csv, drift.csv.
+
+    Args:
+        stream: the tasks.
+        federation: after its last task.
+        accuracy: [A_1..A_T].
+        adapted: the first stage, whose exchanges come before the method's.
+    """
+    state = federation.state
+    tests = np.array([len(indices) for indices in stream.test])
+    uploads = [*(adapted.ledger.uploads if adapted else []), *state.ledger.uploads]
+    tables = {
+        "tasks.csv": _tasks(stream, federation, accuracy),
+        "accuracy_matrix.csv": _matrix(accuracy_matrix(state.answers["correct"], tests)),
+        "task_aware_matrix.csv": _matrix(accuracy_matrix(state.answers["aware"], tests)),
+        "uploads.csv": ([field.name for field in fields(Upload)], [list(asdict(row).values()) for row in uploads]),
+    }
+    if state.answers.routes:
+        tables["routing_matrix.csv"] = _matrix(accuracy_matrix(state.answers["routed"], tests))
+    if state.bounds:
+        tables["bounds.csv"] = _rows(state.bounds)
+    if federation.drift is not None:
+        tables["drift.csv"] = _rows(federation.drift.rows)
+    return tables
+
+
+def _tasks(stream: Stream, federation: Federation, accuracy: list[float]) -> Table:
+    ledger = federation.state.ledger
+    totals = [ledger.task_totals(task.index) for task in stream.tasks]
+    rows = [
+        [
+            task.index,
+            task.columns_seen,
+            len(stream.train[task.index]),
+            *list(ledger.labels(task.index).values())[1:],
+            len(stream.test[task.index]),
+            accuracy[task.index],
+            *totals[task.index].values(),
+            totals[task.index]["client_seconds"] / ledger.clients + totals[task.index]["server_seconds"],
+        ]
+        for task in stream.tasks
+    ]
+    return [*_TASKS, *totals[0], "seconds"], rows
+
+
+def _matrix(matrix: np.ndarray) -> Table:
+    header = [f"task_{task}" for task in range(len(matrix))]
+    return header, [["" if np.isnan(value) else float(value) for value in row] for row in matrix]
+
+
+def _rows(rows: list[dict[str, Any]]) -> Table:
+    """Rows that may have different keys; empty where a row has none, or its value is not finite."""
+    header = list(dict.fromkeys(key for row in rows for key in row))
+    return header, [["" if row.get(key) is None else row[key] for key in header] for row in rows]
