@@ -1,0 +1,254 @@
+"""FedProTIP: projected local descent, and task identity from subspaces ("FedProTIP: Task-Agnostic Federated ...").
+
+Clients project every step out of the subspaces of earlier tasks' layer inputs, and after each task send a basis of
+their own; the server appends them. At test time a sample's relevance to each task's final-layer subspace says which
+task it is of, and only that task's classes compete.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from fcl_bench.data.stream import Task
+from fcl_bench.errors import UserError, choices, require_choice, require_count
+from fcl_bench.federation.local_training import Objective, Training
+from fcl_bench.federation.message import Message
+from fcl_bench.federation.network import Network
+from fcl_bench.linalg.subspace import append_basis, core_basis, outside, project_out, sketch, span_of
+from fcl_bench.linalg.task_identity import relevance, route
+from fcl_bench.methods.base import Prediction, Problem, Shard
+from fcl_bench.methods.gradient import start_of
+from fcl_bench.methods.layer_inputs import HEADS
+from fcl_bench.methods.projected import (
+    ProjectedClient,
+    ProjectedMethod,
+    ProjectedServer,
+    bases_in,
+    protected_weights,
+)
+from fcl_bench.randomness import derived_seed
+
+#: The stage in which clients send their reference vectors.
+REFERENCES = "references"
+#: Directions of an upload outside what is known that are shorter than this many roundings of its type are noise.
+_ROUNDINGS = 64
+
+
+@dataclass
+class Tip:
+    """`method.tip`: how a test sample's task is predicted.
+
+    Args:
+        route: sample (each on its own), batch (the paper: a whole batch, drawn from one task, at once).
+        batch: samples per such batch.
+    """
+
+    route: str = "sample"
+    batch: int = 64
+
+    def __post_init__(self) -> None:
+        require_choice("method.tip.route", self.route, ["sample", "batch"])
+        require_count("method.tip.batch", self.batch)
+
+
+@dataclass
+class FedProTIP(ProjectedMethod):
+    """Knobs of FedProTIP.
+
+    Args:
+        tip: how the task is predicted (see `Tip`), or false: all classes compete, FedProTIP (-t).
+        sketch: s_l, width of the Gaussian sketches that are sent in place of bases, so that a secure sum is all that
+            the server sees (Eq. 40); None: the bases.
+    """
+
+    name: ClassVar[str] = "fedprotip"
+
+    training: Training = field(default_factory=Training)
+    tip: Any = field(default_factory=lambda: {"route": "sample", "batch": 64})
+    sketch: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_count("method.sketch", self.sketch)
+        self.tip_knobs()
+
+    def tip_knobs(self) -> Tip | None:
+        """The typed form of `tip`; None for false. Raises a `UserError` for anything else."""
+        if self.tip in (False, None):
+            return None
+        remedy = "false, or the keys route and batch"
+        if not isinstance(self.tip, dict):
+            raise UserError(f"method.tip={self.tip} is not known", remedy)
+        for key in self.tip:
+            if key not in ("route", "batch"):
+                raise UserError(f"unknown key method.tip.{key}", choices(["route", "batch"], str(key)))
+        if not isinstance(self.tip.get("batch", 1), int) or isinstance(self.tip.get("batch", 1), bool):
+            raise UserError(f"method.tip.batch={self.tip['batch']} has the wrong type", "an integer")
+        return Tip(**self.tip)
+
+    def stages(self, task: Task) -> list[str]:
+        return [*super().stages(task), *([REFERENCES] if self.tip_knobs() else [])]
+
+    def client(self, problem: Problem) -> FedProTIPClient:
+        return FedProTIPClient(self, problem)
+
+    def server(self, problem: Problem) -> FedProTIPServer:
+        return FedProTIPServer(self, problem)
+
+
+class ProjectedDescent(Objective):
+    """Every update of a weight W stays orthogonal to its layer's protected inputs: (W_new - W_old) Phi = 0 (Eq. 4-5).
+
+    Projected is what is applied: the gradient with weight decay in it, so that momentum adds up projected steps only
+    (erratum 3); and at the end the whole update once more, since float32 rounds every step.
+
+    Args:
+        classes: see `Objective`.
+        bases: parameter name -> Phi (d_l, q).
+        network: before the first step.
+    """
+
+    def __init__(self, classes: range | None, bases: dict[str, torch.Tensor], network: Network) -> None:
+        super().__init__(classes)
+        own = dict(network.named_parameters())
+        self._bases = [(own[name], Phi, own[name].detach().clone()) for name, Phi in bases.items()]
+
+    def direction(self, network: Network) -> None:
+        for weight, Phi, _ in self._bases:
+            if weight.grad is not None:
+                weight.grad.copy_(project_out(weight.grad, Phi))
+
+    @torch.no_grad()
+    def finish(self, network: Network) -> None:
+        for weight, Phi, before in self._bases:
+            weight.copy_(before + project_out(weight - before, Phi))
+
+
+class FedProTIPClient(ProjectedClient):
+    """Trains under projection; extracts bases and references."""
+
+    def __init__(self, method: FedProTIP, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._sketch = method.sketch
+
+    def objective(self, shard: Shard, broadcast: Message) -> Objective:
+        network = self.half.network
+        bases = {}
+        for name, layer in protected_weights(self.method, network, start_of(self.half.problem).stages).items():
+            Phi = bases_in(broadcast, layer)
+            if Phi is not None and dict(network.named_parameters())[name].requires_grad:
+                bases[name] = Phi
+        return ProjectedDescent(self.classes(broadcast), bases, network)
+
+    def answer(self, shard: Shard, broadcast: Message) -> Message:
+        if "reference" in broadcast:
+            return self._references(shard, broadcast)
+        found = {}
+        for layer, columns in self.columns_of(shard).items():
+            Phi = bases_in(broadcast, layer)
+            known = columns[:, :0] if Phi is None else Phi.double()
+            U, sigma = core_basis(columns, known, self.method.epsilon(shard.task), self.method.power)
+            if self._sketch is None:
+                found[layer] = U
+            else:
+                seed = derived_seed(self.half.problem.seed, f"sketch {layer}", shard.task, shard.client)
+                found[layer] = sketch(U, sigma, min(self._sketch, len(U)), torch.Generator().manual_seed(seed))
+        return Message(found)
+
+    def _references(self, shard: Shard, broadcast: Message) -> Message:
+        """Mean relevance of the client's samples to each task's final-layer subspace (Eq. 10)."""
+        bases = head_bases(broadcast, shard.task)
+        features = self.half.trainer.features(self.half.network, shard.inputs)
+        return Message({"reference": relevance(features, bases).mean(dim=0)})
+
+
+def head_bases(broadcast: Message, task: int) -> list[torch.Tensor]:
+    """U_0, ..., U_task of the final layer; one without a column where a task added none."""
+    found = [broadcast.get(f"basis.{t}.{HEADS}") for t in range(task + 1)]
+    like = next(basis for basis in found if basis is not None)
+    return [like[:, :0] if basis is None else basis for basis in found]
+
+
+class FedProTIPServer(ProjectedServer):
+    """Appends bases (Eq. 9), keeps references, routes samples (Eq. 11)."""
+
+    def __init__(self, method: FedProTIP, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._tip = method.tip_knobs()
+        self._sketched = method.sketch is not None
+        self._received: dict[str, torch.Tensor] = {}
+        #: Per client and task, the reference (t + 1,).
+        self._references: dict[tuple[int, int], torch.Tensor] = {}
+        self._tolerance = _ROUNDINGS * torch.finfo(problem.wire.dtype).eps
+        self.pure_batches = self._tip.batch if self._tip is not None and self._tip.route == "batch" else None
+
+    def extra_broadcast(self) -> dict[str, torch.Tensor]:
+        if self.stage != REFERENCES:
+            return super().extra_broadcast()
+        # Only the final layer's bases are asked for now.
+        heads = {name: basis for name, basis in super().extra_broadcast().items() if name.endswith(f".{HEADS}")}
+        return {**heads, "reference": torch.empty(0)}
+
+    def absorb_answer(self, client_id: int, message: Message) -> None:
+        if self.stage == REFERENCES:
+            self._references[client_id, self.task] = message["reference"].float()
+            return
+        for layer, upload in message.items():
+            upload = upload.double()
+            if self._sketched:
+                self._received[layer] = self._received.get(layer, 0) + upload
+            else:
+                before = self._received.get(layer, self.basis_before(layer, upload))
+                self._received[layer] = append_basis(before, upload, self._tolerance)
+
+    def new_basis(self, layer: str) -> torch.Tensor:
+        received = self._received.pop(layer)
+        before = self.basis_before(layer, received)
+        if not self._sketched:
+            return received[:, before.shape[1] :]
+        room = len(received) - before.shape[1]
+        return span_of(outside(received, before), self._tolerance)[:, :room]
+
+    def classify(self, inputs: torch.Tensor, one_task: bool = False) -> Prediction:
+        features = self.embed(inputs)
+        scores = self.class_scores(features)
+        if self._tip is None:
+            return Prediction(scores)
+        omega = relevance(features, self.bases[HEADS])
+        if self._tip.route == "batch":
+            if not one_task:
+                raise ValueError("method.tip.route=batch routes batches of one task, and this one may be mixed")
+            omega = omega.mean(dim=0, keepdim=True)
+        tasks = route(omega, *self.references())
+        return Prediction(scores, tasks.expand(len(scores)))
+
+    def references(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(K, T, T) references, zero-padded, of the clients that ever sent one, and (K, T) which of them there are."""
+        tasks = len(self.bases[HEADS])
+        clients = sorted({client for client, _ in self._references})
+        found = torch.zeros(len(clients), tasks, tasks, device=self.problem.device)
+        known = torch.zeros(len(clients), tasks, dtype=torch.bool, device=self.problem.device)
+        for (client, task), reference in self._references.items():
+            row = clients.index(client)
+            found[row, task, : len(reference)] = reference
+            known[row, task] = True
+        return found, known
+
+    def model(self) -> dict[str, torch.Tensor]:
+        return {**super().model(), **self._named_references()}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {**super().state_dict(), **self._named_references()}
+
+    def _named_references(self) -> dict[str, torch.Tensor]:
+        return {f"reference.{client}.{task}": value for (client, task), value in self._references.items()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        for name, value in state.items():
+            if name.startswith("reference."):
+                _, client, task = name.split(".")
+                self._references[int(client), int(task)] = value.to(self.problem.device)
