@@ -224,14 +224,14 @@ def test_buffers_that_no_state_dict_holds_are_frozen_as_well():
 @pytest.mark.parametrize(("size", "sides"), [(8, [8, 4, 2, 2]), (15, [15, 8, 4, 4]), (16, [16, 8, 4, 2])])
 def test_tiny_halves_large_images_once_more(size, sides):
     start = Tiny(width=4).trainable(images(size), seed=0)
-    assert (start.size, start.dimension, start.mean, start.std) == (size, 16, (0.5,) * 3, (0.5,) * 3)
+    assert (start.size, start.dimension, start.mean, start.std) == (size, 32, (0.5,) * 3, (0.5,) * 3)
     body, seen = start.build(), []
     x = torch.zeros(2, 3, size, size)
     for stage in start.stages:
         x = getattr(body, stage)(x)
         seen.append(x.shape[-1])
     assert seen == sides
-    assert body(torch.zeros(2, 3, size, size)).shape == (2, 16)
+    assert body(torch.zeros(2, 3, size, size)).shape == (2, 32)
     assert Tiny(size=24).trainable(images(size), seed=0).size == 24
 
 
@@ -255,7 +255,7 @@ def test_a_trained_network_gives_its_bodys_features():
     assert body.training
     with torch.no_grad():
         torch.testing.assert_close(features, body.eval()(x), rtol=1e-4, atol=1e-5)
-    assert extractor.dimension(data.train) == features.shape[1] == 16
+    assert extractor.dimension(data.train) == features.shape[1] == 32
     rest = torch.cat(list(extractor.batches(data.train, start=len(parts[0]))))
     torch.testing.assert_close(rest, features[len(parts[0]) :])
     assert list(extractor.batches(data.train, start=len(data.train))) == []
@@ -281,7 +281,7 @@ def test_features_of_a_network_can_be_learnt_from():
     """They outlive the pass without marks of it: a classifier on top can ask for gradients."""
     data = Digits().load()
     features = next(Tiny(width=4).open(data, CPU).batches(data.train))
-    torch.nn.Linear(16, 2)(features).sum().backward()
+    torch.nn.Linear(32, 2)(features).sum().backward()
 
 
 def test_features_of_a_trained_network_go_through_the_cache(tmp_path):
@@ -320,7 +320,7 @@ def test_images_of_several_sizes_are_brought_to_the_first_ones(tmp_path):
     data = Dataset("mixed", split, split)
     extractor = Tiny(width=4).open(data, CPU)
     assert Tiny().trainable(data, seed=0).size == 8
-    assert torch.cat(list(extractor.batches(data.train))).shape == (3, 16)
+    assert torch.cat(list(extractor.batches(data.train))).shape == (3, 32)
 
 
 def test_frozen_features_follow_the_knobs_too(tmp_path, caplog):

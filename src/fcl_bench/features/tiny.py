@@ -28,10 +28,10 @@ _LARGE = 16
 
 @dataclass
 class Tiny(Backbone):
-    """Four times convolution, batch norm and ReLU, then global average pooling: d = 4 `width` features.
+    """Four times convolution, batch norm and ReLU, then global average pooling: d = 8 `width` features.
 
     Args:
-        width: channels of the first stage; the others have 2, 4 and 4 times as many.
+        width: channels of the first stage; the others have 2, 4 and 8 times as many.
         size: side of the square images that it sees; None: the shorter side of the first training image.
     """
 
@@ -61,7 +61,7 @@ class Tiny(Backbone):
         return Trainable(
             name=self.name,
             build=copies(body),
-            dimension=4 * self.width,
+            dimension=8 * self.width,
             size=size,
             mean=_HALF,
             std=_HALF,
@@ -84,8 +84,8 @@ def _shorter_side(dataset: Dataset) -> int:
 
 
 def _body(width: int, size: int) -> nn.Sequential:
-    """Images (b, 3, size, size) to features (b, 4 width)."""
-    channels = [3, width, 2 * width, 4 * width, 4 * width]
+    """Images (b, 3, size, size) to features (b, 8 width)."""
+    channels = [3, width, 2 * width, 4 * width, 8 * width]
     strides = [1, 2, 2, 2 if size >= _LARGE else 1]
     modules: OrderedDict[str, nn.Module] = OrderedDict()
     for index, stride in enumerate(strides):
