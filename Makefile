@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables results test lint types clean
+.PHONY: run tables results training gpu bench-training test lint types clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -38,6 +38,42 @@ results: $(VENV)/.run
 	$(ONCE) method=afl,afcl clients=10,100,1000 partition.min_size=0 wire.dtype=float64
 	$(BIN)/fcl-tables --where data=features --where wire.dtype=float32 --where label_rate=1 --name cifar100
 	$(BIN)/fcl-tables --where data=digits --name digits
+
+# The study of docs/training.md; about an hour and a half on two cores.
+CIFAR100 ?= ../shared/data/cifar100
+SMALL := data=cifar100 data.path=$(CIFAR100) data.classes=25 data.per_class=300 tasks=5 backbone=tiny backbone.width=16
+TRAIN := $(BIN)/fcl-bench -m $(SMALL) seed=0,1,2 drift=20 method.training.rounds=10 method.training.epochs=2 \
+	method.training.lr=0.05
+ADAPT := adapt.training.rounds=10 adapt.training.lr=0.1 adapt.training.batch_size=64 adapt.training.momentum=0
+STATISTICS := $(BIN)/fcl-bench -m $(SMALL) seed=0,1,2 beta=0.1,1 method.M=1024
+training: $(VENV)/.run
+	$(TRAIN) beta=0.1,1 method=finetune
+	$(TRAIN) beta=0.1,1 method=fot method.columns=64
+	$(TRAIN) beta=0.1,1 method=fedprotip method.columns=64 method.threshold=0.3 method.theory=5
+	$(TRAIN) beta=0.1,1 method=fedprotip method.columns=64 method.threshold=0.3 method.theory=5 method.tip.route=batch
+	$(TRAIN) beta=1 method=joint_training
+	$(TRAIN) seed=0 beta=1 method=fedprotip method.columns=64 method.threshold=0.5,0.7,0.95 method.theory=5
+	$(STATISTICS) method=stsa method.gamma=100
+	$(STATISTICS) method=fedran method.rank=256
+	$(STATISTICS) method=stsa_e method.gamma=10000
+	$(STATISTICS) method=stsa method.gamma=100 adapt=fedavg $(ADAPT)
+	$(STATISTICS) method=fedran method.rank=256 adapt=fedavg $(ADAPT)
+	$(STATISTICS) method=stsa_e method.gamma=10000 adapt=fedavg $(ADAPT)
+	$(BIN)/fcl-tables --where data=cifar100 --where backbone=tiny --name training
+
+# Everything that needs a GPU: its tests, the benchmark with a profile, the papers' settings; a day or so.
+PAPERS := $(BIN)/fcl-bench -m device=cuda out=outputs/gpu
+gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python benchmarks/training_throughput.py --device cuda --backbone resnet18_cifar --samples 25000
+	$(PAPERS) experiment=stsa_scratch_cifar100
+	$(PAPERS) experiment=fedprotip_scratch_cifar100
+	$(PAPERS) experiment=fedprotip_pretrained_cifar100
+	$(PAPERS) experiment=training_pretrained_cifar100 method=finetune,fot,joint_training
+	$(BIN)/fcl-tables --out outputs/gpu --name papers
+
+bench-training: $(VENV)/.run
+	$(BIN)/python benchmarks/training_throughput.py $(BENCH)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest

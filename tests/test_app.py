@@ -133,10 +133,10 @@ def test_a_bug_in_a_sweep_outranks_wrong_input(command, tmp_path, monkeypatch):
 def test_many_processes_may_probe_one_folder(tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 
-    from fcl_bench.run import _writable
+    from fcl_bench.files import writable
 
     with ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(lambda _: _writable("out", tmp_path), range(2000))) == {tmp_path}
+        assert set(pool.map(lambda _: writable("out", tmp_path), range(2000))) == {tmp_path}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -169,7 +169,7 @@ def test_a_bug_shows_its_traceback_and_exits_1(command, tmp_path, monkeypatch):
 def test_an_interrupt_exits_130_and_the_same_command_goes_on(command, tmp_path, monkeypatch):
     from fcl_bench.federation.engine import Federation
 
-    evaluate = Federation._evaluate
+    evaluate = Federation._examine
 
     def interrupted(self, task):
         if task.index == 1:
@@ -177,7 +177,7 @@ def test_an_interrupt_exits_130_and_the_same_command_goes_on(command, tmp_path, 
         return evaluate(self, task)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Federation, "_evaluate", interrupted)
+        patch.setattr(Federation, "_examine", interrupted)
         code, _, err = command(f"out={tmp_path}", *SMALL)
     assert code == 130
     assert "interrupted" in err

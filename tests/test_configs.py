@@ -10,7 +10,10 @@ from hydra import compose, initialize_config_dir
 
 from fcl_bench.config import GROUPS, _target, config_dir, load_settings
 
-CHOICES = sorted((file.parent.name, file.stem) for file in config_dir().glob("*/*.yaml"))
+EXPERIMENTS = sorted(file.stem for file in config_dir().glob("experiment/*.yaml"))
+CHOICES = sorted(
+    (file.parent.name, file.stem) for file in config_dir().glob("*/*.yaml") if file.parent.name != "experiment"
+)
 
 
 def compose_settings(*overrides: str):
@@ -37,6 +40,30 @@ def test_every_choice_lists_all_knobs_at_their_defaults(group, choice):
     assert list(node) == list(fields)
     if group in ("method", "split", "partition"):
         assert node == dataclasses.asdict(schema())
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_composes_and_converts(experiment):
+    settings = compose_settings(f"experiment={experiment}")
+    assert settings.data.name == "cifar100"
+    # What is typed wins over the experiment.
+    assert compose_settings(f"experiment={experiment}", "tasks=3", "backbone=tiny").backbone.name == "tiny"
+
+
+@pytest.mark.parametrize("method", ["finetune", "fot", "fedprotip", "joint_training"])
+def test_the_gradient_methods_share_an_experiment(method):
+    settings = compose_settings("experiment=training_pretrained_cifar100", f"method={method}")
+    assert (settings.method.name, settings.method.training.rounds) == (method, 50)
+
+
+def test_the_papers_settings_are_the_experiments():
+    stsa = compose_settings("experiment=stsa_scratch_cifar100")
+    assert (stsa.method.M, stsa.method.gamma, stsa.backbone.stem) == (5000, 1e4, "cifar")
+    training = stsa.adapt.training
+    assert (training.rounds, training.epochs, training.batch_size, training.lr) == (100, 2, 128, 0.04)
+    assert (training.momentum, training.weight_decay, training.schedule) == (0.9, 5e-4, "cosine")
+    scratch = compose_settings("experiment=fedprotip_scratch_cifar100").method
+    assert (scratch.threshold, scratch.tip["route"], scratch.columns, scratch.frozen_stages) == (0.95, "batch", 512, 2)
 
 
 def test_every_folder_of_choices_is_a_group():

@@ -44,7 +44,7 @@ def test_every_command_composes_and_passes_the_checks(line, command, tmp_path, m
 
 def test_the_make_targets_exist_and_ci_calls_the_readmes_test_command():
     readme, makefile = (REPOSITORY / "README.md").read_text(), (REPOSITORY / "Makefile").read_text()
-    for target in re.findall(r"^ {4}make (\w+)$", readme, flags=re.M):
+    for target in re.findall(r"^ {4}make ([\w-]+)$", readme, flags=re.M):
         assert re.search(rf"^{target}:", makefile, flags=re.M)
     assert "make test\n" in (REPOSITORY / ".ci" / "run").read_text()
 

@@ -11,7 +11,9 @@ from fcl_bench.run import Outcome
 from tests.conftest import shared, write_features
 from tests.runs import interrupted_in, run_in
 
-#: Every method, with knobs that make a run of a second.
+#: A network and a training of a second or two; what it learns is not asked here.
+TRAINING = ("backbone=tiny", "backbone.width=4", "method.training.rounds=2", "method.training.epochs=1")
+#: Every method, with knobs that make a short run.
 METHODS = {
     "fedran": ("method.M=96", "method.rank=20", "method.complement=floor"),
     "stsa": ("method.M=96",),
@@ -20,7 +22,12 @@ METHODS = {
     "afcl": (),
     "centred_sketch": ("method.M=96", "method.rank=5"),
     "joint": ("method.M=96",),
+    "finetune": TRAINING,
+    "fot": (*TRAINING, "method.columns=8"),
+    "fedprotip": (*TRAINING, "method.columns=8"),
+    "joint_training": TRAINING,
 }
+CLOSED_FORM = [method for method, knobs in METHODS.items() if TRAINING[0] not in knobs]
 
 
 def csv_of(outcome: Outcome, name: str) -> pd.DataFrame:
@@ -42,11 +49,12 @@ def test_every_method_runs_twice_alike_and_resumes_bit_for_bit(method, tmp_path,
     assert parts.record["report"] == whole.record["report"]
     for name in ("model.safetensors", "accuracy_matrix.csv"):
         assert (parts.folder / name).read_bytes() == (whole.folder / name).read_bytes()
-    assert whole.record["metrics"]["A_T"] > 60
+    if method in CLOSED_FORM:
+        assert whole.record["metrics"]["A_T"] > 60
     assert whole.record["method_revision"] >= 1
 
 
-@pytest.mark.parametrize("method", ["stsa", "afl", "afcl", "joint", "fedran", "stsa_e", "centred_sketch"])
+@pytest.mark.parametrize("method", CLOSED_FORM)
 def test_the_free_wire_options_change_bytes_and_nothing_else(method, tmp_path):
     choice = (f"method={method}", *METHODS[method], "tasks=2", "clients=3")
     full = run_in(tmp_path, *choice)

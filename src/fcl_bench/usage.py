@@ -16,6 +16,8 @@ examples:
   fcl-bench data=features data.path=my_features.npz
   fcl-bench data=cifar100 data.path=FOLDER backbone=mobilenetv2 backbone.checkpoint=FILE
   fcl-bench -m method=fedran,stsa,afl seed=0,1,2
+  fcl-bench method=fedprotip backbone=tiny
+  fcl-bench -m experiment=stsa_scratch_cifar100
 
 options:
   -h, --help         this text
@@ -38,9 +40,11 @@ def usage(conf: Path) -> str:
             None,
         )
         parts.append(f"  {folder.name}")
-        for file in sorted(folder.glob("*.yaml")):
+        files = sorted(folder.glob("*.yaml"))
+        width = max(18, *(len(file.stem) for file in files))
+        for file in files:
             mark = "*" if file.stem == default else " "
-            parts.append(f"   {mark} {file.stem:<18} {_first_comment(file)}")
+            parts.append(f"   {mark} {file.stem:<{width}} {_first_comment(file)}")
     parts.append("  (* default; a data set may bring the backbone that suits it)\n")
     parts.append("top-level keys and their defaults:")
     body = top.split("override hydra/job_logging: none\n")[1].split("\nhydra:")[0].strip("\n")
@@ -50,4 +54,5 @@ def usage(conf: Path) -> str:
 
 def _first_comment(file: Path) -> str:
     with file.open() as lines:
-        return next((line[1:].strip() for line in lines if line.startswith("#")), "")
+        # Hydra's own directive, in an experiment's first line, is no description.
+        return next((line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line), "")

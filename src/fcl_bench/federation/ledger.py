@@ -104,6 +104,12 @@ class Ledger:
                 sums[row.client, row.task] = sums.get((row.client, row.task), 0) + row.up_bytes
         return sums
 
+    def _most_by_task(self, stage: str) -> list[int]:
+        most: dict[int, int] = {}
+        for (_, task), size in self._per_client_and_task(stage).items():
+            most[task] = max(most.get(task, 0), size)
+        return [most.get(task, 0) for task in range(1 + max(most, default=-1))]
+
     def task_totals(self, task: int) -> dict[str, float]:
         """Bytes up and down, client and server seconds of one task, summed over clients and rounds."""
         rows = [row for row in self.uploads if row.task == task]
@@ -123,7 +129,8 @@ class Ledger:
         """FedRAN 2.3: bytes per client and task, summed over rounds, then the maximum; and totals.
 
         `up_max_bytes`: most that one client uploads for one task; `up_total_max_bytes`: the busiest client over the
-        stream; `down_max_bytes`: most that one client receives for one task; `by_stage`: totals over everyone.
+        stream; `down_max_bytes`: most that one client receives for one task; `by_stage`: totals over everyone, and per
+        task the most that one client uploads in that stage (as FedProTIP's Table 9 splits it).
         """
         per_task = self._per_client_and_task(None)
         per_client: dict[int, int] = {}
@@ -142,6 +149,7 @@ class Ledger:
             "by_stage": {
                 stage: {
                     "up_max_bytes": max(self._per_client_and_task(stage).values(), default=0),
+                    "up_max_bytes_by_task": self._most_by_task(stage),
                     "up_total_bytes": sum(row.up_bytes for row in self.uploads if row.stage == stage),
                     "down_total_bytes": sum(row.down_bytes for row in self.uploads if row.stage == stage),
                 }

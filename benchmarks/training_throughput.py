@@ -1,0 +1,166 @@
+"""How much of a federated round is the network's own work: `make bench-training`, or with --device cuda on a GPU.
+
+One run measures both sides, alternating: whole rounds of FedAvg as the engine runs them (choice and augmentation of
+batches, decay, steps, messages, averaging), and the bare forward and backward pass on the same number of ready batches
+of the same sizes. On CUDA a profiler also says which share of a round's wall time kernels run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fcl_bench import environment
+from fcl_bench.config import config_dir, load_settings
+from fcl_bench.data.images import ArrayImages
+from fcl_bench.data.sources import Dataset, image_split
+from fcl_bench.data.stream import ClassIncremental
+from fcl_bench.features.trainable import Trainable
+from fcl_bench.federation.engine import Federation
+from fcl_bench.federation.local_training import Training
+from fcl_bench.federation.message import WireFormat
+from fcl_bench.federation.network import Network
+from fcl_bench.methods.base import Method, Problem
+from fcl_bench.methods.finetune import FineTune
+
+CLASSES, SIDE = 10, 32
+
+
+def images_of(samples: int, seed: int = 0) -> Dataset:
+    """Random images of CIFAR's size: what they show does not change how long they take."""
+    rng = np.random.default_rng(seed)
+    pixels = rng.integers(0, 256, (samples, SIDE, SIDE, 3), dtype=np.uint8)
+    split = image_split(np.arange(samples) % CLASSES, ArrayImages(pixels))
+    return Dataset("random", split, image_split(split.labels[:CLASSES], ArrayImages(pixels[:CLASSES])))
+
+
+def network_of(name: str, data: Dataset) -> Trainable:
+    """The backbone of a YAML, to be trained."""
+    from hydra import compose, initialize_config_dir
+
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        return load_settings(compose("config", overrides=[f"backbone={name}"])).backbone.trainable(data, 0)
+
+
+def federation_of(method: Method, data: Dataset, start: Trainable, clients: int, device: torch.device) -> Federation:
+    """One task, the samples dealt evenly."""
+    problem = Problem(start.dimension, 0, torch.float64, device, WireFormat(torch.float32), start)
+    stream = ClassIncremental().cut(data, 1, 0)
+    shards = [list(np.array_split(np.arange(len(data.train)), clients))]
+    pixels = torch.from_numpy(data.train.inputs.pixels).permute(0, 3, 1, 2).contiguous()
+    labelled = np.ones(len(data.train), dtype=bool)
+    return Federation(method, problem, stream, shards, labelled, pixels, pixels[:CLASSES])
+
+
+def seconds_of_rounds(method: Method, data: Dataset, start: Trainable, clients: int, device: torch.device) -> float:
+    """Seconds of the clients and the server over all rounds of one task."""
+    federation = federation_of(method, data, start, clients, device)
+    ledger = federation.run(lambda _: None).ledger
+    return sum(row.client_seconds for row in ledger.uploads) + sum(ledger.server_seconds)
+
+
+def bare_pass(start: Trainable, sizes: list[int], device: torch.device, half: bool) -> Callable[[], float]:
+    """Forward and backward on ready batches of these sizes; nothing else."""
+    network: Network = Network(start).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network.grow([CLASSES], 0)
+    network.train()
+    ready = {
+        size: (
+            torch.randn(size, 3, start.size, start.size, device=device).to(memory_format=torch.channels_last),
+            torch.randint(CLASSES, (size,), device=device),
+        )
+        for size in set(sizes)
+    }
+
+    def run() -> float:
+        synchronise(device)
+        begin = time.perf_counter()
+        for size in sizes:
+            images, labels = ready[size]
+            network.zero_grad(set_to_none=True)
+            with torch.autocast(device.type, torch.bfloat16, enabled=half):
+                loss = torch.nn.functional.cross_entropy(network(images), labels)
+            loss.backward()
+        synchronise(device)
+        return time.perf_counter() - begin
+
+    return run
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def kernel_share(run: Callable[[], float], trace: Path) -> float:
+    """Share of the wall time of `run` in which CUDA kernels run; leaves a Chrome trace."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        seconds = run()
+    profiler.export_chrome_trace(str(trace))
+    kernels = sum(event.self_device_time_total for event in profiler.key_averages()) / 1e6
+    return kernels / seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
+    parser.add_argument("--backbone", default="tiny", help="a YAML of conf/backbone (tiny, resnet18_cifar)")
+    parser.add_argument("--samples", type=int, default=3200)
+    parser.add_argument("--clients", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("outputs/benchmarks"))
+    arguments = parser.parse_args()
+    device = environment.choose_device(arguments.device)
+    data = images_of(arguments.samples)
+    start = network_of(arguments.backbone, data)
+    training = Training(rounds=1, epochs=1)
+    shard = arguments.samples // arguments.clients
+    whole, rest = divmod(shard, training.batch_size)
+    sizes = ([training.batch_size] * whole + ([rest] if rest else [])) * arguments.clients
+    bare = bare_pass(start, sizes, device, half=device.type == "cuda")
+
+    def rounds() -> float:
+        return seconds_of_rounds(FineTune(training=training), data, start, arguments.clients, device)
+
+    # Both sides once to warm up, then in turn, so that whatever else the machine does falls on both.
+    sides = {"bare": bare, "rounds": rounds}
+    for side in sides.values():
+        side()
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(arguments.repeats):
+        for name, side in sides.items():
+            times[name].append(side())
+    ratios = [b / r for b, r in zip(times["bare"], times["rounds"], strict=True)]
+    result = {
+        "backbone": arguments.backbone,
+        "device": environment.device_kind(device),
+        "threads": torch.get_num_threads(),
+        "images_per_second": {name: arguments.samples / statistics.median(t) for name, t in times.items()},
+        "ratio_median": statistics.median(ratios),
+        "ratios": ratios,
+    }
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if device.type == "cuda":
+        trace = arguments.out / f"training-{arguments.backbone}.trace.json"
+        result["kernel_share"] = kernel_share(rounds, trace)
+    file = arguments.out / f"training-{arguments.backbone}-{device.type}.json"
+    file.write_text(json.dumps(result, indent=2) + "\n")
+    for name, speed in result["images_per_second"].items():
+        print(f"{name:>10}: {speed:8.0f} images/s")
+    print(f"rounds reach {100 * result['ratio_median']:.1f} % of the bare pass (median of {arguments.repeats})")
+    if "kernel_share" in result:
+        print(f"kernels run in {100 * result['kernel_share']:.1f} % of a round's wall time (trace: {trace})")
+    print(f"written: {file}")
+
+
+if __name__ == "__main__":
+    main()
