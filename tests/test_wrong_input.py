@@ -158,6 +158,17 @@ BAD_INPUT = [
     ("backbone=resnet18 backbone.batch_size=0", "backbone.batch_size=0 is out of range"),
     ("backbone.size=0", "backbone.size=0 is out of range"),
     ("cache.enabled=perhaps", "cache.enabled=perhaps has the wrong type"),
+    ("method=finetune", "backbone=pixels has nothing to train (backbone=resnet18_cifar"),
+    ("adapt=fedavg", "backbone=pixels has nothing to train"),
+    ("method=fot backbone=tiny adapt=fedavg", "adapt=fedavg: method=fot trains the network itself"),
+    ("method=finetune backbone=tiny method.training.lr=0", "method.training.lr=0.0 is out of range"),
+    ("method=finetune backbone=tiny method.training.round=5", "did you mean method.training.rounds"),
+    ("method=finetune backbone=tiny method.frozen_stages=9", "at most 4: stage1, stage2, stage3, stage4"),
+    ("adapt=fedavg backbone=tiny adapt.training.schedule=step", "adapt.training.milestones=[50,75]"),
+    ("drift=-1", "drift=-1 is out of range"),
+    ("checkpoint_rounds=0", "checkpoint_rounds=0 is out of range"),
+    ("experiment=stsa", "experiment=stsa is not known (choices: fedprotip_pretrained_cifar100"),
+    ("data=imagefolder data.path={}/images data.classes=3", "data.classes=3"),
 ]
 
 
