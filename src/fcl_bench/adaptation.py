@@ -128,6 +128,7 @@ def adapt(
         hit = saved is not None and saved[0]["tasks_done"] == 1
         none = torch.empty(0, dtype=torch.uint8)
         method = FineTune(training=knobs.training)
+        knobs.training.check("adapt.training")  # what messages call them
         first = dataclasses.replace(stream, tasks=stream.tasks[:1], train=stream.train[:1], test=stream.test[:1])
         train, test = (none, none) if hit else images()
         federation = Federation(method, problem, first, shards[:1], labelled, train, test)

@@ -180,6 +180,10 @@ def _typed(schema: type, knobs: dict[str, Any], group: str) -> Any:
     """An instance of the dataclass `schema`; errors name the key as the user typed it."""
     prefix = f"{group}." if group else ""
     known = [field.name for field in dataclasses.fields(schema)]
+    for field in dataclasses.fields(schema):
+        if _nested(schema, str(field.type)) and not isinstance(knobs.get(field.name, {}), dict):
+            shown = f"{prefix}{field.name}={knobs[field.name]}"
+            raise UserError(f"{shown} has the wrong type", _wanted(schema, field.name))
     try:
         node = OmegaConf.merge(OmegaConf.structured(schema), knobs)
         return OmegaConf.to_object(node)
@@ -202,9 +206,19 @@ def _typed(schema: type, knobs: dict[str, Any], group: str) -> Any:
 
 def _lookup(knobs: dict[str, Any], key: str) -> Any:
     value: Any = knobs
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
+    for part in re.findall(r"[^.\[\]]+", key):
+        if isinstance(value, list) and part.isdigit() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            value = value.get(part) if isinstance(value, dict) else None
     return value
+
+
+def _nested(schema: type, declared: str) -> type | None:
+    """The dataclass that a field of `schema` is declared as, in the module of the class that declares it."""
+    modules = [import_module(base.__module__) for base in schema.__mro__]
+    found = (getattr(module, declared, None) for module in modules)
+    return next((kind for kind in found if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
 
 
 def _wanted(schema: type, key: str) -> str:
@@ -220,8 +234,8 @@ def _wanted(schema: type, key: str) -> str:
         name, _, _ = part.partition("[")
         hints = {field.name: str(field.type) for field in dataclasses.fields(schema)}
         declared = hints.get(name, "")
-        nested = getattr(import_module(schema.__module__), declared, None)
-        if isinstance(nested, type) and dataclasses.is_dataclass(nested):
+        nested = _nested(schema, declared)
+        if nested is not None:
             schema = nested
             declared = "keys of its own: " + ", ".join(field.name for field in dataclasses.fields(nested))
     return " or ".join(words.get(kind.strip(), kind.strip()) for kind in declared.split("|")) or "see the YAML"

@@ -52,8 +52,12 @@ class Training:
     augment: str = "crop_flip"
     precision: str = "auto"
 
+    #: Where the user set these, for messages; no knob.
+    _key = "training"
+
     def check(self, key: str) -> None:
         """Raise a `UserError` for impossible values; `key` is where the user set them ("method.training")."""
+        self._key = key
         for name in ("rounds", "epochs"):
             require_count(f"{key}.{name}", getattr(self, name))
         require_count(f"{key}.batch_size", self.batch_size, least=2)
@@ -72,6 +76,10 @@ class Training:
         require_choice(f"{key}.weighting", self.weighting, ["samples", "uniform"])
         require_choice(f"{key}.augment", self.augment, AUGMENTATIONS)
         require_choice(f"{key}.precision", self.precision, ["auto", "float32", "bfloat16"])
+
+    def diverged(self) -> UserError:
+        """What to tell when a model is no longer finite."""
+        return UserError(f"{self._key}.lr={self.lr:g}: training diverged", f"a smaller {self._key}.lr")
 
     def rate(self, round_: int) -> float:
         """The step size of a round of a task."""
@@ -145,7 +153,7 @@ class Trainer:
         """One client's round: `training.epochs` passes of SGD over its samples, in place.
 
         Raises:
-            UserError: the loss is not finite.
+            UserError: the loss, or the model, is not finite.
         """
         knobs = self.training
         generator = torch.Generator().manual_seed(seed)
@@ -163,14 +171,13 @@ class Trainer:
                     with self.autocast():
                         loss = objective.loss(network, batch, labels[chosen])
                     loss.backward()
+                    loss = loss.detach()
                     add_weight_decay(weights, knobs.weight_decay)
                     objective.direction(network)
                     optimiser.step()
         objective.finish(network)
-        if not bool(torch.isfinite(loss)):
-            raise UserError(
-                f"training.lr={knobs.lr:g}: training diverged, the loss is {float(loss)}", "a smaller training.lr"
-            )
+        if not all(bool(torch.isfinite(value).all()) for value in [loss, *network.changing().values()]):
+            raise knobs.diverged()
 
     @torch.inference_mode()
     def features(self, network: Network, images: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,8 @@ class Network(torch.nn.Module):
         """
         device = next(self.body.parameters()).device
         for task in range(len(self.heads), len(sizes)):
-            head = torch.nn.Linear(self.dimension, sizes[task])
+            # Not its own initial weights: they would come from everyone's generator.
+            head = torch.nn.utils.skip_init(torch.nn.Linear, self.dimension, sizes[task])
             with torch.no_grad():
                 drawn = torch.rand(head.weight.shape, generator=torch.Generator().manual_seed(seed + task))
                 head.weight.copy_((2 * drawn - 1) / self.dimension**0.5)
@@ -66,8 +67,8 @@ class Network(torch.nn.Module):
     def train(self, mode: bool = True) -> Network:
         """As any module, but frozen batch norms stay in evaluation mode."""
         super().train(mode)
-        for name, module in self.named_modules():
-            if isinstance(module, _NORMS) and all(f"{name}.{own}" in self._frozen for own in ("weight", "bias")):
+        for module in self.modules():
+            if isinstance(module, _NORMS) and not any(own.requires_grad for own in module.parameters(recurse=False)):
                 module.eval()
         return self
 

@@ -160,16 +160,15 @@ class FedProTIPClient(ProjectedClient):
 
     def _references(self, shard: Shard, broadcast: Message) -> Message:
         """Mean relevance of the client's samples to each task's final-layer subspace (Eq. 10)."""
-        bases = head_bases(broadcast, shard.task)
         features = self.half.trainer.features(self.half.network, shard.inputs)
+        bases = head_bases(broadcast, shard.task, features)
         return Message({"reference": relevance(features, bases).mean(dim=0)})
 
 
-def head_bases(broadcast: Message, task: int) -> list[torch.Tensor]:
-    """U_0, ..., U_task of the final layer; one without a column where a task added none."""
-    found = [broadcast.get(f"basis.{t}.{HEADS}") for t in range(task + 1)]
-    like = next(basis for basis in found if basis is not None)
-    return [like[:, :0] if basis is None else basis for basis in found]
+def head_bases(broadcast: Message, task: int, features: torch.Tensor) -> list[torch.Tensor]:
+    """U_0, ..., U_task of the final layer, whose inputs are `features` (n, d); no column where a task added none."""
+    none = features.new_zeros(features.shape[1], 0)
+    return [broadcast.get(f"basis.{t}.{HEADS}", none) for t in range(task + 1)]
 
 
 class FedProTIPServer(ProjectedServer):

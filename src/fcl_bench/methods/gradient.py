@@ -131,7 +131,7 @@ class GradientClient(Client):
         return Message({**half.network.changing(), "samples": torch.tensor(len(shard.labels))})
 
     def answer(self, shard: Shard, broadcast: Message) -> Message:
-        """The upload of a stage that is no training; the network is the broadcast one. Not asked without such stages."""
+        """The upload of a stage that is no training, under the broadcast model; only for methods with such stages."""
         return Message({})
 
     def take_over(self, shard: Shard, broadcast: Message) -> None:
@@ -224,7 +224,7 @@ class GradientServer(Server):
             self.absorb_answer(client_id, message)
 
     def absorb_answer(self, client_id: int, message: Message) -> None:
-        """Take in an upload of a stage that is no training. Not asked without such stages."""
+        """Take in an upload of a stage that is no training; only for methods with such stages."""
 
     def _add(self, message: Message) -> None:
         samples = float(message["samples"])
@@ -262,8 +262,11 @@ class GradientServer(Server):
 
     @torch.inference_mode()
     def class_scores(self, features: torch.Tensor) -> torch.Tensor:
-        """Scores (n, C_t) of features (n, d)."""
-        return self.network.scores(features)
+        """Scores (n, C_t) of features (n, d). Raises a `UserError` where they are not finite."""
+        scores = self.network.scores(features)
+        if not bool(torch.isfinite(scores).all()):
+            raise self.method.training.diverged()
+        return scores
 
     def embed(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.half.trainer.features(self.network, inputs)
@@ -274,7 +277,7 @@ class GradientServer(Server):
         return {
             "W": torch.cat([state[f"heads.{task}.weight"] for task in range(len(self.sizes))]).T,
             "bias": torch.cat([state[f"heads.{task}.bias"] for task in range(len(self.sizes))]),
-            **{name: value for name, value in state.items() if name.startswith("body.")},
+            **{name: value for name, value in state.items() if name.startswith("body.") and value.is_floating_point()},
         }
 
     def state_dict(self) -> dict[str, torch.Tensor]:

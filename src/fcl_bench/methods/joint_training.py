@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.data.stream import Task
+from fcl_bench.errors import UserError
 from fcl_bench.federation.local_training import Objective, Training
 from fcl_bench.federation.message import Message
 from fcl_bench.methods.base import Client, Problem, Shard
@@ -37,6 +38,18 @@ class JointTraining(GradientMethod):
 
     training: Training = field(default_factory=Training)
     restart: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        without = {"frozen_stages": 0, "frozen_heads": False, "loss_over": "seen"}
+        given = [(f"method.{name}", getattr(self, name), value) for name, value in without.items()]
+        given.append(("method.training.fraction", self.training.fraction, 1))
+        for key, value, only in given:
+            if value != only:
+                shown = str(value).lower()
+                raise UserError(
+                    f"{key}={shown} has no meaning with all data in one place", f"{key}={str(only).lower()}"
+                )
 
     def stages(self, task: Task) -> list[str]:
         return [SAMPLES]
@@ -76,6 +89,8 @@ class JointTrainingServer(GradientServer):
         self._labels.append(message["labels"].long())
 
     def finish_task(self) -> None:
+        if not self._images:
+            return
         self._images, self._labels = [torch.cat(self._images)], [torch.cat(self._labels)]
         start = start_of(self.problem)
         if self.method.restart:
@@ -97,10 +112,10 @@ class JointTrainingServer(GradientServer):
                 bar.update()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        samples = {"images": torch.cat(self._images), "labels": torch.cat(self._labels)}
-        return {**super().state_dict(), **samples}
+        samples = {"images": self._images, "labels": self._labels}
+        return {**super().state_dict(), **{name: torch.cat(parts) for name, parts in samples.items() if parts}}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
-        self._images = [state["images"].to(self.problem.device)]
-        self._labels = [state["labels"].to(self.problem.device)]
+        self._images = [state[name].to(self.problem.device) for name in ("images",) if name in state]
+        self._labels = [state[name].to(self.problem.device) for name in ("labels",) if name in state]

@@ -126,18 +126,33 @@ class ProjectedServer(GradientServer):
 
     Attributes:
         bases: per layer, Phi^(t) (d_l, r_t) of each task, orthonormal all together, in float32.
+        answers: uploads of the round at hand.
     """
 
     def __init__(self, method: ProjectedMethod, problem: Problem) -> None:
         super().__init__(method, problem)
         self.projected = method
         self.bases: dict[str, list[torch.Tensor]] = {}
+        self.answers = 0
         self._notices = Notices(log)
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         for layer in self.projected.layers(self.network, start_of(self.problem).stages):
             self.bases.setdefault(layer, [])
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        self.answers = 0
+        return super().broadcast(task, round_)
+
+    def absorb(self, client_id: int, message: Message) -> None:
+        self.answers += 1
+        super().absorb(client_id, message)
+
+    def width(self, layer: str) -> int:
+        """d_l, the numbers in one column of a layer's inputs."""
+        own = dict(self.network.named_parameters())
+        return self.network.dimension if layer == HEADS else own[f"{layer}.weight"].flatten(1).shape[1]
 
     def known(self, layer: str) -> torch.Tensor | None:
         """Phi^(1:t) (d_l, q) of a layer in float64; None before the first task's is there."""
@@ -165,8 +180,11 @@ class ProjectedServer(GradientServer):
         if self.stage != BASES:
             return
         for layer, bases in self.bases.items():
-            bases.append(self.new_basis(layer).float())
-            side = len(bases[0])
+            side = self.width(layer)
+            received = self.answers > 0  # a task whose labels nobody knows adds nothing
+            bases.append(
+                self.new_basis(layer).float() if received else torch.zeros(side, 0, device=self.problem.device)
+            )
             if sum(basis.shape[1] for basis in bases) >= side:
                 self._notices.tell(
                     layer,
@@ -178,7 +196,7 @@ class ProjectedServer(GradientServer):
         """`ranks`: per layer, how many directions each task added; `dimensions`: how many there are."""
         return {
             "ranks": {layer: [basis.shape[1] for basis in bases] for layer, bases in self.bases.items()},
-            "dimensions": {layer: len(bases[0]) for layer, bases in self.bases.items() if bases},
+            "dimensions": {layer: self.width(layer) for layer in self.bases},
         }
 
     def model(self) -> dict[str, torch.Tensor]:

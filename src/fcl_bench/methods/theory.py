@@ -52,7 +52,9 @@ class ProjectionAudit(Audit):
         self._norms.append([self._norm(half.network, server, tau) for tau in range(task.index + 1)])
 
     def _norm(self, network: Network, server: ProjectedServer, tau: int) -> tuple[float, float]:
-        """||P g_tau|| and ||g_tau||."""
+        """||P g_tau|| and ||g_tau||; 0 for a task without a reference sample."""
+        if tau not in self._images:
+            return 0.0, 0.0
         device = self._problem.device
         images, labels = torch.cat(self._images[tau]).to(device), torch.cat(self._labels[tau]).to(device)
         network.zero_grad(set_to_none=True)
