@@ -1,0 +1,121 @@
+"""Both halves of a method that trains, over a stream of small made-up images and a network of some thousand weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from fcl_bench.data.images import ArrayImages
+from fcl_bench.data.sources import Dataset, image_split
+from fcl_bench.data.stream import Stream, Task
+from fcl_bench.features.tiny import Tiny
+from fcl_bench.federation.engine import Federation
+from fcl_bench.federation.message import WIRE_DTYPES, Message, WireFormat
+from fcl_bench.methods.base import Method, Problem, Server, Shard
+from tests.methods.harness import stream_of
+
+CPU = torch.device("cpu")
+
+#: Per task and client, images (n, 3, size, size) uint8 and columns (n,) int64.
+ImageTasks = list[list[tuple[torch.Tensor, torch.Tensor]]]
+#: (client, broadcast, the upload on the wire)
+Seen = Callable[[int, Message, Message], object]
+
+
+def tiny_problem(
+    size: int = 8, width: int = 4, seed: int = 0, wire: str = "float32", dtype: torch.dtype = torch.float64
+) -> Problem:
+    """Of a `Tiny` network: 4 stages, 4 `width` features."""
+    split = image_split([0, 1], ArrayImages(np.zeros((2, size, size), dtype=np.uint8)))
+    network = Tiny(width, size).trainable(Dataset("made", split, split), seed)
+    return Problem(network.dimension, seed, dtype, CPU, WireFormat(WIRE_DTYPES[wire]), network)
+
+
+def image_tasks(
+    rng: np.random.Generator, classes_per_task: list[int], per_client: list[list[int]], size: int = 8
+) -> ImageTasks:
+    """Each class is noise around an image of its own; every class of a task has a sample, if there are enough.
+
+    Args:
+        rng: of everything.
+        classes_per_task: how many new classes each task brings.
+        per_client: [task][client] -> samples; 0 for a client without any.
+        size: of the images.
+    """
+    tasks: ImageTasks = []
+    first = 0
+    for classes, sizes in zip(classes_per_task, per_client, strict=True):
+        labels = first + np.arange(sum(sizes)) % classes
+        rng.shuffle(labels)
+        centres = rng.integers(40, 216, (first + classes, 3, size, size))
+        pixels = (centres[labels] + rng.integers(-40, 41, (len(labels), 3, size, size))).clip(0, 255)
+        images = torch.from_numpy(pixels.astype(np.uint8)).split(sizes)
+        tasks.append(list(zip(images, torch.from_numpy(labels).split(sizes), strict=True)))
+        first += classes
+    return tasks
+
+
+def image_shard(client: int, task: int, images: torch.Tensor, labels: torch.Tensor) -> Shard:
+    return Shard(client, task, images, labels, images[:0])
+
+
+def learn_image_task(
+    method: Method,
+    problem: Problem,
+    server: Server,
+    task: Task,
+    clients: list[tuple[torch.Tensor, torch.Tensor]],
+    order: list[int] | None = None,
+    seen: Seen = lambda *_: None,
+) -> None:
+    """One task, all rounds, as the engine does it; `order` of the clients' turns, `seen` looks at every exchange."""
+    client = method.client(problem)
+    server.start_task(task)
+    available = [k for k, (_, labels) in enumerate(clients) if len(labels)]
+    for round_ in range(server.rounds(task)):
+        present = server.participants(task, round_, available)
+        broadcast = server.broadcast(task, round_)
+        for k in present if order is None else [k for k in order if k in present]:
+            message = client.update(image_shard(k, task.index, *clients[k]), broadcast).to_wire(problem.wire)
+            server.absorb(k, message.from_wire(problem.dtype, CPU))
+            seen(k, broadcast, message)
+        server.finish_round()
+    server.finish_task()
+
+
+def learn_images(
+    method: Method,
+    problem: Problem,
+    tasks: ImageTasks,
+    order: list[int] | None = None,
+    seen: Seen = lambda *_: None,
+    after: Callable[[Task, Server], object] = lambda *_: None,
+) -> Server:
+    """The server at the end; `after` looks at it after each task."""
+    server = method.server(problem)
+    for task, clients in zip(images_stream(tasks), tasks, strict=True):
+        learn_image_task(method, problem, server, task, clients, order, seen)
+        after(task, server)
+    return server
+
+
+def images_stream(tasks: ImageTasks) -> list[Task]:
+    """The tasks' columns."""
+    return stream_of([[(images.numpy(), labels.numpy()) for images, labels in clients] for clients in tasks])
+
+
+def federation_of(method: Method, problem: Problem, tasks: ImageTasks, drift: int = 0) -> Federation:
+    """The engine over the tasks; they are tested on what they are trained on."""
+    images, labels = (torch.cat([parts[i] for clients in tasks for parts in clients]) for i in (0, 1))
+    shards, begin = [], 0
+    for clients in tasks:
+        ends = begin + np.cumsum([len(part) for _, part in clients])
+        shards.append([np.arange(end - len(part), end) for end, (_, part) in zip(ends, clients, strict=True)])
+        begin = int(ends[-1])
+    samples = tuple(np.concatenate(clients) for clients in shards)
+    stream = images_stream(tasks)
+    order, columns = np.arange(stream[-1].columns_seen), labels.numpy()
+    cut = Stream(tuple(stream), order, columns, columns, samples, samples)
+    return Federation(method, problem, cut, shards, np.ones(len(labels), dtype=bool), images, images, drift)
