@@ -1,0 +1,110 @@
+"""Plain SGD with torch's own optimiser, the oracle of the methods that train, and short settings for them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from fcl_bench.data.batches import Augment, Standardise, epoch_batches
+from fcl_bench.data.images import ArrayImages
+from fcl_bench.data.sources import Dataset, image_split
+from fcl_bench.features.timm_backbone import Timm, Transform
+from fcl_bench.federation.local_training import Training
+from fcl_bench.methods.base import Problem
+from fcl_bench.methods.finetune import FineTune
+from fcl_bench.randomness import derived_seed
+from tests.methods.training_harness import (
+    ImageTasks,
+    image_tasks,
+    tiny_problem,
+)
+
+STAGE = ("0.weight", "1.weight", "1.bias", "1.running_mean", "1.running_var")
+FAST = {"rounds": 2, "epochs": 1, "batch_size": 8, "lr": 0.05, "augment": "none"}
+
+
+def finetune(**knobs) -> FineTune:
+    """`training` knobs and the method's own."""
+    own = {name: knobs.pop(name) for name in ("frozen_stages", "frozen_heads", "loss_over") if name in knobs}
+    return FineTune(training=Training(**{**FAST, **knobs}), **own)
+
+
+def made_tasks(sizes: list[list[int]], classes: int = 2, size: int = 8, seed: int = 0) -> ImageTasks:
+    return image_tasks(np.random.default_rng(seed), [classes] * len(sizes), sizes, size)
+
+
+def resnet_problem() -> Problem:
+    split = image_split([0, 1], ArrayImages(np.zeros((2, 16, 16, 3), dtype=np.uint8)))
+    transform = Transform(size=16, crop_pct=1.0, mean=[0.5, 0.4, 0.6], std=[0.25, 0.3, 0.2])
+    backbone = Timm("test_resnet", pretrained=False, stem="cifar", transform=transform)
+    network = backbone.trainable(Dataset("made", split, split), seed=1)
+    return dataclasses.replace(tiny_problem(), network=network, inputs=network.dimension)
+
+
+def cloned(tensors) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in tensors.items()}
+
+
+def state_of(server) -> dict[str, torch.Tensor]:
+    return cloned(server.network.state())
+
+
+def differing(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> set[str]:
+    return {name for name in first if not torch.equal(first[name], second[name])}
+
+
+# The oracle: one network, torch's own SGD, no federation --------------------------------------------------------------
+
+
+class Plain(torch.nn.Module):
+    """A body and a head per task, as the first lines of any tutorial have it."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__()
+        self.body = problem.network.build()
+        self.heads = torch.nn.ModuleList()
+        self.seed = derived_seed(problem.seed, "heads") % 2**62
+
+    def add_head(self, classes: int) -> None:
+        head = torch.nn.Linear(self.dimension, classes)
+        uniform = torch.rand(
+            classes, self.dimension, generator=torch.Generator().manual_seed(self.seed + len(self.heads))
+        )
+        head.load_state_dict({"weight": (2 * uniform - 1) / self.dimension**0.5, "bias": torch.zeros(classes)})
+        self.heads.append(head)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = self.body(x)
+        return torch.cat([head(features) for head in self.heads], dim=1)
+
+
+def plainly(problem: Problem, knobs: Training, data: list, joint: bool = False) -> Plain:
+    """SGD over each task's (images, labels), one client; joint: over all so far, from scratch at every task."""
+    start = problem.network
+    augment, standardise = Augment(knobs.augment), Standardise(start.size, start.mean, start.std)
+    model = Plain(problem)
+    sizes: list[int] = []
+    for task, (images, labels) in enumerate(data):
+        sizes.append(int(labels.max()) + 1 - sum(sizes))
+        if joint:
+            model = Plain(problem)
+            images, labels = (torch.cat([part[i] for part in data[: task + 1]]) for i in (0, 1))
+        model.dimension = start.dimension
+        while len(model.heads) < len(sizes):
+            model.add_head(sizes[len(model.heads)])
+        model.to(memory_format=torch.channels_last).train()
+        for round_ in range(knobs.rounds):
+            where = (task, round_) if joint else (task, round_, 0)
+            generator = torch.Generator().manual_seed(derived_seed(problem.seed, "training", *where))
+            optimiser = torch.optim.SGD(
+                model.parameters(), lr=knobs.rate(round_), momentum=knobs.momentum, weight_decay=knobs.weight_decay
+            )
+            for _ in range(knobs.epochs):
+                for chosen in epoch_batches(len(images), knobs.batch_size, generator):
+                    x = standardise(augment(images[chosen], generator))
+                    optimiser.zero_grad()
+                    torch.nn.functional.cross_entropy(model(x), labels[chosen]).backward()
+                    optimiser.step()
+    return model
