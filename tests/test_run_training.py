@@ -15,6 +15,8 @@ from PIL import Image
 
 from fcl_bench.federation import engine
 from fcl_bench.report import run_pictures
+from fcl_bench.report.collect import collect
+from fcl_bench.report.summary import summarise, used_runs, varying_setting
 from fcl_bench.run import Outcome
 from tests.conftest import write_features
 from tests.runs import run_in
@@ -385,3 +387,14 @@ def test_tasks_without_a_label_are_passed_by(images, tmp_path, caplog, method):
     outcome = run_in(tmp_path, f"method={method}", *images, *TINY, *scarce, *theory)
     assert "label_rate=0.08 leaves 2 of 6 classes without a label" in caplog.text
     assert pd.read_csv(outcome.folder / "tasks.csv").labelled.tolist() == [0, 1, 1, 1, 1, 0]
+
+
+def test_tables_average_over_seeds_and_keep_the_test_protocols_apart(images, tmp_path):
+    """A network from scratch has other weights with every seed; a test on task-pure batches is another column."""
+    common = (*images, *TINY, "method.training.rounds=1", "method.columns=40", "method=fedprotip")
+    for choice in (("seed=0",), ("seed=1", "drift=2"), ("seed=0", "method.tip.route=batch")):
+        run_in(tmp_path, *common, *choice)
+    summary = summarise(used_runs(collect(tmp_path / "runs")))
+    found = {row["protocol"]: row["n"] for _, row in summary.iterrows()}
+    assert found == {"task-agnostic": 2, "task-pure batches of 64": 1}
+    assert "protocol" in varying_setting(summary)

@@ -40,6 +40,11 @@ class Backbone(ABC):
 
     name: str
 
+    @property
+    def draws_weights(self) -> bool:
+        """Whether some of the initial weights are random, so that they differ between seeds of one configuration."""
+        return False
+
     @abstractmethod
     def open(self, dataset: Dataset, device: torch.device, seed: int = 0) -> Extractor:
         """Load the weights; those that are random are drawn by `seed`.

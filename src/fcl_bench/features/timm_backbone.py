@@ -127,6 +127,10 @@ class Timm(Backbone):
                     "one of the two",
                 )
 
+    @property
+    def draws_weights(self) -> bool:
+        return not self.pretrained or self.stem == "cifar" or self.adapters is not None
+
     def open(self, dataset: Dataset, device: torch.device, seed: int = 0) -> Extractor:
         require_images(self.name, dataset)
         model = self._network(seed)

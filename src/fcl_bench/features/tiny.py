@@ -43,6 +43,10 @@ class Tiny(Backbone):
         require_count("backbone.width", self.width)
         require_count("backbone.size", self.size)
 
+    @property
+    def draws_weights(self) -> bool:
+        return True
+
     def open(self, dataset: Dataset, device: torch.device, seed: int = 0) -> Extractor:
         trainable = self.trainable(dataset, seed)
         log.warning("backbone=tiny: the features are those of an untrained network")

@@ -30,7 +30,7 @@ RUN = ("seed", "run_id", "folder", "git_commit", "written")
 _RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks")
 #: Keys of config.yaml without a bearing on the result, or that the record has in the form that was used.
 _GROUPS = ("split", "partition", "adapt")
-_LEFT_OUT = {*_RECORDED, "method", "seed", "device", "out", "force", "cache", "checkpoint_rounds"}
+_LEFT_OUT = {*_RECORDED, "method", "seed", "device", "out", "force", "cache", "checkpoint_rounds", "drift"}
 
 
 def collect(runs: Path) -> pd.DataFrame:
@@ -91,8 +91,11 @@ def is_number(value: Any) -> bool:
 
 
 def _configuration(record: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    identity = dict(record.get("features") or {})
+    if record.get("draws_weights"):
+        identity.pop("weights", None)  # they differ between seeds, over which runs are averaged
     features = content_hash()
-    features.update(json.dumps(record.get("features"), sort_keys=True).encode())
+    features.update(json.dumps(identity, sort_keys=True).encode())
     return {
         "method": record["method"],
         **dict(_flat(config.get("method", {}), "method.")),
@@ -100,7 +103,7 @@ def _configuration(record: dict[str, Any], config: dict[str, Any]) -> dict[str, 
         "method.revision": str(record.get("method_revision", "unknown")),
         **dict(_flat({key: record[key] for key in _RECORDED if key in record})),
         # Of runs that are older than the keys.
-        **{"label_rate": 1.0, "adapt": "none", "protocol": "task-agnostic", "drift": 0},
+        **{"label_rate": 1.0, "adapt": "none", "protocol": "task-agnostic"},
         **{key: record[key] for key in ("adapt", "protocol") if key in record},
         **dict(_flat({key: value for key, value in config.items() if key not in (*_LEFT_OUT, *_GROUPS)})),
         "device": record["environment"]["device"],

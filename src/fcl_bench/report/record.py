@@ -46,6 +46,7 @@ def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: floa
         "tasks": scalars.tasks,
         "data_fingerprint": plan.dataset.fingerprint,
         "features": plan.identity,
+        "draws_weights": settings.backbone.draws_weights,
         "protocol": TASK_AGNOSTIC if pure is None else f"task-pure batches of {pure}",
         "metrics": metrics(state.answers["correct"], tests),
         "task_aware": metrics(state.answers["aware"], tests),
