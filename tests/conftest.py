@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,14 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         return code, out, err
 
     return call
+
+
+@pytest.fixture(scope="module")
+def no_pictures() -> Iterator[None]:
+    """Runs draw none, which is half of a short one's time; `pytestmark = pytest.mark.usefixtures("no_pictures")`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fcl_bench.run.run_figures", lambda *_: {})
+        yield
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from fcl_bench.features.backbone import Extractor
 from fcl_bench.federation.message import WIRE_DTYPES, WireFormat
 from fcl_bench.files import slug
 from fcl_bench.methods.base import Problem
+from fcl_bench.methods.finetune import FineTune
 from fcl_bench.randomness import generator
 from fcl_bench.report.run_folder import run_id
 
@@ -99,10 +100,11 @@ def adaptation_identity(plan: Plan) -> dict[str, Any]:
     """Everything that determines the first stage: not the method, nor what only it looks at."""
     assert isinstance(plan.settings.adapt, FedAvgAdaptation)
     whole = plan.settings.identity()
-    kept = ("seed", "beta", "clients", "tasks", "label_rate", "data", "split", "partition")
+    kept = ("seed", "beta", "clients", "tasks", "label_rate", "dtype", "data", "split", "partition")
     return {
         **{key: whole[key] for key in kept},
         "wire_dtype": str(plan.problem.wire.dtype),
+        "revision": FineTune.revision,
         "training": asdict(plan.settings.adapt.training),
         "network": plan.identity,
         "data_fingerprint": plan.dataset.fingerprint,

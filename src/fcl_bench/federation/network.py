@@ -24,6 +24,8 @@ class Network(torch.nn.Module):
     def __init__(self, start: Trainable) -> None:
         super().__init__()
         self.dimension = start.dimension
+        self._size = start.size
+        self._called: set[str] | None = None
         self.body = start.build()
         self.heads = torch.nn.ModuleList()
         #: Parameters that stay as everyone has them from the start.
@@ -46,6 +48,22 @@ class Network(torch.nn.Module):
                 head.weight.copy_((2 * drawn - 1) / self.dimension**0.5)
                 head.bias.zero_()
             self.heads.append(head.to(device))
+
+    def called_layers(self) -> list[tuple[str, torch.nn.Module]]:
+        """The convolutions and linear layers of the body that a forward pass calls, with their names."""
+        layers = [(n, m) for n, m in self.body.named_modules() if isinstance(m, (torch.nn.Conv2d, torch.nn.Linear))]
+        if self._called is None:
+            called: set[str] = set()
+            hooks = [m.register_forward_hook(lambda *_, name=n: called.add(name)) for n, m in layers]
+            training = self.body.training
+            with torch.inference_mode():
+                device = next(self.body.parameters()).device
+                self.body.eval()(torch.zeros(1, 3, self._size, self._size, device=device))
+            self.train(training)
+            for hook in hooks:
+                hook.remove()
+            self._called = called
+        return [(name, module) for name, module in layers if name in self._called]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Scores (b, C_t) over the classes of all heads."""

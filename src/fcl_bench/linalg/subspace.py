@@ -59,7 +59,9 @@ def outside(A: torch.Tensor, Phi: torch.Tensor) -> torch.Tensor:
     return A
 
 
-def core_basis(A: torch.Tensor, Phi: torch.Tensor, threshold: float, power: int = 1) -> Spectrum:
+def core_basis(
+    A: torch.Tensor, Phi: torch.Tensor, threshold: float, power: int = 1, rounded_to: torch.dtype | None = None
+) -> Spectrum:
     """The leading directions of A outside Phi that hold the share `threshold` of the spectrum's mass (Eq. 6-8).
 
     Args:
@@ -67,18 +69,23 @@ def core_basis(A: torch.Tensor, Phi: torch.Tensor, threshold: float, power: int 
         Phi: (d, q) orthonormal: the directions protected already.
         threshold: epsilon in (0, 1].
         power: of the singular values whose sum is the mass: 1 (FedProTIP Eq. 8), 2 (energy, as in GPM).
+        rounded_to: the coarsest type that A has been through, whose rounding errors are no directions; None: its own.
 
     Returns:
         U (d, r) orthonormal and orthogonal to Phi, and the singular values (r,), descending; r = 0 if A adds nothing.
     """
     rest = outside(A, Phi)
-    size = torch.linalg.matrix_norm(A) if A.numel() else A.new_zeros(())
-    # What lies inside Phi leaves a rest of rounding errors, whose directions mean nothing.
-    if not A.numel() or torch.linalg.matrix_norm(rest) <= max(A.shape) * torch.finfo(A.dtype).eps * size:
+    if not A.numel():
+        return Spectrum(A.new_zeros(A.shape[0], 0), A.new_zeros(0))
+    # Rounding errors of A's entries have a norm below eps ||A||_F; those of the factorisation grow with its size.
+    eps = max(4 * torch.finfo(rounded_to or A.dtype).eps, max(A.shape) * torch.finfo(A.dtype).eps)
+    noise = eps * torch.linalg.matrix_norm(A)
+    if torch.linalg.matrix_norm(rest) <= noise:
         return Spectrum(A.new_zeros(A.shape[0], 0), A.new_zeros(0))
     U, sigma = summarise(rest.T, min(rest.shape))[0]
-    real = sigma > max(A.shape) * torch.finfo(A.dtype).eps * size
-    U, sigma = U[:, real], sigma[real]
+    U, sigma = U[:, sigma > noise], sigma[sigma > noise]
+    if not len(sigma):
+        return Spectrum(U, sigma)
     mass = (sigma.double() ** power).cumsum(0)
     # The small slack lets threshold 1 stop at the last real direction rather than ask for one more.
     enough = mass >= threshold * mass[-1] * (1 - 1e-12)

@@ -34,7 +34,7 @@ from fcl_bench.randomness import derived_seed
 #: The stage in which clients send their reference vectors.
 REFERENCES = "references"
 #: Directions of an upload outside what is known that are shorter than this many roundings of its type are noise.
-_ROUNDINGS = 64
+_ROUNDINGS = 8
 
 
 @dataclass
@@ -81,7 +81,7 @@ class FedProTIP(ProjectedMethod):
             return None
         remedy = "false, or the keys route and batch"
         if not isinstance(self.tip, dict):
-            raise UserError(f"method.tip={self.tip} is not known", remedy)
+            raise UserError(f"method.tip={str(self.tip).lower()} is not known", remedy)
         for key in self.tip:
             if key not in ("route", "batch"):
                 raise UserError(f"unknown key method.tip.{key}", choices(["route", "batch"], str(key)))
@@ -150,7 +150,8 @@ class FedProTIPClient(ProjectedClient):
         for layer, columns in self.columns_of(shard).items():
             Phi = bases_in(broadcast, layer)
             known = columns[:, :0] if Phi is None else Phi.double()
-            U, sigma = core_basis(columns, known, self.method.epsilon(shard.task), self.method.power)
+            epsilon = self.method.epsilon(shard.task)
+            U, sigma = core_basis(columns, known, epsilon, self.method.power, rounded_to=torch.float32)
             if self._sketch is None:
                 found[layer] = U
             else:

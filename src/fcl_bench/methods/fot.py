@@ -11,13 +11,14 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.errors import require_positive
+from fcl_bench.errors import require_memory, require_positive
 from fcl_bench.federation.local_training import Training
 from fcl_bench.federation.message import Message
-from fcl_bench.linalg.subspace import core_basis, project_out
+from fcl_bench.federation.network import Network
+from fcl_bench.linalg.subspace import core_basis
 from fcl_bench.methods.base import Problem, Shard
 from fcl_bench.methods.gradient import start_of
-from fcl_bench.methods.projected import ProjectedClient, ProjectedMethod, ProjectedServer, protected_weights
+from fcl_bench.methods.projected import ProjectedClient, ProjectedMethod, ProjectedServer
 from fcl_bench.randomness import derived_seed
 
 
@@ -45,6 +46,12 @@ class FOT(ProjectedMethod):
         """Columns of the sketch of a layer with inputs of d_l = `side` numbers."""
         return max(1, round(self.sketch * side))
 
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
+        network = Network(start_of(problem))
+        widest = max(self.layer_width(network, layer) for layer in self.layers(network, start_of(problem).stages))
+        require_memory(f"method.sketch={self.sketch:g}", 8 * widest * self.width(widest), "the widest layer's sketch")
+
     def client(self, problem: Problem) -> FOTClient:
         return FOTClient(self, problem)
 
@@ -62,13 +69,13 @@ class FOTClient(ProjectedClient):
         for layer, columns in self.columns_of(shard).items():
             seed = derived_seed(self.half.problem.seed, f"sketch {layer}", shard.task, shard.client)
             shape = columns.shape[1], self.method.width(len(columns))
-            G = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
-            found[layer] = columns.float() @ G.to(columns.device)
+            G = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=columns.dtype)
+            found[layer] = columns @ G.to(columns.device)
         return Message(found)
 
 
 class FOTServer(ProjectedServer):
-    """Sums the sketches, takes the subspaces from the sum, projects the aggregated update."""
+    """Takes the subspaces from the sum of the sketches; projecting the average is all of FOT's projection."""
 
     def __init__(self, method: FOT, problem: Problem) -> None:
         super().__init__(method, problem)
@@ -84,15 +91,5 @@ class FOTServer(ProjectedServer):
     def new_basis(self, layer: str) -> torch.Tensor:
         total = self._sums_of_sketches.pop(layer).double()
         before = self.basis_before(layer, total)
-        return core_basis(total, before, self.projected.epsilon(self.task), self.projected.power)[0]
-
-    def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """W_old + (mean - W_old)(I - Phi Phi'), layer by layer."""
-        projected = dict(mean)
-        stages = start_of(self.problem).stages
-        for name, layer in protected_weights(self.projected, self.network, stages).items():
-            Phi = self.known(layer)
-            if Phi is not None and name in mean:
-                old = self.sent[name].double()
-                projected[name] = (old + project_out(mean[name].double() - old, Phi)).float()
-        return projected
+        epsilon, wire = self.projected.epsilon(self.task), self.problem.wire.dtype
+        return core_basis(total, before, epsilon, self.projected.power, rounded_to=wire)[0]

@@ -20,9 +20,10 @@ def projectable(network: Network) -> dict[str, torch.nn.Module]:
     """The layers of the body whose weights have an input subspace, by name: linear ones and ungrouped convolutions.
 
     Not a convolution of a derived class: it may do something else to its inputs first, such as TensorFlow's padding.
+    Nor a layer that is never called: some attention blocks use a linear layer's weight themselves.
     """
     found: dict[str, torch.nn.Module] = {}
-    for name, module in network.body.named_modules():
+    for name, module in network.called_layers():
         plain = type(module) is torch.nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros"
         if plain or isinstance(module, torch.nn.Linear):
             found[f"body.{name}"] = module
@@ -58,7 +59,7 @@ def layer_columns(
         start = 0
         for batch in images.split(FORWARD_BATCH["cpu"]):
             for tap in taps.values():
-                tap.start = start
+                tap.start, tap.count = start, len(batch)
             with trainer.autocast():
                 features = network.body(trainer.standardise(batch))
             if HEADS in taps:
@@ -84,7 +85,7 @@ class _Tap:
     """
 
     def __init__(self, count: int, images: int, generator: torch.Generator) -> None:
-        self.start = 0
+        self.start = self.count = 0
         self._wanted = count
         self._images = images
         # A generator of its own: the layers' choices do not depend on the order in which they are met.
@@ -94,12 +95,12 @@ class _Tap:
         self._parts: list[torch.Tensor] = []
 
     def take(self, module: torch.nn.Module | None, inputs: torch.Tensor) -> None:
-        gather, places = _gatherer(module, inputs)
+        gather, places = _gatherer(module, inputs, self.count)
         if self._sample is None:
             total = self._images * places
             chosen = torch.randperm(total, generator=self._generator)[: self._wanted].sort().values
             self._sample, self._place = chosen // places, chosen % places
-        here = (self._sample >= self.start) & (self._sample < self.start + len(inputs))
+        here = (self._sample >= self.start) & (self._sample < self.start + self.count)
         self._parts.append(gather(self._sample[here] - self.start, self._place[here]).float())
 
     def columns(self) -> torch.Tensor:
@@ -108,7 +109,7 @@ class _Tap:
 
 
 def _gatherer(
-    module: torch.nn.Module | None, inputs: torch.Tensor
+    module: torch.nn.Module | None, inputs: torch.Tensor, images: int
 ) -> tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], int]:
     """How to gather columns (sample, place) of a layer's inputs, and how many places an image has."""
     if isinstance(module, torch.nn.Conv2d):
@@ -119,7 +120,8 @@ def _gatherer(
             for axis, side in enumerate(inputs.shape[2:])
         )
         return partial(gather_columns, inputs, module), height * width
-    tokens = inputs.reshape(len(inputs), -1, inputs.shape[-1])
+    # Windowed attention makes several rows of an image, one after the other.
+    tokens = inputs.reshape(images, -1, inputs.shape[-1])
 
     def gather(sample: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
         return tokens[sample.to(tokens.device), place.to(tokens.device)].T

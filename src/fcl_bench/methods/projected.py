@@ -14,6 +14,7 @@ from fcl_bench.errors import UserError, require_choice, require_count, require_p
 from fcl_bench.federation.local_training import Training
 from fcl_bench.federation.message import Message
 from fcl_bench.federation.network import Network
+from fcl_bench.linalg.subspace import project_out
 from fcl_bench.methods.base import Problem, Shard
 from fcl_bench.methods.gradient import GradientClient, GradientMethod, GradientServer, start_of
 from fcl_bench.methods.layer_inputs import HEADS, layer_columns, projectable
@@ -75,6 +76,12 @@ class ProjectedMethod(GradientMethod):
         frozen = super().frozen(network, stages, 1)
         trains = {name for name, value in network.named_parameters() if name not in network.never_trains | frozen}
         return [*(name for name in projectable(network) if f"{name}.weight" in trains), HEADS]
+
+    @staticmethod
+    def layer_width(network: Network, layer: str) -> int:
+        """d_l, the numbers in one column of a layer's inputs."""
+        own = dict(network.named_parameters())
+        return network.dimension if layer == HEADS else own[f"{layer}.weight"].flatten(1).shape[1]
 
     def frozen(self, network: Network, stages: tuple[str, ...], task: int) -> set[str]:
         """After the first task only weights with an input subspace train; batch norms and biases stay (erratum 3)."""
@@ -149,10 +156,16 @@ class ProjectedServer(GradientServer):
         self.answers += 1
         super().absorb(client_id, message)
 
-    def width(self, layer: str) -> int:
-        """d_l, the numbers in one column of a layer's inputs."""
-        own = dict(self.network.named_parameters())
-        return self.network.dimension if layer == HEADS else own[f"{layer}.weight"].flatten(1).shape[1]
+    def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """W_old + (mean - W_old)(I - Phi Phi'), layer by layer: what the wire's rounding put into Phi is out again."""
+        projected = dict(mean)
+        stages = start_of(self.problem).stages
+        for name, layer in protected_weights(self.projected, self.network, stages).items():
+            Phi = self.known(layer)
+            if Phi is not None and name in mean:
+                old = self.sent[name].double()
+                projected[name] = (old + project_out(mean[name].double() - old, Phi)).float()
+        return projected
 
     def known(self, layer: str) -> torch.Tensor | None:
         """Phi^(1:t) (d_l, q) of a layer in float64; None before the first task's is there."""
@@ -180,7 +193,7 @@ class ProjectedServer(GradientServer):
         if self.stage != BASES:
             return
         for layer, bases in self.bases.items():
-            side = self.width(layer)
+            side = self.projected.layer_width(self.network, layer)
             received = self.answers > 0  # a task whose labels nobody knows adds nothing
             bases.append(
                 self.new_basis(layer).float() if received else torch.zeros(side, 0, device=self.problem.device)
@@ -196,7 +209,7 @@ class ProjectedServer(GradientServer):
         """`ranks`: per layer, how many directions each task added; `dimensions`: how many there are."""
         return {
             "ranks": {layer: [basis.shape[1] for basis in bases] for layer, bases in self.bases.items()},
-            "dimensions": {layer: self.width(layer) for layer in self.bases},
+            "dimensions": {layer: self.projected.layer_width(self.network, layer) for layer in self.bases},
         }
 
     def model(self) -> dict[str, torch.Tensor]:

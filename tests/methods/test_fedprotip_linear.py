@@ -1,0 +1,176 @@
+"""A whole FedProTIP federation on a linear network, against the NumPy oracle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from fcl_bench.data.batches import epoch_batches
+from fcl_bench.federation.network import Network
+from fcl_bench.methods.base import Problem
+from fcl_bench.methods.fedprotip import FedProTIP
+from fcl_bench.methods.gradient import head_seed
+from fcl_bench.randomness import derived_seed
+from tests.methods import fedprotip_oracle as oracle
+from tests.methods.fedprotip_harness import (
+    HEADS,
+    fedprotip_of,
+    linear_problem,
+    projector,
+)
+from tests.methods.training_harness import (
+    image_tasks,
+    learn_images,
+)
+
+
+@dataclass
+class LinearOracle:
+    """Algorithm 1 and TIP on the linear network, in NumPy and float64; of the library only seeds and batch order."""
+
+    method: FedProTIP
+    problem: Problem
+    A: np.ndarray
+    heads: list[np.ndarray] = field(default_factory=list)
+    biases: list[np.ndarray] = field(default_factory=list)
+    bases: dict[str, list[np.ndarray]] = field(default_factory=lambda: {"body.linear": [], HEADS: []})
+    references: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
+
+    def pixels(self, images: torch.Tensor) -> np.ndarray:
+        start = self.problem.network
+        scaled = images.double().numpy() / 255
+        mean, std = (np.array(value).reshape(1, 3, 1, 1) for value in (start.mean, start.std))
+        return ((scaled - mean) / std).reshape(len(images), -1)
+
+    def known(self, layer: str) -> np.ndarray:
+        d = self.A.shape[1] if layer == "body.linear" else self.A.shape[0]
+        return np.concatenate([np.zeros((d, 0)), *self.bases[layer]], axis=1)
+
+    def local(self, task: int, round_: int, client: int, X: np.ndarray, labels: np.ndarray) -> list[np.ndarray]:
+        knobs, seed = self.method.training, derived_seed(self.problem.seed, "training", task, round_, client)
+        generator = torch.Generator().manual_seed(seed)
+        first = sum(len(W) for W in self.heads[:-1])
+        new = slice(first, first + len(self.heads[-1]))
+        A, W, b = self.A.copy(), np.concatenate(self.heads), np.concatenate(self.biases)
+        velocities = [np.zeros_like(value) for value in (A, W, b)]
+        P, Q = oracle.complement(self.known("body.linear")), oracle.complement(self.known(HEADS))
+        trains = np.ones((len(W), 1))
+        if self.method.frozen_heads:
+            trains[:first] = 0
+        for _ in range(knobs.epochs):
+            for chosen in epoch_batches(len(X), knobs.batch_size, generator):
+                x, y = X[chosen.numpy()], labels[chosen.numpy()]
+                logits = x @ A.T @ W.T + b
+                competing = np.zeros(len(W), dtype=bool)
+                competing[new if self.method.loss_over == "task" else slice(None)] = True
+                p = np.where(competing, np.exp(logits - logits.max(axis=1, keepdims=True)), 0)
+                G = (p / p.sum(axis=1, keepdims=True) - np.eye(len(W))[y]) / len(x)
+                gradients = [
+                    (G @ W).T @ x + knobs.weight_decay * A,
+                    G.T @ (x @ A.T) + knobs.weight_decay * W,
+                    G.sum(axis=0) + knobs.weight_decay * b,
+                ]
+                for velocity, gradient in zip(velocities, gradients, strict=True):
+                    velocity *= knobs.momentum
+                    velocity += gradient
+                rate = knobs.lr
+                A = A - rate * velocities[0] @ P
+                W = W - rate * trains * (velocities[1] @ Q)
+                if task == 0:
+                    b = b - rate * velocities[2]
+        return [A, W, b]
+
+    def learn(self, task: int, clients: list[tuple[torch.Tensor, torch.Tensor]], classes: int) -> None:
+        network = Network(self.problem.network)
+        network.grow([len(W) for W in self.heads] + [classes], head_seed(self.problem))
+        self.heads.append(network.heads[task].weight.detach().double().numpy())
+        self.biases.append(np.zeros(classes))
+        data = {k: (self.pixels(images), labels.numpy()) for k, (images, labels) in enumerate(clients) if len(labels)}
+        ends = np.cumsum([len(W) for W in self.heads])[:-1]
+        for round_ in range(self.method.training.rounds):
+            models = [self.local(task, round_, k, X, labels) for k, (X, labels) in data.items()]
+            counts = [len(X) for X, _ in data.values()]
+            self.A, W, b = (oracle.fedavg([model[part] for model in models], counts) for part in range(3))
+            self.heads, self.biases = np.split(W, ends), np.split(b, ends)
+        epsilon = self.method.threshold + self.method.threshold_step * task
+        for layer, bases in self.bases.items():
+            before = now = self.known(layer)
+            for X, _ in data.values():
+                columns = X if layer == "body.linear" else X @ self.A.T
+                now = oracle.append(now, oracle.core_basis(columns.T, before, epsilon, eps=1e-6)[0], tolerance=1e-4)
+            bases.append(now[:, before.shape[1] :])
+        for k, (X, _) in data.items():
+            self.references[k, task] = oracle.reference(X @ self.A.T, self.bases[HEADS], task + 1)
+
+    def classify(self, images: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Scores, tasks and how clear these are."""
+        features, tasks = self.pixels(images) @ self.A.T, len(self.heads)
+        clients = sorted({k for k, _ in self.references})
+        references = np.zeros((len(clients), tasks, tasks))
+        known = np.zeros((len(clients), tasks), dtype=bool)
+        for (k, task), reference in self.references.items():
+            references[clients.index(k), task, : task + 1] = reference
+            known[clients.index(k), task] = True
+        routed, margins = oracle.route(oracle.relevance(features, self.bases[HEADS]), references, known)
+        return features @ np.concatenate(self.heads).T + np.concatenate(self.biases), routed, margins
+
+
+def assert_close(ours: torch.Tensor, theirs: np.ndarray, tolerance: float = 1e-4) -> None:
+    assert ours.shape == theirs.shape
+    assert np.abs(ours.double().numpy() - theirs).max() <= tolerance * max(np.abs(theirs).max(), 1e-12)
+
+
+LINEAR = {
+    "default": {},
+    "only the task's classes compete": {"loss_over": "task"},
+    "all heads train": {"frozen_heads": False},
+    "low threshold, no step": {"threshold": 0.3, "threshold_step": 0.0},
+    "wide sketches": {"sketch": 27},
+}
+
+
+@pytest.mark.parametrize("knobs", LINEAR.values(), ids=LINEAR.keys())
+def test_a_whole_federation_on_a_linear_network_is_the_oracles(knobs):
+    """Three tasks and clients that miss some of them: weights, subspaces, references, routes and predictions."""
+    problem = linear_problem(wire="float64" if "sketch" in knobs else "float32")
+    method = fedprotip_of({"lr": 0.02}, **{"frozen_stages": 0, "threshold_step": 0.05, **knobs})
+    sizes = [[20, 16, 0], [17, 0, 18], [12, 15, 9]]
+    tasks = image_tasks(np.random.default_rng(3), [3, 2, 2], sizes, size=3)
+    theirs = LinearOracle(method, problem, problem.network.build().linear.weight.detach().double().numpy())
+    tests = [torch.cat([images for images, _ in clients]) for clients in tasks]
+    agreed = []
+
+    def after(task, server):
+        theirs.learn(task.index, tasks[task.index], len(task.new_columns))
+        state = server.network.state_dict()
+        assert_close(state["body.linear.weight"], theirs.A)
+        for index, (W, b) in enumerate(zip(theirs.heads, theirs.biases, strict=True)):
+            assert_close(state[f"heads.{index}.weight"], W)
+            assert_close(state[f"heads.{index}.bias"], b)
+        for layer, bases in server.bases.items():
+            for ours, basis in zip(bases, theirs.bases[layer], strict=True):
+                assert ours.shape == basis.shape
+                np.testing.assert_allclose(projector([ours]), oracle.projector(basis), atol=1e-3)
+        references, known = server.references()
+        clients = sorted({k for k, _ in theirs.references})
+        assert known.tolist() == [[(k, t) in theirs.references for t in range(task.index + 1)] for k in clients]
+        for (k, t), reference in theirs.references.items():
+            row = references[clients.index(k), t]
+            assert_close(row[: t + 1], reference, 1e-3)
+            assert not row[t + 1 :].any()
+        for images in tests[: task.index + 1]:
+            prediction = server.classify(images)
+            scores, routed, margins = theirs.classify(images)
+            assert_close(prediction.scores, scores, 1e-3)
+            clear = margins > 1e-3
+            assert prediction.tasks[torch.from_numpy(clear)].tolist() == routed[clear].tolist()
+            agreed.extend(clear)
+
+    server = learn_images(method, problem, tasks, after=after)
+    assert np.mean(agreed) > 0.8
+    ranks = server.report()["ranks"]
+    assert ranks["body.linear"][1] > 0
+    assert len({*ranks[HEADS]}) > 0

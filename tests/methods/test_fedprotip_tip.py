@@ -1,0 +1,125 @@
+"""Task identity prediction: separable and equal tasks, single samples and batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fcl_bench.features.trainable import seeded
+from fcl_bench.methods.base import Server
+from tests.methods.fedprotip_harness import (
+    fedprotip_of,
+    linear_problem,
+    three_tasks,
+)
+from tests.methods.training_harness import (
+    images_stream,
+    learn_images,
+)
+
+
+def blocks_of_pixels(
+    rng: np.random.Generator, task: int, tasks: int, first: int, count: int, size: int = 4
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images of two classes with light in the pixels of one task only: subspaces that are orthogonal."""
+    pixels = np.zeros((count, 3 * size * size))
+    own = np.array_split(np.arange(3 * size * size), tasks)[task]
+    which = np.arange(count) % 2
+    centres = np.random.default_rng(task).integers(60, 200, (2, len(own)))
+    pixels[:, own] = centres[which] + rng.integers(-30, 31, (count, len(own)))
+    images = torch.from_numpy(pixels.reshape(count, 3, size, size).astype(np.uint8))
+    return images, torch.from_numpy(first + which)
+
+
+def separable(
+    tip: object, sizes: list[list[int]], seed: int = 0
+) -> tuple[Server, list[tuple[torch.Tensor, torch.Tensor]]]:
+    """FedProTIP on such tasks, and a test set for each; black pixels are zero to the network."""
+    rng, T = np.random.default_rng(seed), len(sizes)
+    tasks = [[blocks_of_pixels(rng, t, T, 2 * t, n) for n in clients] for t, clients in enumerate(sizes)]
+    with seeded(seed):
+        weight = nn.init.orthogonal_(torch.empty(48, 48))
+    problem = linear_problem(4, 48, weight=weight, mean=(0.0,) * 3, std=(1.0,) * 3)
+    method = fedprotip_of({"weight_decay": 5e-4, "lr": 0.02}, frozen_stages=0, threshold=0.7, tip=tip)
+    return learn_images(method, problem, tasks), [blocks_of_pixels(rng, t, T, 2 * t, 60) for t in range(T)]
+
+
+def routed_right(server: Server, tests: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    return float(np.mean([(server.classify(images).tasks == t).double().mean() for t, (images, _) in enumerate(tests)]))
+
+
+SAMPLE = {"route": "sample", "batch": 64}
+BATCH = {"route": "batch", "batch": 64}
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[[20, 20, 20]] * 4, [[20, 20, 0], [0, 20, 20], [20, 0, 20]], [[30, 0], [30, 0], [15, 15]], [[40], [1], [40]]],
+    ids=["everyone", "clients miss tasks", "a late client", "one client, one sample"],
+)
+def test_tasks_in_subspaces_of_their_own_are_told_apart_sample_by_sample(sizes):
+    server, tests = separable(SAMPLE, sizes)
+    assert routed_right(server, tests) >= 0.95
+    images, labels = (torch.cat(parts) for parts in zip(*tests, strict=True))
+    together = server.classify(images)
+    # One by one, the samples get what they get beside others.
+    assert all(int(server.classify(images[i : i + 1]).tasks) == together.tasks[i] for i in range(0, len(images), 17))
+    masked = together.scores.masked_fill(
+        torch.arange(together.scores.shape[1]) // 2 != together.tasks[:, None], -torch.inf
+    )
+    assert (masked.argmax(dim=1) == labels).double().mean() > 0.6
+
+
+def test_equal_tasks_are_routed_by_chance():
+    """No method could do better; a better one would have looked at the labels."""
+    right = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        centres = rng.integers(40, 216, (2, 3, 3, 3))
+
+        def draw(task, count, centres=centres, rng=rng):
+            which = np.arange(count) % 2
+            pixels = (centres[which] + rng.integers(-40, 41, (count, 3, 3, 3))).clip(0, 255).astype(np.uint8)
+            return torch.from_numpy(pixels), torch.from_numpy(2 * task + which)
+
+        tasks = [[draw(task, 24) for _ in range(3)] for task in range(3)]
+        server = learn_images(fedprotip_of({"lr": 0.02, "epochs": 1}, frozen_stages=0), linear_problem(), tasks)
+        right.append(routed_right(server, [draw(task, 300) for task in range(3)]))
+    assert abs(np.mean(right) - 1 / 3) < 0.05
+    assert all(abs(value - 1 / 3) < 0.12 for value in right)
+
+
+def test_a_batch_of_one_task_is_routed_as_one_and_a_mixed_one_refused():
+    server, tests = separable(BATCH, [[20, 20]] * 3)
+    assert server.pure_batches == 64
+    for task, (images, _) in enumerate(tests):
+        prediction = server.classify(images, one_task=True)
+        assert prediction.tasks.tolist() == [task] * len(images)
+        with pytest.raises(ValueError, match=r"tip\.route=batch routes batches of one task"):
+            server.classify(images)
+    # One vector for the batch: the mean over its samples.
+    samples, _ = separable(SAMPLE, [[20, 20]] * 3)
+    assert samples.pure_batches is None
+    mixed = torch.cat([tests[0][0][:2], tests[1][0][:40]])
+    assert server.classify(mixed, one_task=True).tasks.tolist() == [1] * 42
+    assert samples.classify(mixed, one_task=True).tasks.tolist() == [0] * 2 + [1] * 40
+
+
+def test_without_tip_all_classes_compete_and_nothing_is_routed():
+    server, tests = separable(False, [[20, 20]] * 3)
+    routing, _ = separable(SAMPLE, [[20, 20]] * 3)
+    for images, _ in tests:
+        prediction = server.classify(images)
+        assert prediction.tasks is None
+        torch.testing.assert_close(prediction.scores, routing.classify(images).scores, rtol=0, atol=0)
+        torch.testing.assert_close(prediction.scores, server.predict(images), rtol=0, atol=0)
+    assert not any(name.startswith("reference") for name in server.state_dict())
+
+
+def test_stages_of_a_task():
+    task = images_stream(three_tasks())[0]
+    assert fedprotip_of().stages(task) == ["model", "model", "bases", "references"]
+    assert fedprotip_of(tip=False).stages(task) == ["model", "model", "bases"]
+    assert fedprotip_of(tip=None).stages(task) == ["model", "model", "bases"]

@@ -1,0 +1,260 @@
+"""FedProTIP's updates: orthogonal to what is protected, and what does not change at all."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from fcl_bench.data.images import ArrayImages
+from fcl_bench.data.sources import Dataset, image_split
+from fcl_bench.features.timm_backbone import Timm, Transform
+from fcl_bench.features.trainable import frozen_names
+from fcl_bench.federation.local_training import Objective
+from fcl_bench.federation.message import WireFormat
+from fcl_bench.federation.network import Network
+from fcl_bench.linalg.subspace import project_out
+from fcl_bench.methods import fedprotip
+from fcl_bench.methods.base import Problem
+from fcl_bench.methods.fedprotip import FedProTIP, ProjectedDescent
+from fcl_bench.methods.finetune import FineTune
+from tests.methods.fedprotip_harness import (
+    HEADS,
+    Observed,
+    fedprotip_of,
+    layer_of,
+    observed,
+    three_tasks,
+    training,
+)
+from tests.methods.training_harness import (
+    CPU,
+    ImageTasks,
+    image_shard,
+    image_tasks,
+    images_stream,
+    learn_images,
+    tiny_problem,
+)
+
+VARIANTS = {
+    "default": {},
+    "all heads train": {"frozen_heads": False},
+    "only the task's classes compete": {"loss_over": "task"},
+    "every stage trains": {"frozen_stages": 0, "threshold": 0.3},
+    "energy": {"mass": "energy", "threshold": 0.9},
+    "sketches": {"sketch": 40},
+}
+
+
+@functools.cache
+def variant(name: str) -> Observed:
+    return observed(fedprotip_of(**VARIANTS[name]), tiny_problem(), three_tasks())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_update_is_orthogonal_to_the_protected_inputs(name):
+    """After whole local trainings with momentum and weight decay, and after the server's average."""
+    knobs, result = VARIANTS[name], variant(name)
+    heads = {"heads.0.weight", "heads.1.weight", "heads.2.weight"} - (
+        {"heads.0.weight"} if "frozen_heads" not in knobs else set()
+    )
+    stages = range(knobs.get("frozen_stages", 1) + 1, 5)
+    assert result.projected == heads | {f"body.stage{stage}.0.weight" for stage in stages}
+    # 2 rounds; 2 clients in task 1, 3 in task 2.
+    weights = len(stages) + (1 if "frozen_heads" not in knobs else 2)
+    assert len([row for row in result.clients if row[0] == 1]) == 2 * 2 * weights
+    assert len([row for row in result.averages if row[0] == 1]) >= 2 * weights
+    assert max(leak for *_, leak in result.clients) <= 1e-5
+    assert max(leak for *_, leak in result.averages) <= 1e-5
+    moved = [name for name in result.projected if name in result.states[0]]
+    assert any(not torch.equal(result.states[-1][name], result.states[0][name]) for name in moved)
+
+
+def gradients_only(self: ProjectedDescent, network: Network) -> None:
+    """Eq. 4 inside an ordinary optimiser: the raw gradient is projected, weight decay comes on top."""
+    for weight, Phi, _ in self._bases:
+        if weight.grad is not None:
+            decay = 5e-2 * weight.detach()
+            weight.grad.copy_(project_out(weight.grad - decay, Phi) + decay)
+
+
+def test_projecting_the_raw_gradient_only_is_found_out(monkeypatch):
+    """Erratum 3: the same set-up as above must tell a wrong implementation."""
+    monkeypatch.setattr(ProjectedDescent, "direction", gradients_only)
+    monkeypatch.setattr(ProjectedDescent, "finish", Objective.finish)
+    result = observed(fedprotip_of(), tiny_problem(), three_tasks())
+    by_weight = pd.DataFrame(result.clients, columns=["task", "name", "leak"]).groupby("name").leak.max()
+    assert (by_weight > 1e-3).all()
+
+
+def test_a_resnets_updates_are_orthogonal_and_its_first_two_stages_frozen():
+    """With the stem for small images; both defaults: two stages frozen, threshold 0.7."""
+    split = image_split([0, 1], ArrayImages(np.zeros((2, 16, 16, 3), dtype=np.uint8)))
+    backbone = Timm("resnet10t", pretrained=False, stem="cifar", transform=Transform(size=16))
+    start = backbone.trainable(Dataset("made", split, split), 0)
+    problem = Problem(512, 0, torch.float64, CPU, WireFormat(torch.float32), start)
+    tasks = image_tasks(np.random.default_rng(0), [2, 2], [[8, 8], [8, 8]], size=16)
+    method = FedProTIP(training=training(rounds=1, epochs=2, batch_size=4), columns=16)
+    result = observed(method, problem, tasks)
+    convolutions = {
+        f"body.{name}.weight"
+        for name, module in start.build().named_modules()
+        if isinstance(module, nn.Conv2d) and name.startswith(("layer3", "layer4"))
+    }
+    assert len(convolutions) == 6
+    assert result.projected == convolutions | {"heads.1.weight"}
+    assert max(leak for *_, leak in result.clients + result.averages) <= 1e-5
+    moved = {name for name, value in result.states[0].items() if not torch.equal(value, result.states[1][name])}
+    assert moved == convolutions
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_everything_else_is_frozen_after_the_first_task(name):
+    """Batch norms with their statistics, biases, first stages, old heads: bit for bit."""
+    problem, knobs, result = tiny_problem(), VARIANTS[name], variant(name)
+    first = {
+        f"body.{name}"
+        for name in frozen_names(problem.network.build(), problem.network.stages, knobs.get("frozen_stages", 1))
+    }
+    for task in (1, 2):
+        before, now = result.states[task - 1], result.states[task]
+        moved = {name for name, value in before.items() if not torch.equal(value, now[name])}
+        assert moved
+        assert moved <= result.projected
+        assert not moved & first
+        assert all(value.ndim > 1 for name, value in before.items() if name in moved)
+        if "frozen_heads" not in knobs:
+            assert not any(name.startswith("heads") for name in moved)
+        assert not now[f"heads.{task}.bias"].any()
+        for (of, stage, _), message in result.uploads.items():
+            if of == task and stage == "model":
+                assert set(message) - {"samples"} <= result.projected
+                assert f"heads.{task}.weight" in message
+
+
+@pytest.mark.parametrize("knobs", [{}, {"loss_over": "task", "tip": False}, {"sketch": 9}], ids=str)
+def test_the_first_task_is_plain_fedavg(knobs):
+    """As finetune leaves it, bit for bit: nothing is frozen or projected yet."""
+    tasks, problem = three_tasks()[:1], tiny_problem()
+    ours = learn_images(fedprotip_of(**knobs), problem, tasks)
+    plain = FineTune(training=training(), loss_over=knobs.get("loss_over", "seen"))
+    theirs = learn_images(plain, problem, tasks).network.state_dict()
+    state = ours.network.state_dict()
+    assert state.keys() == theirs.keys()
+    assert all(torch.equal(state[name], theirs[name]) for name in state)
+    assert any(
+        not torch.equal(state[f"body.{name}"], value) for name, value in problem.network.build().state_dict().items()
+    )
+
+
+def test_a_clients_batch_norms_rest_while_it_trains_on_a_later_task():
+    """They use and keep the first task's statistics: inputs under others would not be those that are protected."""
+    problem, method, tasks = tiny_problem(), fedprotip_of(), three_tasks()
+    update, broadcast = second_task(method, problem, tasks)
+    client, seen = method.client(problem), []
+    norm = client.half.network.body.stage3[1]
+    norm.register_forward_hook(lambda module, inputs, output: seen.append((module.training, inputs[0], output.clone())))
+    update(client)
+    assert seen
+    assert not any(training for training, *_ in seen)
+    state = client.half.network.state_dict()
+    for name in (f"body.stage{stage}.1.{own}" for stage in (1, 2, 3, 4) for own in ("running_mean", "running_var")):
+        assert torch.equal(state[name], broadcast[name])
+    mean, variance = (broadcast[f"body.stage3.1.running_{own}"].view(1, -1, 1, 1) for own in ("mean", "var"))
+    weight, bias = (broadcast[f"body.stage3.1.{own}"].view(1, -1, 1, 1) for own in ("weight", "bias"))
+    _, inputs, output = seen[-1]
+    torch.testing.assert_close(output, (inputs - mean) / (variance + norm.eps).sqrt() * weight + bias)
+
+
+class PlainClient(fedprotip.FedProTIPClient):
+    """Trains what FedProTIP trains, without a projection."""
+
+    def objective(self, shard, broadcast):
+        return Objective(self.classes(broadcast))
+
+
+def second_task(method: FedProTIP, problem: Problem, tasks: ImageTasks, change=lambda server: None):
+    """A client's update in the first round of the second task after `change` of the server; and the broadcast."""
+    server = learn_images(method, problem, tasks[:1])
+    change(server)
+    task = images_stream(tasks)[1]
+    server.start_task(task)
+    broadcast = server.broadcast(task, 0)
+    shard = image_shard(0, 1, *tasks[1][0])
+    return (lambda client: client.update(shard, broadcast)), broadcast
+
+
+def test_without_a_basis_training_is_plain():
+    problem, method, tasks = tiny_problem(), fedprotip_of(), three_tasks()
+
+    def forget(server):
+        server.bases = {layer: [basis[:, :0] for basis in bases] for layer, bases in server.bases.items()}
+
+    update, broadcast = second_task(method, problem, tasks, forget)
+    assert not any(name.startswith("basis") for name in broadcast)
+    ours, plain = update(method.client(problem)), update(PlainClient(method, problem))
+    assert ours.keys() == plain.keys()
+    assert all(torch.equal(ours[name], plain[name]) for name in ours)
+    # And with one they differ.
+    update, _ = second_task(method, problem, tasks)
+    assert not torch.equal(update(method.client(problem))["heads.1.weight"], plain["heads.1.weight"])
+
+
+def test_a_basis_without_columns_changes_nothing_but_rounding():
+    network = Network(tiny_problem().network)
+    network.grow([3], 0)
+    names = ["body.stage2.0.weight", "heads.0.weight"]
+    own = dict(network.named_parameters())
+    before = {name: own[name].detach().clone() for name in names}
+    empty = {name: torch.zeros(own[name][0].numel(), 0) for name in names}
+    objective = ProjectedDescent(None, empty, network)
+    for name in names:
+        own[name].grad = torch.randn_like(own[name])
+    gradients = {name: own[name].grad.clone() for name in names}
+    objective.direction(network)
+    assert all(torch.equal(own[name].grad, gradients[name]) for name in names)
+    with torch.no_grad():
+        for name in names:
+            own[name].add_(gradients[name])
+    objective.finish(network)
+    for name in names:
+        torch.testing.assert_close(own[name].detach(), before[name] + gradients[name])
+
+
+def test_where_everything_is_protected_the_weights_do_not_move_at_all(caplog):
+    problem, method, tasks = tiny_problem(), fedprotip_of(), three_tasks()
+    full = ["body.stage3.0", HEADS]
+
+    def protect(server):
+        rng = torch.Generator().manual_seed(0)
+        for layer in full:
+            side = len(server.bases[layer][0])
+            Q = torch.linalg.qr(torch.randn(side, side, generator=rng, dtype=torch.float64)).Q
+            server.bases[layer] = [Q.float()]
+
+    update, broadcast = second_task(method, problem, tasks, protect)
+    message = update(method.client(problem))
+    for name in message:
+        if name != "samples":
+            assert torch.equal(message[name], broadcast[name]) == (layer_of(name) in full), name
+
+
+def test_a_full_layer_is_told_once(caplog):
+    """Threshold 1 and more columns than directions."""
+    tasks = image_tasks(np.random.default_rng(0), [2, 2], [[30, 30], [30, 30]])
+    with caplog.at_level(logging.WARNING):
+        server = learn_images(fedprotip_of({"rounds": 1, "epochs": 1}, threshold=1.0), tiny_problem(), tasks)
+    assert server.report()["ranks"]["body.stage2.0"] == [36, 0]
+    assert caplog.text.count("all 36 directions of body.stage2.0 are protected") == 1
+
+
+@pytest.mark.parametrize("wire", ["float16", "bfloat16"])
+def test_in_a_16_bit_type_the_average_is_still_orthogonal_to_the_protected_inputs(wire):
+    result = observed(fedprotip_of(), tiny_problem(wire=wire), three_tasks())
+    assert max(leak for *_, leak in result.averages) <= 1e-5
