@@ -117,7 +117,7 @@ def test_threads_do_not_change_the_pixels(monkeypatch):
     images = encoded_images([content_of(random_image("RGB", (6, 6), rng), "PNG") for _ in range(300)])
     one = load_pixels(split_of(images), 8)
     monkeypatch.setattr(pixels, "_TINY", 0)
-    monkeypatch.setattr(pixels, "_cores", lambda: 7)
+    monkeypatch.setattr(pixels, "available_cores", lambda: 7)
     assert torch.equal(load_pixels(split_of(images), 8), one)
 
 

@@ -24,6 +24,10 @@ from tests.methods.training_harness import (
 )
 
 HEADS = "heads"
+SMALL = (
+    *("data=digits", "backbone=tiny", "backbone.width=4", "tasks=3", "clients=3", "method=fedprotip"),
+    *("method.training.rounds=2", "method.training.epochs=1", "method.training.augment=none", "method.frozen_stages=1"),
+)
 
 
 def training(**knobs) -> Training:

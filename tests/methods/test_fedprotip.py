@@ -19,15 +19,11 @@ from fcl_bench.report.summary import summarise, used_runs, varying_setting
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import (
     HEADS,
+    SMALL,
 )
 from tests.runs import run_in
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
-
-SMALL = (
-    *("data=digits", "backbone=tiny", "backbone.width=4", "tasks=3", "clients=3", "method=fedprotip"),
-    *("method.training.rounds=2", "method.training.epochs=1", "method.training.augment=none", "method.frozen_stages=1"),
-)
 
 
 @pytest.fixture(scope="module")

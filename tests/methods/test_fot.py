@@ -18,12 +18,12 @@ from fcl_bench.methods.fedprotip import FedProTIP
 from fcl_bench.methods.finetune import FineTune
 from fcl_bench.methods.fot import FOT
 from tests.methods import fedprotip_oracle as oracle
-from tests.methods.test_fedprotip import (
+from tests.methods.fedprotip_harness import (
     HEADS,
+    SMALL,
     copy_of,
     layer_of,
     linear_problem,
-    no_pictures,
     phi,
     projector,
     rows,
@@ -31,7 +31,6 @@ from tests.methods.test_fedprotip import (
     three_tasks,
     training,
 )
-from tests.methods.test_fedprotip import SMALL as FEDPROTIP
 from tests.methods.training_harness import (
     CPU,
     ImageTasks,
@@ -44,7 +43,7 @@ from tests.methods.training_harness import (
 )
 from tests.runs import run_in
 
-__all__ = ["no_pictures"]
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 DIMENSIONS = {"body.stage2.0": 36, "body.stage3.0": 72, "body.stage4.0": 144, HEADS: 32}
 
@@ -270,7 +269,7 @@ def test_the_threshold_grows_by_a_step_a_task_up_to_one():
 
 # Whole runs -----------------------------------------------------------------------------------------------------------
 
-SMALL = (*(choice for choice in FEDPROTIP if choice != "method=fedprotip"), "method=fot", "tasks=2")
+SMALL = (*(choice for choice in SMALL if choice != "method=fedprotip"), "method=fot", "tasks=2")
 
 
 def test_a_run_counts_models_and_sketches(tmp_path):

@@ -18,7 +18,7 @@ from fcl_bench.methods.fot import FOT
 from fcl_bench.methods.projected import ProjectedMethod
 from fcl_bench.methods.theory import ProjectionAudit
 from tests.methods import fedprotip_oracle as oracle
-from tests.methods.test_fedprotip import HEADS, SMALL, copy_of, layer_of, no_pictures, three_tasks, training
+from tests.methods.fedprotip_harness import HEADS, SMALL, copy_of, layer_of, three_tasks, training
 from tests.methods.training_harness import (
     CPU,
     ImageTasks,
@@ -30,7 +30,7 @@ from tests.methods.training_harness import (
 )
 from tests.runs import interrupted_in, run_in
 
-__all__ = ["no_pictures"]
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 #: Where a round of training started: task, round, the model, the bases then.
 Start = tuple[int, int, dict[str, torch.Tensor], dict[str, np.ndarray]]
