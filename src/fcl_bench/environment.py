@@ -7,6 +7,7 @@ import platform
 import resource
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,14 @@ def choose_device(name: str) -> torch.device:
             "device=auto or device=cpu",
         )
     return device
+
+
+def exact_kernels() -> AbstractContextManager[object]:
+    """For a block with a network in it: the same command gives the same numbers, and float32 means float32.
+
+    TF32 would make a GPU's features differ from a CPU's in the third digit, and autotuning picks other algorithms.
+    """
+    return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
 
 
 def device_kind(device: torch.device) -> str:

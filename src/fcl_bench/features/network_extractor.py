@@ -13,6 +13,7 @@ import torch
 from fcl_bench.data.batches import Standardise
 from fcl_bench.data.pixels import load_pixels
 from fcl_bench.data.sources import Split
+from fcl_bench.environment import exact_kernels
 from fcl_bench.features.backbone import Extractor
 from fcl_bench.features.trainable import Trainable, weights_hash
 
@@ -55,10 +56,7 @@ class FrozenNetwork(Extractor):
         """Standardised images (b, 3, size, size), channels last, on the device: samples start, start + 1, ..."""
 
     def _forward(self, images: torch.Tensor) -> torch.Tensor:
-        # float32 means float32: TF32 would make a GPU's features differ from a CPU's in the third digit.
-        # And the same command must give the same features, so no autotuning of algorithms either.
-        flags = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
-        with torch.no_grad(), flags, self._autocast():
+        with torch.no_grad(), exact_kernels(), self._autocast():
             return self._body(images)
 
     def _autocast(self) -> AbstractContextManager[Any]:

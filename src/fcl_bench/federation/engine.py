@@ -101,6 +101,7 @@ class Federation:
         self.audit = method.audit(problem)
         self.drift = FeatureDrift(drift_samples, problem.seed, shards) if drift_samples else None
         self._resumes_within_tasks = method.resumes_within_tasks
+        self._after_round: Callable[[int, int], None] = lambda round_, of: None
         self.state = FederationState(0, Answers(len(stream.tasks)), Ledger(len(shards[0])))
         first = [task.new_columns.start for task in stream.tasks]
         columns = np.arange(stream.tasks[-1].columns_seen)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fcl_bench.data.batches import AUGMENTATIONS, Augment, Standardise, epoch_batches
+from fcl_bench.environment import exact_kernels
 from fcl_bench.errors import UserError, require_choice, require_count, require_positive
 from fcl_bench.federation.network import Network
 
@@ -184,7 +185,7 @@ class Trainer:
         """Features (n, d) in float32, in evaluation mode."""
         network.eval()
         parts = []
-        with _exact_kernels(), self.autocast():
+        with exact_kernels(), self.autocast():
             for batch in images.split(FORWARD_BATCH.get(self._device.type, 128)):
                 parts.append(network.body(self.standardise(batch)).float())
         return torch.cat(parts)
@@ -197,14 +198,9 @@ class Trainer:
     def _reproducible(self, seed: int) -> Iterator[None]:
         """Draws inside the network (dropout) follow from the seed; nobody else's are changed."""
         devices = [self._device] if self._device.type == "cuda" else []
-        with torch.random.fork_rng(devices), _exact_kernels():
+        with torch.random.fork_rng(devices), exact_kernels():
             torch.manual_seed(seed)
             yield
-
-
-def _exact_kernels() -> AbstractContextManager[object]:
-    """The same command gives the same numbers: no autotuning of algorithms, and float32 means float32."""
-    return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
 
 
 def add_weight_decay(weights: list[torch.nn.Parameter], weight_decay: float) -> None:
