@@ -39,20 +39,21 @@ results: $(VENV)/.run
 	$(BIN)/fcl-tables --where data=features --where wire.dtype=float32 --where label_rate=1 --name cifar100
 	$(BIN)/fcl-tables --where data=digits --name digits
 
-# The study of docs/training.md; about an hour and a half on two cores.
+# The study of docs/training.md; about two hours on two cores.
 CIFAR100 ?= ../shared/data/cifar100
 SMALL := data=cifar100 data.path=$(CIFAR100) data.classes=25 data.per_class=300 tasks=5 backbone=tiny backbone.width=16
 TRAIN := $(BIN)/fcl-bench -m $(SMALL) seed=0,1,2 drift=20 method.training.rounds=10 method.training.epochs=2 \
 	method.training.lr=0.05
 ADAPT := adapt.training.rounds=10 adapt.training.lr=0.1 adapt.training.batch_size=64 adapt.training.momentum=0
 STATISTICS := $(BIN)/fcl-bench -m $(SMALL) seed=0,1,2 beta=0.1,1 method.M=1024
+TIP := method=fedprotip method.columns=64 method.theory=5 method.tip.route=sample,batch \
+	method.tip.references=learnt,updated
 training: $(VENV)/.run
 	$(TRAIN) beta=0.1,1 method=finetune
 	$(TRAIN) beta=0.1,1 method=fot method.columns=64
-	$(TRAIN) beta=0.1,1 method=fedprotip method.columns=64 method.threshold=0.3 method.theory=5
-	$(TRAIN) beta=0.1,1 method=fedprotip method.columns=64 method.threshold=0.3 method.theory=5 method.tip.route=batch
+	$(TRAIN) beta=0.1,1 $(TIP) method.threshold=0.3
 	$(TRAIN) beta=1 method=joint_training
-	$(TRAIN) seed=0 beta=1 method=fedprotip method.columns=64 method.threshold=0.5,0.7,0.95 method.theory=5
+	$(TRAIN) seed=0 beta=1 $(TIP) method.threshold=0.5,0.7,0.95
 	$(STATISTICS) method=stsa method.gamma=100
 	$(STATISTICS) method=fedran method.rank=256
 	$(STATISTICS) method=stsa_e method.gamma=10000

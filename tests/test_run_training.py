@@ -35,12 +35,20 @@ TINY = (
 METHODS = {
     "finetune": ("method.training.fraction=0.7", "method.frozen_stages=1", "method.frozen_heads=true", "drift=4"),
     "fedprotip": ("method.training.momentum=0.9", "method.columns=40", "method.theory=3", "drift=4"),
+    "fedprotip, updated": ("method.columns=8", "method.tip.references=updated", "method.tip.route=batch"),
     "fot": ("method.columns=40", "method.theory=3", "method.training.augment=none"),
     "joint_training": ("method.training.momentum=0.9", "drift=4"),
     "joint_training, no restart": ("method.restart=false", "method.training.augment=none"),
 }
 #: Rounds of a task, with those after the model's.
-ROUNDS = {"finetune": 3, "fedprotip": 5, "fot": 4, "joint_training": 1, "joint_training, no restart": 1}
+ROUNDS = {
+    "finetune": 3,
+    "fedprotip": 5,
+    "fedprotip, updated": 5,
+    "fot": 4,
+    "joint_training": 1,
+    "joint_training, no restart": 1,
+}
 #: What a run leaves that has no seconds in it.
 EXACT = ("model.safetensors", "accuracy_matrix.csv", "task_aware_matrix.csv", "partition.npz")
 
@@ -141,6 +149,8 @@ def resumed(out: Path, overrides: tuple[str, ...], caplog, told: str) -> Outcome
         ("fedprotip", 1, 1, "task 1 of 3"),
         ("fedprotip", 1, 3, "task 1 of 3, round 2"),  # the bases, of which none is in yet
         ("fedprotip", 1, 4, "task 1 of 3, round 4"),  # between bases and references
+        ("fedprotip, updated", 2, 0, "task 2 of 3"),
+        ("fedprotip, updated", 1, 4, "task 1 of 3, round 4"),  # recorded in the bases' round, needed in the next
         ("fot", 1, 3, "task 1 of 3, round 2"),
         ("joint_training", 1, 0, "task 1 of 3"),
         ("joint_training, no restart", 2, 0, "task 2 of 3"),
@@ -198,7 +208,7 @@ def test_every_round_of_every_client_is_a_row(whole, method):
     assert not uploads.duplicated(["task", "round", "client"]).any()
     assert uploads[uploads["round"] == 0].groupby("task").samples.sum().tolist() == [24, 24, 24]
     stages = {"fedprotip": ["bases", "model", "references"], "fot": ["bases", "model"], "finetune": ["model"]}
-    assert sorted(uploads.stage.unique()) == stages.get(method, ["samples"])
+    assert sorted(uploads.stage.unique()) == stages.get(method.partition(",")[0], ["samples"])
     assert sorted(whole(method).record["communication"]["by_stage"]) == sorted(uploads.stage.unique())
 
 

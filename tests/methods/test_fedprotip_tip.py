@@ -15,8 +15,11 @@ from tests.methods.fedprotip_harness import (
     three_tasks,
 )
 from tests.methods.training_harness import (
+    federation_of,
+    image_tasks,
     images_stream,
     learn_images,
+    tiny_problem,
 )
 
 
@@ -123,3 +126,59 @@ def test_stages_of_a_task():
     assert fedprotip_of().stages(task) == ["model", "model", "bases", "references"]
     assert fedprotip_of(tip=False).stages(task) == ["model", "model", "bases"]
     assert fedprotip_of(tip=None).stages(task) == ["model", "model", "bases"]
+
+
+UPDATED = {"route": "batch", "batch": 64, "references": "updated"}
+#: Samples; client 2 has none of the first task, client 1 none of the last.
+UNEVEN = [[12, 9, 0], [9, 9, 11], [12, 0, 9]]
+
+
+def test_updated_references_are_those_of_the_recorded_inputs_in_every_tasks_subspace():
+    """FedProTIP 4.4, from the definition: the mean over a client's sampled inputs of ||U_t U_t' a||."""
+    tasks = image_tasks(np.random.default_rng(0), [2, 2, 2], UNEVEN)
+    made = federation_of(fedprotip_of(tip=UPDATED, columns=8), tiny_problem(), tasks)
+    made.run(lambda _: None)
+    bases = [basis.double().numpy() for basis in made.server.bases["heads"]]
+    recorded = {
+        tuple(map(int, name.split("."))): inputs.double().numpy() for name, inputs in made.client.state_dict().items()
+    }
+    assert recorded.keys() == {(k, t) for t, sizes in enumerate(UNEVEN) for k, n in enumerate(sizes) if n}
+    assert all(len(inputs) == min(8, UNEVEN[t][k]) for (k, t), inputs in recorded.items())
+    references, known = made.server.references()
+    for k, t in np.ndindex(3, 3):
+        assert bool(known[k, t]) == ((k, t) in recorded)
+        # Client 1 takes no part in the last task, and so does not see its subspace.
+        seen = 2 if k == 1 else 3
+        for of in range(3):
+            expected = 0.0
+            if (k, t) in recorded and of < seen:
+                shadow = recorded[k, t] @ bases[of] @ bases[of].T
+                expected = float(np.linalg.norm(shadow, axis=1).mean())
+            assert float(references[k, t, of]) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_updated_references_cost_a_row_for_every_task_that_a_client_knows():
+    tasks = image_tasks(np.random.default_rng(0), [2, 2, 2], UNEVEN)
+    made = federation_of(fedprotip_of(tip=UPDATED, columns=8), tiny_problem(), tasks)
+    ledger = made.run(lambda _: None).ledger
+    sent = {(row.client, row.task): row.up_bytes for row in ledger.uploads if row.stage == "references"}
+    # Tasks known so far, each a number and a row of t + 1.
+    assert sent[0, 0] == 1 * (4 + 4)
+    assert sent[0, 1] == 2 * (4 + 8)
+    assert sent[0, 2] == 3 * (4 + 12)
+    assert sent[2, 2] == 2 * (4 + 12)
+    assert sent[1, 2] == 0
+
+
+def test_references_change_routes_and_nothing_else():
+    """Training, bases and scores are the same bit for bit."""
+    tasks = image_tasks(np.random.default_rng(1), [2, 2, 2], [[16, 16]] * 3)
+    states = []
+    for references in ("learnt", "updated"):
+        tip = {**UPDATED, "references": references}
+        made = federation_of(fedprotip_of(tip=tip, columns=8), tiny_problem(), tasks)
+        made.run(lambda _: None)
+        states.append({name: value for name, value in made.server.model().items() if "reference" not in name})
+        learnt = made.server.references()[0]
+        assert bool((learnt[:, 0, 1:] > 0).all()) == (references == "updated")
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])

@@ -21,7 +21,7 @@ from fcl_bench.randomness import generator
 #: Samples scored at a time: their random features are the largest thing that evaluation holds.
 EVALUATION_BATCH = 4096
 #: Prefixes of what a checkpoint keeps beside the server's tensors.
-_AUDIT, _DRIFT = "audit.", "drift."
+_AUDIT, _DRIFT, _CLIENT = "audit.", "drift.", "client."
 
 
 @dataclass
@@ -114,16 +114,18 @@ class Federation:
         drift = {} if self.drift is None else self.drift.tensors()
         extras = {_AUDIT + name: tensor for name, tensor in audit.items()}
         extras |= {_DRIFT + name: tensor for name, tensor in drift.items()}
+        extras |= {_CLIENT + name: tensor for name, tensor in self.client.state_dict().items()}
         return saved, {**self.server.state_dict(), **extras}
 
     def restore(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Go on from what `save` returned."""
         self.state.restore(saved)
-        parts: dict[str, dict[str, torch.Tensor]] = {_AUDIT: {}, _DRIFT: {}, "": {}}
+        parts: dict[str, dict[str, torch.Tensor]] = {_AUDIT: {}, _DRIFT: {}, _CLIENT: {}, "": {}}
         for name, tensor in tensors.items():
             prefix = next(prefix for prefix in parts if name.startswith(prefix))
             parts[prefix][name.removeprefix(prefix)] = tensor
         self.server.load_state_dict(parts[""])
+        self.client.load_state_dict(parts[_CLIENT])
         if self.audit is not None:
             self.audit.load_state_dict(parts[_AUDIT])
         if self.drift is not None:

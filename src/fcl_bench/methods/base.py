@@ -95,6 +95,13 @@ class Client(ABC):
     def update(self, shard: Shard, broadcast: Message) -> Message:
         """The upload of this client for this round."""
 
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """What clients keep from one task to the next, all of them together, by name."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:  # noqa: B027
+        """Take over what `state_dict` returned."""
+
 
 class Server(ABC):
     """The server half. It sees uploads, nothing else, and keeps none of them.
@@ -227,7 +234,7 @@ class Method(ABC):
 
     @abstractmethod
     def client(self, problem: Problem) -> Client:
-        """The client half; one object serves all clients, since a client keeps nothing between tasks."""
+        """The client half; one object serves all clients, and keeps apart what any of them keeps between tasks."""
 
     @abstractmethod
     def server(self, problem: Problem) -> Server:

@@ -44,14 +44,18 @@ class Tip:
     Args:
         route: sample (each on its own), batch (the paper: a whole batch, drawn from one task, at once).
         batch: samples per such batch.
+        references: learnt (a task's reference is made when it is learnt; of later tasks' subspaces it has zeros),
+            updated (4.4: clients keep the final-layer inputs that they sampled, and fill in the later entries).
     """
 
     route: str = "sample"
     batch: int = 64
+    references: str = "learnt"
 
     def __post_init__(self) -> None:
         require_choice("method.tip.route", self.route, ["sample", "batch"])
         require_count("method.tip.batch", self.batch)
+        require_choice("method.tip.references", self.references, ["learnt", "updated"])
 
 
 @dataclass
@@ -67,7 +71,7 @@ class FedProTIP(ProjectedMethod):
     name: ClassVar[str] = "fedprotip"
 
     training: Training = field(default_factory=Training)
-    tip: Any = field(default_factory=lambda: {"route": "sample", "batch": 64})
+    tip: Any = field(default_factory=lambda: {"route": "sample", "batch": 64, "references": "learnt"})
     sketch: int | None = None
 
     def __post_init__(self) -> None:
@@ -79,12 +83,13 @@ class FedProTIP(ProjectedMethod):
         """The typed form of `tip`; None for false. Raises a `UserError` for anything else."""
         if self.tip in (False, None):
             return None
-        remedy = "false, or the keys route and batch"
+        known = ("route", "batch", "references")
+        remedy = f"false, or the keys {', '.join(known)}"
         if not isinstance(self.tip, dict):
             raise UserError(f"method.tip={str(self.tip).lower()} is not known", remedy)
         for key in self.tip:
-            if key not in ("route", "batch"):
-                raise UserError(f"unknown key method.tip.{key}", choices(["route", "batch"], str(key)))
+            if key not in known:
+                raise UserError(f"unknown key method.tip.{key}", choices(known, str(key)))
         if not isinstance(self.tip.get("batch", 1), int) or isinstance(self.tip.get("batch", 1), bool):
             raise UserError(f"method.tip.batch={self.tip['batch']} has the wrong type", "an integer")
         return Tip(**self.tip)
@@ -133,6 +138,10 @@ class FedProTIPClient(ProjectedClient):
     def __init__(self, method: FedProTIP, problem: Problem) -> None:
         super().__init__(method, problem)
         self._sketch = method.sketch
+        tip = method.tip_knobs()
+        self._updates = tip is not None and tip.references == "updated"
+        #: Per client and task, sampled final-layer inputs (m_s, d) under the model right after the task.
+        self._recorded: dict[tuple[int, int], torch.Tensor] = {}
 
     def objective(self, shard: Shard, broadcast: Message) -> Objective:
         network = self.half.network
@@ -148,6 +157,8 @@ class FedProTIPClient(ProjectedClient):
             return self._references(shard, broadcast)
         found = {}
         for layer, columns in self.columns_of(shard).items():
+            if layer == HEADS and self._updates:
+                self._recorded[shard.client, shard.task] = columns.T.float()
             Phi = bases_in(broadcast, layer)
             known = columns[:, :0] if Phi is None else Phi.double()
             epsilon = self.method.epsilon(shard.task)
@@ -160,10 +171,26 @@ class FedProTIPClient(ProjectedClient):
         return Message(found)
 
     def _references(self, shard: Shard, broadcast: Message) -> Message:
-        """Mean relevance of the client's samples to each task's final-layer subspace (Eq. 10)."""
-        features = self.half.trainer.features(self.half.network, shard.inputs)
-        bases = head_bases(broadcast, shard.task, features)
-        return Message({"reference": relevance(features, bases).mean(dim=0)})
+        """Mean relevance of the client's samples to each task's final-layer subspace (Eq. 10).
+
+        Of this task; or, with `updated`, of all tasks that the client has had samples of.
+        """
+        if not self._updates:
+            features = self.half.trainer.features(self.half.network, shard.inputs)
+            return Message({"reference": relevance(features, head_bases(broadcast, shard.task, features)).mean(dim=0)})
+        own = {task: inputs for (client, task), inputs in self._recorded.items() if client == shard.client}
+        bases = head_bases(broadcast, shard.task, own[shard.task])
+        rows = torch.stack([relevance(inputs, bases).mean(dim=0) for inputs in own.values()])
+        return Message({"references": rows, "tasks": torch.tensor(list(own), dtype=torch.int32)})
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {f"{client}.{task}": inputs for (client, task), inputs in self._recorded.items()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        device = self.half.problem.device
+        for name, inputs in sorted(state.items(), key=lambda item: [int(part) for part in item[0].split(".")]):
+            client, task = name.split(".")
+            self._recorded[int(client), int(task)] = inputs.to(device)
 
 
 def head_bases(broadcast: Message, task: int, features: torch.Tensor) -> list[torch.Tensor]:
@@ -194,7 +221,11 @@ class FedProTIPServer(ProjectedServer):
 
     def absorb_answer(self, client_id: int, message: Message) -> None:
         if self.stage == REFERENCES:
-            self._references[client_id, self.task] = message["reference"].float()
+            if "tasks" in message:
+                for task, row in zip(message["tasks"].tolist(), message["references"].float(), strict=True):
+                    self._references[client_id, task] = row
+            else:
+                self._references[client_id, self.task] = message["reference"].float()
             return
         for layer, upload in message.items():
             upload = upload.double()
