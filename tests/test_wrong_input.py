@@ -38,9 +38,9 @@ def inputs(tmp_path):
 #: What was typed ({} is the folder of `inputs`) -> what the one line must hold.
 BAD_INPUT = [
     ("methd=fedran", "unknown key methd (did you mean method?"),
-    ("method=fedrn", "method=fedrn is not known (did you mean fedran?"),
+    ("method=fedrn", "method=fedrn is not known (did you mean fedran"),
     ("data=cifar10", "data=cifar10 is not known (did you mean cifar100?"),
-    ("backbone=resnet", "backbone=resnet is not known (did you mean resnet18?"),
+    ("backbone=resnet", "backbone=resnet is not known (did you mean resnet18"),
     ("split=domain", "split=domain is not known (choices: class_incremental"),
     ("partition=dirichlt", "did you mean dirichlet?"),
     ("method.rnk=5", "unknown key method.rnk (did you mean method.rank"),
