@@ -2,7 +2,8 @@
 
 One run measures both sides, alternating: whole rounds of FedAvg as the engine runs them (choice and augmentation of
 batches, decay, steps, messages, averaging), and the bare forward and backward pass on the same number of ready batches
-of the same sizes. On CUDA a profiler also says which share of a round's wall time kernels run.
+of the same sizes. On CUDA a profiler also says which share of a round's wall time kernels run. --method fedprotip
+measures its clients instead, in the rounds of a second task: with layers frozen on both sides, and steps projected.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from fcl_bench.federation.local_training import Training
 from fcl_bench.federation.message import WireFormat
 from fcl_bench.federation.network import Network
 from fcl_bench.methods.base import Method, Problem
+from fcl_bench.methods.fedprotip import FedProTIP
 from fcl_bench.methods.finetune import FineTune
+from fcl_bench.methods.gradient import GradientMethod
 
 CLASSES, SIDE = 10, 32
 
@@ -50,26 +53,32 @@ def network_of(name: str, data: Dataset) -> Trainable:
 
 
 def federation_of(method: Method, data: Dataset, start: Trainable, clients: int, device: torch.device) -> Federation:
-    """One task, the samples dealt evenly."""
+    """A task of all classes, or (`FedProTIP`) two of half of them; the samples dealt evenly."""
     problem = Problem(start.dimension, 0, torch.float64, device, WireFormat(torch.float32), start)
-    stream = ClassIncremental().cut(data, 1, 0)
-    shards = [list(np.array_split(np.arange(len(data.train)), clients))]
+    stream = ClassIncremental().cut(data, 2 if isinstance(method, FedProTIP) else 1, 0)
+    shards = [list(np.array_split(indices, clients)) for indices in stream.train]
     pixels = torch.from_numpy(data.train.inputs.pixels).permute(0, 3, 1, 2).contiguous()
     labelled = np.ones(len(data.train), dtype=bool)
     return Federation(method, problem, stream, shards, labelled, pixels, pixels[:CLASSES])
 
 
 def seconds_of_rounds(method: Method, data: Dataset, start: Trainable, clients: int, device: torch.device) -> float:
-    """Seconds of the clients and the server over all rounds of one task."""
+    """Seconds of the clients and the server over all rounds of one task; of FedProTIP's clients in its second task."""
     federation = federation_of(method, data, start, clients, device)
     ledger = federation.run(lambda _: None).ledger
+    if isinstance(method, FedProTIP):
+        return sum(row.client_seconds for row in ledger.uploads if row.task == 1 and row.stage == "model")
     return sum(row.client_seconds for row in ledger.uploads) + sum(ledger.server_seconds)
 
 
-def bare_pass(start: Trainable, sizes: list[int], device: torch.device, half: bool) -> Callable[[], float]:
+def bare_pass(
+    method: GradientMethod, start: Trainable, sizes: list[int], device: torch.device, half: bool
+) -> Callable[[], float]:
     """Forward and backward on ready batches of these sizes; nothing else."""
     network: Network = Network(start).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    network.grow([CLASSES], 0)
+    heads = [CLASSES // 2] * 2 if isinstance(method, FedProTIP) else [CLASSES]
+    network.grow(heads, 0)
+    network.freeze(method.frozen(network, start.stages, len(heads) - 1))
     network.train()
     ready = {
         size: (
@@ -114,6 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
     parser.add_argument("--backbone", default="tiny", help="a YAML of conf/backbone (tiny, resnet18_cifar)")
+    parser.add_argument("--method", default="finetune", choices=["finetune", "fedprotip"])
     parser.add_argument("--samples", type=int, default=3200)
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=5)
@@ -123,13 +133,14 @@ def main() -> None:
     data = images_of(arguments.samples)
     start = network_of(arguments.backbone, data)
     training = Training(rounds=1, epochs=1)
-    shard = arguments.samples // arguments.clients
+    method = FineTune(training=training) if arguments.method == "finetune" else FedProTIP(training=training, columns=64)
+    shard = arguments.samples // arguments.clients // (1 if arguments.method == "finetune" else 2)
     whole, rest = divmod(shard, training.batch_size)
     sizes = ([training.batch_size] * whole + ([rest] if rest else [])) * arguments.clients
-    bare = bare_pass(start, sizes, device, half=device.type == "cuda")
+    bare = bare_pass(method, start, sizes, device, half=device.type == "cuda")
 
     def rounds() -> float:
-        return seconds_of_rounds(FineTune(training=training), data, start, arguments.clients, device)
+        return seconds_of_rounds(method, data, start, arguments.clients, device)
 
     # Both sides once to warm up, then in turn, so that whatever else the machine does falls on both.
     sides = {"bare": bare, "rounds": rounds}
@@ -141,10 +152,11 @@ def main() -> None:
             times[name].append(side())
     ratios = [b / r for b, r in zip(times["bare"], times["rounds"], strict=True)]
     result = {
+        "method": arguments.method,
         "backbone": arguments.backbone,
         "device": environment.device_kind(device),
         "threads": torch.get_num_threads(),
-        "images_per_second": {name: arguments.samples / statistics.median(t) for name, t in times.items()},
+        "images_per_second": {name: shard * arguments.clients / statistics.median(t) for name, t in times.items()},
         "ratio_median": statistics.median(ratios),
         "ratios": ratios,
     }
@@ -152,7 +164,7 @@ def main() -> None:
     if device.type == "cuda":
         trace = arguments.out / f"training-{arguments.backbone}.trace.json"
         result["kernel_share"] = kernel_share(rounds, trace)
-    file = arguments.out / f"training-{arguments.backbone}-{device.type}.json"
+    file = arguments.out / f"{arguments.method}-{arguments.backbone}-{device.type}.json"
     file.write_text(json.dumps(result, indent=2) + "\n")
     for name, speed in result["images_per_second"].items():
         print(f"{name:>10}: {speed:8.0f} images/s")
