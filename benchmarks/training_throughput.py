@@ -126,17 +126,21 @@ def main() -> None:
     parser.add_argument("--method", default="finetune", choices=["finetune", "fedprotip"])
     parser.add_argument("--samples", type=int, default=3200)
     parser.add_argument("--clients", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=Training.epochs, help="local epochs of a round")
+    parser.add_argument("--columns", type=int, default=64, help="method.columns of FedProTIP")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("outputs/benchmarks"))
     arguments = parser.parse_args()
     device = environment.choose_device(arguments.device)
     data = images_of(arguments.samples)
     start = network_of(arguments.backbone, data)
-    training = Training(rounds=1, epochs=1)
-    method = FineTune(training=training) if arguments.method == "finetune" else FedProTIP(training=training, columns=64)
+    training = Training(rounds=1, epochs=arguments.epochs)
+    method: GradientMethod = FineTune(training=training)
+    if arguments.method == "fedprotip":
+        method = FedProTIP(training=training, columns=arguments.columns)
     shard = arguments.samples // arguments.clients // (1 if arguments.method == "finetune" else 2)
     whole, rest = divmod(shard, training.batch_size)
-    sizes = ([training.batch_size] * whole + ([rest] if rest else [])) * arguments.clients
+    sizes = ([training.batch_size] * whole + ([rest] if rest else [])) * arguments.clients * arguments.epochs
     bare = bare_pass(method, start, sizes, device, half=device.type == "cuda")
 
     def rounds() -> float:
@@ -156,7 +160,7 @@ def main() -> None:
         "backbone": arguments.backbone,
         "device": environment.device_kind(device),
         "threads": torch.get_num_threads(),
-        "images_per_second": {name: shard * arguments.clients / statistics.median(t) for name, t in times.items()},
+        "images_per_second": {name: sum(sizes) / statistics.median(t) for name, t in times.items()},
         "ratio_median": statistics.median(ratios),
         "ratios": ratios,
     }

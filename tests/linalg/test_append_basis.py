@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fcl_bench.linalg.subspace import append_basis, core_basis, gather_columns, project_out
+from fcl_bench.linalg.subspace import Projection, append_basis, core_basis, gather_columns, project_out
 from tests.linalg.subspace_cases import (
     DTYPES,
     NOISE,
@@ -190,6 +190,38 @@ def test_projecting_out_is_the_oracles_and_once_is_enough(out, d, q, dtype, seed
     np.testing.assert_allclose(array(result @ Phi), 0, atol=noise)
     np.testing.assert_allclose(array(project_out(result, Phi)), array(result), atol=noise)
     assert (result.norm(dim=1) <= delta.norm(dim=1) * (1 + noise)).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([(4, 3, 2, 2), (4, 6, 1, 1), (5, 1, 3, 4), (4, 12), (1, 12)]),
+    st.floats(0, 1),
+    st.booleans(),
+    st.sampled_from(DTYPES),
+    seeds,
+)
+def test_the_projection_of_many_updates_is_the_oracles_in_place(shape, share, channels_last, dtype, seed):
+    """With few and with most directions protected, and in both layouts of a convolution's weight."""
+    rng = np.random.default_rng(seed)
+    layout = torch.channels_last if channels_last and len(shape) == 4 else torch.contiguous_format
+    weight = torch.empty(shape, dtype=dtype).to(memory_format=layout)
+    d = weight[0].numel()
+    Phi = orthonormal(rng, d, round(share * d))
+    project = Projection(tensor(Phi, dtype), weight)
+    noise = NOISE[dtype] if dtype == torch.float64 else 1e-5
+    for _ in range(2):
+        update = rng.standard_normal(shape)
+        changed = torch.empty_like(weight).copy_(tensor(update, dtype))
+        project(changed)
+        expected = update.reshape(shape[0], d) @ oracle.complement(Phi)
+        np.testing.assert_allclose(array(changed.reshape(shape[0], d)), expected, atol=noise)
+
+
+def test_a_projection_refuses_an_update_in_another_layout():
+    weight = torch.empty(4, 3, 2, 2).to(memory_format=torch.channels_last)
+    project = Projection(torch.zeros(12, 0), weight)
+    with pytest.raises(ValueError, match="memory layout"):
+        project(torch.ones(4, 3, 2, 2))
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 2, 2), (4, 3, 1, 1), (4, 12), (1, 12), (5, 2, 3, 4)])

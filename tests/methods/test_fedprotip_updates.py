@@ -18,7 +18,7 @@ from fcl_bench.features.trainable import frozen_names
 from fcl_bench.federation.local_training import Objective
 from fcl_bench.federation.message import WireFormat
 from fcl_bench.federation.network import Network
-from fcl_bench.linalg.subspace import project_out
+from fcl_bench.linalg.subspace import Projection
 from fcl_bench.methods import fedprotip
 from fcl_bench.methods.base import Problem
 from fcl_bench.methods.fedprotip import FedProTIP, ProjectedDescent
@@ -78,10 +78,12 @@ def test_every_update_is_orthogonal_to_the_protected_inputs(name):
 
 def gradients_only(self: ProjectedDescent, network: Network) -> None:
     """Eq. 4 inside an ordinary optimiser: the raw gradient is projected, weight decay comes on top."""
-    for weight, Phi, _ in self._bases:
+    for weight, project, _ in self._projected:
         if weight.grad is not None:
             decay = 5e-2 * weight.detach()
-            weight.grad.copy_(project_out(weight.grad - decay, Phi) + decay)
+            weight.grad -= decay
+            project(weight.grad)
+            weight.grad += decay
 
 
 def test_projecting_the_raw_gradient_only_is_found_out(monkeypatch):
@@ -212,7 +214,7 @@ def test_a_basis_without_columns_changes_nothing_but_rounding():
     names = ["body.stage2.0.weight", "heads.0.weight"]
     own = dict(network.named_parameters())
     before = {name: own[name].detach().clone() for name in names}
-    empty = {name: torch.zeros(own[name][0].numel(), 0) for name in names}
+    empty = {name: Projection(torch.zeros(own[name][0].numel(), 0), own[name]) for name in names}
     objective = ProjectedDescent(None, empty, network)
     for name in names:
         own[name].grad = torch.randn_like(own[name])

@@ -17,7 +17,7 @@ from fcl_bench.errors import UserError, choices, require_choice, require_count
 from fcl_bench.federation.local_training import Objective, Training
 from fcl_bench.federation.message import Message
 from fcl_bench.federation.network import Network
-from fcl_bench.linalg.subspace import append_basis, core_basis, outside, project_out, sketch, span_of
+from fcl_bench.linalg.subspace import Projection, append_basis, core_basis, outside, sketch, span_of
 from fcl_bench.linalg.task_identity import relevance, route
 from fcl_bench.methods.base import Prediction, Problem, Shard
 from fcl_bench.methods.gradient import start_of
@@ -112,24 +112,26 @@ class ProjectedDescent(Objective):
 
     Args:
         classes: see `Objective`.
-        bases: parameter name -> Phi (d_l, q).
+        projections: of parameters, by name.
         network: before the first step.
     """
 
-    def __init__(self, classes: range | None, bases: dict[str, torch.Tensor], network: Network) -> None:
+    def __init__(self, classes: range | None, projections: dict[str, Projection], network: Network) -> None:
         super().__init__(classes)
         own = dict(network.named_parameters())
-        self._bases = [(own[name], Phi, own[name].detach().clone()) for name, Phi in bases.items()]
+        self._projected = [(own[name], project, own[name].detach().clone()) for name, project in projections.items()]
 
     def direction(self, network: Network) -> None:
-        for weight, Phi, _ in self._bases:
+        for weight, project, _ in self._projected:
             if weight.grad is not None:
-                weight.grad.copy_(project_out(weight.grad, Phi))
+                project(weight.grad)
 
     @torch.no_grad()
     def finish(self, network: Network) -> None:
-        for weight, Phi, before in self._bases:
-            weight.copy_(before + project_out(weight - before, Phi))
+        for weight, project, before in self._projected:
+            weight.sub_(before)
+            project(weight)
+            weight.add_(before)
 
 
 class FedProTIPClient(ProjectedClient):
@@ -140,17 +142,26 @@ class FedProTIPClient(ProjectedClient):
         self._sketch = method.sketch
         tip = method.tip_knobs()
         self._updates = tip is not None and tip.references == "updated"
+        #: A task, and its projections by parameter: the same for all clients and rounds of the task.
+        self._projections: tuple[int, dict[str, Projection]] = (0, {})
         #: Per client and task, sampled final-layer inputs (m_s, d) under the model right after the task.
         self._recorded: dict[tuple[int, int], torch.Tensor] = {}
 
     def objective(self, shard: Shard, broadcast: Message) -> Objective:
+        if self._projections[0] != shard.task:
+            self._projections = shard.task, self._projections_of(broadcast)
+        return ProjectedDescent(self.classes(broadcast), self._projections[1], self.half.network)
+
+    def _projections_of(self, broadcast: Message) -> dict[str, Projection]:
+        """What keeps each weight that trains away from the bases of a broadcast."""
         network = self.half.network
-        bases = {}
+        own = dict(network.named_parameters())
+        found = {}
         for name, layer in protected_weights(self.method, network, start_of(self.half.problem).stages).items():
             Phi = bases_in(broadcast, layer)
-            if Phi is not None and dict(network.named_parameters())[name].requires_grad:
-                bases[name] = Phi
-        return ProjectedDescent(self.classes(broadcast), bases, network)
+            if Phi is not None and own[name].requires_grad:
+                found[name] = Projection(Phi, own[name])
+        return found
 
     def answer(self, shard: Shard, broadcast: Message) -> Message:
         if "reference" in broadcast:
