@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcl_bench.data.sources import Dataset, Split
-from fcl_bench.data.stream import ClassIncremental
+from fcl_bench.data.stream import ClassIncremental, stream_of_samples
 from fcl_bench.errors import UserError
 
 
@@ -56,15 +56,45 @@ def test_the_seed_orders_the_classes_and_shuffle_false_does_not():
 @pytest.mark.parametrize(
     ("train", "test", "message"),
     [
-        ([0, 1, 2], [0, 1], r"no test sample for 1 of 3 classes \(2\)"),
-        ([0, 1], [0, 1, 5], r"no training sample for 1 of 3 classes \(5\)"),
         ([], [0], "no train samples"),
         ([0], [], "no test samples"),
+        ([0, 1], [2, 3], "no class of the test samples has a training sample"),
     ],
 )
-def test_classes_without_samples_are_refused(train, test, message):
+def test_data_that_nothing_can_be_learnt_or_tested_on_are_refused(train, test, message):
     with pytest.raises(UserError, match=message):
         ClassIncremental().cut(dataset_of(train, test), 1, 0)
+
+
+def test_a_class_without_test_samples_is_learnt_and_one_without_training_samples_is_left_out(caplog):
+    data = dataset_of([0, 1, 2, 2], [5, 0, 1, 1, 5])
+    stream = ClassIncremental(shuffle=False).cut(data, 3, 0)
+    assert stream.class_order.tolist() == [0, 1, 2]
+    assert [indices.tolist() for indices in stream.train] == [[0], [1], [2, 3]]
+    assert [indices.tolist() for indices in stream.test] == [[1], [2, 3], []]
+    assert stream.test_columns.tolist() == [-1, 0, 1, 1, -1]
+    assert stream.unseen_tests == 2
+    assert "no test sample for 1 class (2); they count in no accuracy" in caplog.text
+    assert "no training sample for 1 class (5); their 2 test samples are left out" in caplog.text
+
+
+def test_classes_that_come_back_keep_their_columns():
+    data = dataset_of([7, 3, 3, 5, 7, 9], [3, 7, 9, 5, 3])
+    parts = [np.array([1]), np.array([0, 2]), np.array([4]), np.array([3, 5])]
+    tests = [np.array([0]), np.array([1]), np.array([], dtype=int), np.array([2, 3, 4])]
+    stream = stream_of_samples(data, np.array([9, 7, 5, 3]), parts, tests)
+    assert stream.class_order.tolist() == [3, 7, 9, 5]
+    assert [task.columns for task in stream.tasks] == [(0,), (0, 1), (1,), (2, 3)]
+    assert [list(task.new_columns) for task in stream.tasks] == [[0], [1], [], [2, 3]]
+    assert [task.columns_seen for task in stream.tasks] == [1, 2, 2, 4]
+    assert stream.train_columns.tolist() == [1, 0, 0, 3, 1, 2]
+    assert stream.test_columns.tolist() == [0, 1, 2, 3, 0]
+
+
+def test_a_task_without_a_training_sample_is_refused():
+    data = dataset_of([0, 1], [0, 1])
+    with pytest.raises(UserError, match="task 1 has no training sample"):
+        stream_of_samples(data, np.arange(2), [np.arange(2), np.arange(0)], [np.arange(2), np.arange(0)])
 
 
 def test_a_first_task_that_leaves_too_few_classes_is_refused():

@@ -16,6 +16,11 @@ CLASSES = [3, 1, 4, 2]
 TASK_OF = [task for task, count in enumerate(CLASSES) for _ in range(count)]
 
 
+def members(after: int) -> list[torch.Tensor]:
+    """The columns of each task so far."""
+    return [torch.tensor([c for c, t in enumerate(TASK_OF) if t == task]) for task in range(after + 1)]
+
+
 def best(scores: list[float], columns: list[int]) -> int:
     """The column with the largest score, the first of equals."""
     winner = columns[0]
@@ -60,7 +65,7 @@ def answered(batches) -> Answers:
     answers = Answers(len(CLASSES))
     for after, scores, truth, named in batches:
         task_of_column = torch.tensor(TASK_OF[: scores.shape[1]])
-        answers.add(after, Prediction(scores, named), truth, task_of_column)
+        answers.add(after, Prediction(scores, named), truth, task_of_column[truth], members(after))
     return answers
 
 
@@ -106,11 +111,34 @@ def test_scores_of_other_tasks_never_win_however_large_or_small():
     task_of_column = torch.tensor([0, 0, 0, 1])
     for column, right in ((0, 0), (1, 0), (2, 1), (3, 0)):
         answers = Answers(4)
-        answers.add(1, Prediction(scores, torch.tensor([0])), torch.tensor([column]), task_of_column)
+        truth = torch.tensor([column])
+        answers.add(1, Prediction(scores, torch.tensor([0])), truth, task_of_column[truth], members(1))
         assert answers["correct"].sum() == right
         assert answers["aware"].sum() == (column in (2, 3))
         assert answers["unrouted"].sum() == (column == 3)
         assert answers["routed"].sum() == (column != 3)
+
+
+def test_a_head_of_its_own_answers_for_its_task():
+    """Two tasks that share the classes 0 and 2; the second head thinks otherwise of them; class 1 is of task 0 only."""
+    classes = [torch.tensor([0, 1, 2]), torch.tensor([0, 2])]
+    heads = (torch.tensor([[3.0, 0, 1], [0, 0, 9], [0, 9, 0]]), torch.tensor([[0.0, 2], [1, 0], [5, 4]]))
+    scores = torch.stack([torch.maximum(heads[0][:, 0], heads[1][:, 0]), heads[0][:, 1], heads[0][:, 2]], dim=1)
+    scores[:, 2] = torch.maximum(scores[:, 2], heads[1][:, 1])
+    truth, true_tasks = torch.tensor([2, 2, 1]), torch.tensor([1, 0, 0])
+    answers = Answers(2)
+    answers.add(1, Prediction(scores, torch.tensor([1, 1, 0]), heads), truth, true_tasks, classes)
+    assert answers["aware"][1].tolist() == [2, 1]
+    assert answers["correct"][1].tolist() == [1, 1]  # the second is routed wrong, and head 1 says class 0
+    assert answers["unrouted"][1].tolist() == [2, 0]
+    assert answers["routed"][1].tolist() == [1, 1]
+
+
+def test_a_class_that_is_not_seen_yet_is_never_answered():
+    scores = torch.tensor([[1.0, 2.0]])
+    answers = Answers(2)
+    answers.add(0, Prediction(scores), torch.tensor([3]), torch.tensor([0]), [torch.tensor([0, 1])])
+    assert not any(answers[way].any() for way in WAYS)
 
 
 @pytest.mark.parametrize("routed", [False, True])
@@ -121,7 +149,7 @@ def test_answers_survive_json(routed):
     restored.restore(json.loads(json.dumps(answered([first]).state())))
     assert restored.routes is routed
     scores, truth, named = second[1:]
-    restored.add(2, Prediction(scores, named), truth, torch.tensor(TASK_OF[: scores.shape[1]]))
+    restored.add(2, Prediction(scores, named), truth, torch.tensor(TASK_OF)[truth], members(2))
     whole = answered([first, second])
     for way in WAYS:
         np.testing.assert_array_equal(restored[way], whole[way])

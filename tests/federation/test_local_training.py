@@ -13,6 +13,7 @@ import torch
 from fcl_bench.data.batches import Augment, Standardise, epoch_batches
 from fcl_bench.errors import UserError
 from fcl_bench.features.trainable import Trainable, copies
+from fcl_bench.federation.heads import Heads
 from fcl_bench.federation.local_training import Objective, Trainer, Training, add_weight_decay, average
 from fcl_bench.federation.network import Network
 from tests.methods.training_harness import CPU, image_tasks, tiny_problem
@@ -126,7 +127,9 @@ def test_a_task_whose_classes_alone_compete_leaves_the_other_heads_without_a_gra
     images, labels = samples()
     knobs = Training(epochs=2, batch_size=8, lr=0.05, weight_decay=0.0, augment="none")
     ours, plain = network_of(start, [4, 3]), network_of(start, [4, 3])
-    trainer_of(start, **dataclasses.asdict(knobs)).train(ours, images, labels + 4, 0.05, 1, Objective(range(4, 7)))
+    trainer_of(start, **dataclasses.asdict(knobs)).train(
+        ours, images, labels + 4, 0.05, 1, Objective(Heads(((0, 1, 2, 3), (4, 5, 6)), (4, 5, 6)), "task")
+    )
 
     def own_classes(scores, truth):
         of_task = torch.log_softmax(scores[:, 4:], dim=1)
@@ -147,10 +150,11 @@ def test_the_loss_is_the_mean_cross_entropy_over_the_classes_that_compete():
     images = torch.randn(6, 3, 8, 8)
     truth = torch.tensor([2, 3, 4, 4, 2, 3])
     scores = network(images).detach().double().numpy()
-    for classes, shown in ((None, slice(None)), (range(2, 5), slice(2, 5))):
+    heads = Heads(((0, 1), (2, 3, 4)), (2, 3, 4))
+    for over, shown in (("seen", slice(None)), ("task", slice(2, 5))):
         exponentials = np.exp(scores)
         share = exponentials[np.arange(6), truth.numpy()] / exponentials[:, shown].sum(axis=1)
-        found = float(Objective(classes).loss(network, images, truth).detach())
+        found = float(Objective(heads, over).loss(network, images, truth).detach())
         assert found == pytest.approx(-np.log(share).mean(), rel=1e-5)
 
 
@@ -223,7 +227,9 @@ def test_training_leaves_its_images_and_labels_as_they_were():
     start = tiny_problem().network
     images, labels = samples()
     before = images.clone(), labels.clone()
-    trainer_of(start, epochs=2).train(network_of(start, [3]), images, labels, 0.1, 0, Objective(range(0, 3)))
+    trainer_of(start, epochs=2).train(
+        network_of(start, [3]), images, labels, 0.1, 0, Objective(Heads(((0, 1, 2),), (0, 1, 2)), "task")
+    )
     assert torch.equal(images, before[0])
     assert torch.equal(labels, before[1])
 
@@ -301,7 +307,7 @@ def test_bfloat16_is_asked_for_on_a_cpu_and_comes_close():
         assert features[precision].dtype == torch.float32
         assert next(network.parameters()).dtype == torch.float32
         with torch.no_grad():
-            loss = torch.nn.functional.cross_entropy(network.scores(features[precision]), labels)
+            loss = torch.nn.functional.cross_entropy(network.logits(features[precision]), labels)
         losses[precision] = float(loss)
     assert torch.equal(features["auto"], features["float32"])
     assert not torch.equal(features["bfloat16"], features["float32"])

@@ -103,7 +103,7 @@ def test_scores_are_the_heads_beside_each_other_in_order():
     W = torch.cat([state["heads.0.weight"], state["heads.1.weight"]])
     assert network(images).shape == (5, 5)
     torch.testing.assert_close(network(images), features @ W.T)
-    assert torch.equal(network.scores(features), network(images))
+    assert torch.equal(network.logits(features), network(images))
 
 
 def test_all_of_a_plain_network_changes_and_travels():

@@ -63,11 +63,12 @@ def dealt(rng: np.random.Generator, tasks: Tasks, clients: int, beta: float) -> 
 
 
 def stream_of(tasks: Tasks) -> list[Task]:
-    """The tasks' columns: each task's new classes are those above all earlier ones."""
+    """The tasks' columns: each task's new classes are those above all earlier ones; others come back."""
     seen, stream = 0, []
     for t, clients in enumerate(tasks):
         end = 1 + max([seen - 1, *(int(labels.max()) for _, labels in clients if len(labels))])
-        stream.append(Task(t, range(seen, end), end))
+        present = {int(label) for _, labels in clients for label in labels}
+        stream.append(Task(t, range(seen, end), end, tuple(sorted(present | set(range(seen, end))))))
         seen = end
     return stream
 

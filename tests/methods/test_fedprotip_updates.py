@@ -15,6 +15,7 @@ from fcl_bench.data.images import ArrayImages
 from fcl_bench.data.sources import Dataset, image_split
 from fcl_bench.features.timm_backbone import Timm, Transform
 from fcl_bench.features.trainable import frozen_names
+from fcl_bench.federation.heads import Heads
 from fcl_bench.federation.local_training import Objective
 from fcl_bench.federation.message import WireFormat
 from fcl_bench.federation.network import Network
@@ -178,7 +179,7 @@ class PlainClient(fedprotip.FedProTIPClient):
     """Trains what FedProTIP trains, without a projection."""
 
     def objective(self, shard, broadcast):
-        return Objective(self.classes(broadcast))
+        return Objective(Heads.from_message(broadcast), self.half.method.loss_over)
 
 
 def second_task(method: FedProTIP, problem: Problem, tasks: ImageTasks, change=lambda server: None):
@@ -215,7 +216,7 @@ def test_a_basis_without_columns_changes_nothing_but_rounding():
     own = dict(network.named_parameters())
     before = {name: own[name].detach().clone() for name in names}
     empty = {name: Projection(torch.zeros(own[name][0].numel(), 0), own[name]) for name in names}
-    objective = ProjectedDescent(None, empty, network)
+    objective = ProjectedDescent(Heads(((0, 1, 2),), (0, 1, 2)), "seen", True, empty, network)
     for name in names:
         own[name].grad = torch.randn_like(own[name])
     gradients = {name: own[name].grad.clone() for name in names}

@@ -222,7 +222,7 @@ def test_only_clients_with_labelled_samples_take_part():
 @pytest.mark.parametrize("method", [finetune(), JointTraining(training=Training(**FAST))], ids=["finetune", "joint"])
 def test_empty_clients_and_a_client_with_a_single_sample_run(method):
     server = learn_images(method, tiny_problem(), made_tasks([[20, 0, 1], [0, 1, 1], [1, 5, 30]]))
-    assert server.sizes == [2, 2, 2]
+    assert server.columns == server.tasks == [(0, 1), (2, 3), (4, 5)]
     assert all(bool(torch.isfinite(value).all()) for value in server.network.state().values())
 
 

@@ -10,8 +10,8 @@ import torch
 from fcl_bench.methods.base import Prediction
 
 #: The ways of asking. `correct`: as the method predicts; `aware`: the sample's task is given, and only its classes
-#: compete; `unrouted`: all classes seen compete, whatever task the method thinks of; `routed`: whether the method named
-#: the right task.
+#: compete (under the task's own head, if it has one); `unrouted`: all classes seen compete, whatever task the method
+#: thinks of; `routed`: whether the method named the right task.
 WAYS = ("correct", "aware", "unrouted", "routed")
 
 
@@ -29,25 +29,32 @@ class Answers:
     def __getitem__(self, way: str) -> np.ndarray:
         return self._counts[way]
 
-    def add(self, after: int, prediction: Prediction, columns: torch.Tensor, task_of_column: torch.Tensor) -> None:
+    def add(
+        self,
+        after: int,
+        prediction: Prediction,
+        columns: torch.Tensor,
+        true_tasks: torch.Tensor,
+        classes: list[torch.Tensor],
+    ) -> None:
         """Count a batch.
 
         Args:
             after: index of the last task learnt.
             prediction: of n samples.
-            columns: (n,) their true classes.
-            task_of_column: (C_t,) the task that brought each class.
+            columns: (n,) their true classes; a class not seen yet is never answered.
+            true_tasks: (n,) the tasks whose test samples they are.
+            classes: per task so far, the columns of its classes, ascending.
         """
-        scores, tasks = prediction.scores, prediction.tasks
-        true_tasks = task_of_column[columns]
+        tasks = prediction.tasks
         right = {
-            "unrouted": scores.argmax(dim=1) == columns,
-            "aware": _best_of(scores, task_of_column, true_tasks) == columns,
+            "unrouted": prediction.scores.argmax(dim=1) == columns,
+            "aware": _best_of(prediction, classes, true_tasks) == columns,
         }
         right["correct"] = right["unrouted"]
         if tasks is not None:
             self.routes = True
-            right["correct"] = _best_of(scores, task_of_column, tasks) == columns
+            right["correct"] = _best_of(prediction, classes, tasks) == columns
             right["routed"] = tasks == true_tasks
         for way, hits in right.items():
             self._counts[way][after] += np.bincount(true_tasks[hits].cpu().numpy(), minlength=len(self[way]))
@@ -62,6 +69,15 @@ class Answers:
         self._counts = {way: np.array(state[way], dtype=np.int64) for way in WAYS}
 
 
-def _best_of(scores: torch.Tensor, task_of_column: torch.Tensor, tasks: torch.Tensor) -> torch.Tensor:
+def _best_of(prediction: Prediction, classes: list[torch.Tensor], tasks: torch.Tensor) -> torch.Tensor:
     """The best class (n,) among those of each sample's task."""
-    return scores.masked_fill(task_of_column != tasks.unsqueeze(1), -torch.inf).argmax(dim=1)
+    if prediction.heads is None:
+        member = prediction.scores.new_zeros(len(classes), prediction.scores.shape[1], dtype=torch.bool)
+        for task, columns in enumerate(classes):
+            member[task, columns] = True
+        return prediction.scores.masked_fill(~member[tasks], -torch.inf).argmax(dim=1)
+    best = torch.empty_like(tasks)
+    for task, columns in enumerate(classes):
+        chosen = tasks == task
+        best[chosen] = columns[prediction.heads[task][chosen].argmax(dim=1)]
+    return best

@@ -8,20 +8,24 @@ import numpy as np
 
 
 def accuracy_matrix(correct: np.ndarray, tests: np.ndarray) -> np.ndarray:
-    """a[t, tau] in percent (T, T), NaN above the diagonal.
+    """a[t, tau] in percent (T, T), NaN above the diagonal and for a task without test samples.
 
     Args:
         correct: (T, T) right answers on task tau's test set after task t.
         tests: (T,) sizes of the test sets.
     """
-    matrix = 100.0 * correct / tests
+    matrix = _percent(correct, np.broadcast_to(tests, correct.shape))
     return np.where(np.tri(len(tests), dtype=bool), matrix, np.nan)
 
 
 def pooled_accuracy(correct: np.ndarray, tests: np.ndarray) -> np.ndarray:
-    """A_t in percent (T,): accuracy on the pooled test set of all classes seen up to t (FedRAN 2.2)."""
+    """A_t in percent (T,): accuracy on the pooled test sets of all tasks up to t (FedRAN 2.2); NaN where none are."""
     seen = np.tril(np.ones((len(tests), len(tests))))
-    return 100.0 * (correct * seen).sum(axis=1) / (seen @ tests)
+    return _percent((correct * seen).sum(axis=1), seen @ tests)
+
+
+def _percent(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    return np.divide(100.0 * part, whole, out=np.full(np.shape(part), np.nan), where=whole > 0)
 
 
 def metrics(correct: np.ndarray, tests: np.ndarray) -> dict[str, Any]:
@@ -32,23 +36,34 @@ def metrics(correct: np.ndarray, tests: np.ndarray) -> dict[str, Any]:
     max_{t < T} a[t, tau] - a[T, tau]; `forgetting_fedprotip`: the same sum over T. `retention`:
     mean over tau of a[T, tau] / a[tau, tau]; `stability`: mean over s = 2..T of mean_{tau < s} a[s, tau];
     `plasticity`: mean over tau of a[tau, tau] (AFCL).
+
+    Tasks without test samples are left out of every mean, as if the stream had none such.
     """
-    a = accuracy_matrix(correct, tests)
-    tasks = len(tests)
     pooled = pooled_accuracy(correct, tests)
+    tested = tests > 0
+    a = accuracy_matrix(correct, tests)[np.ix_(tested, tested)]
+    tasks = len(a)
     by_task = np.array([a[t, : t + 1].mean() for t in range(tasks)])
     learnt = np.diag(a)
     drops = np.array([np.nanmax(a[tau : tasks - 1, tau]) - a[-1, tau] for tau in range(tasks - 1)])
     several = tasks > 1
     return {
-        "accuracy": [float(value) for value in pooled],
-        "A_avg": float(pooled.mean()),
-        "A_T": float(pooled[-1]),
-        "A_avg_tasks": float(by_task.mean()),
-        "A_T_tasks": float(by_task[-1]),
+        "accuracy": [float(value) if np.isfinite(value) else None for value in pooled],
+        "A_avg": _mean(pooled[tested]),
+        "A_T": _last(pooled),
+        "A_avg_tasks": _mean(by_task),
+        "A_T_tasks": _last(by_task),
         "forgetting": float(drops.mean()) if several else None,
         "forgetting_fedprotip": float(drops.sum() / tasks) if several else None,
-        "retention": float(100 * (a[-1] / learnt).mean()) if (learnt > 0).all() else None,
+        "retention": float(100 * (a[-1] / learnt).mean()) if tasks and (learnt > 0).all() else None,
         "stability": float(np.mean([a[s, :s].mean() for s in range(1, tasks)])) if several else None,
-        "plasticity": float(learnt.mean()),
+        "plasticity": _mean(learnt),
     }
+
+
+def _mean(values: np.ndarray) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _last(values: np.ndarray) -> float | None:
+    return float(values[-1]) if len(values) and np.isfinite(values[-1]) else None

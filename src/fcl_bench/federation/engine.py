@@ -103,9 +103,10 @@ class Federation:
         self._resumes_within_tasks = method.resumes_within_tasks
         self._after_round: Callable[[int, int], None] = lambda round_, of: None
         self.state = FederationState(0, Answers(len(stream.tasks)), Ledger(len(shards[0])))
-        first = [task.new_columns.start for task in stream.tasks]
-        columns = np.arange(stream.tasks[-1].columns_seen)
-        self._task_of_column = torch.from_numpy(np.searchsorted(first, columns, side="right") - 1).to(problem.device)
+        self._classes = [torch.tensor(task.columns, device=problem.device) for task in stream.tasks]
+        self._task_of_test = np.full(len(stream.test_columns), -1)
+        for task in stream.tasks:
+            self._task_of_test[stream.test[task.index]] = task.index
 
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Everything that a resumed run needs, as JSON and tensors."""
@@ -244,7 +245,7 @@ class Federation:
         return torch.from_numpy(self.stream.train_columns[indices])
 
     def _test_batches(self, task: Task) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
-        """Indices and inputs (n, ...) of the test samples of all classes seen, in batches as the server wants them."""
+        """Indices and inputs (n, ...) of the test samples of all tasks so far, in batches as the server wants them."""
         for batch in test_batches(self.stream.test[: task.index + 1], self.server.pure_batches, self.problem.seed):
             yield batch, self._inputs(self._test, batch)
 
@@ -254,8 +255,9 @@ class Federation:
             prediction = self.server.classify(inputs, one_task=self.server.pure_batches is not None)
             if not bool(torch.isfinite(prediction.scores).all()):
                 raise FloatingPointError(f"class scores after task {task.index} are not finite")
-            columns = torch.from_numpy(self.stream.test_columns[batch]).to(self.problem.device)
-            self.state.answers.add(task.index, prediction, columns, self._task_of_column[: task.columns_seen])
+            truth = self.stream.test_columns[batch], self._task_of_test[batch]
+            columns, tasks = (torch.from_numpy(values).to(self.problem.device) for values in truth)
+            self.state.answers.add(task.index, prediction, columns, tasks, self._classes[: task.index + 1])
         if self.audit is not None:
             tests = (inputs for _, inputs in self._test_batches(task))
             self.state.bounds.append(self.audit.report(task, self.server, tests))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 
 import torch
@@ -13,7 +14,7 @@ _NORMS = torch.nn.modules.batchnorm._BatchNorm
 
 
 class Network(torch.nn.Module):
-    """Images (b, 3, size, size) to class scores: `body` gives features (b, d), `heads[t]` scores task t's classes.
+    """Images (b, 3, size, size) to logits: `body` gives features (b, d), `heads[t]` scores classes of task t.
 
     One linear layer per task, so that the classes of old tasks can be frozen, or competed with, apart.
 
@@ -42,7 +43,10 @@ class Network(torch.nn.Module):
         device = next(self.body.parameters()).device
         for task in range(len(self.heads), len(sizes)):
             # Not its own initial weights: they would come from everyone's generator.
-            head = torch.nn.utils.skip_init(torch.nn.Linear, self.dimension, sizes[task])
+            with warnings.catch_warnings():
+                # A task without a new class has a head without a row, which torch finds worth a warning.
+                warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
+                head = torch.nn.utils.skip_init(torch.nn.Linear, self.dimension, sizes[task])
             with torch.no_grad():
                 drawn = torch.rand(head.weight.shape, generator=torch.Generator().manual_seed(seed + task))
                 head.weight.copy_((2 * drawn - 1) / self.dimension**0.5)
@@ -66,11 +70,11 @@ class Network(torch.nn.Module):
         return [(name, module) for name, module in layers if name in self._called]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Scores (b, C_t) over the classes of all heads."""
-        return self.scores(self.body(images))
+        """The outputs of all heads (b, L), head by head."""
+        return self.logits(self.body(images))
 
-    def scores(self, features: torch.Tensor) -> torch.Tensor:
-        """Scores (b, C_t) of features (b, d)."""
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        """The outputs of all heads (b, L) of features (b, d)."""
         return torch.cat([head(features) for head in self.heads], dim=1)
 
     def freeze(self, names: Iterable[str]) -> None:

@@ -60,9 +60,9 @@ class AFCLClient(LocalRidge):
     def update(self, shard: Shard, broadcast: Message) -> Message:
         """`classes`, those the client holds; then G_k = X'X + gamma I (d, d), W_known and W_unknown, and their columns.
 
-        W_known has the classes introduced before the client's own or, if it introduced none, up to the last it holds:
-        all others would be columns of zeros. The column numbers travel along, 4 bytes each, so that an upload may come
-        as late as it likes, after its task even.
+        W_known has the task's classes introduced before the client's own or, if it introduced none, up to the last it
+        holds: all others would be columns of zeros. The column numbers travel along, 4 bytes each, so that an upload
+        may come as late as it likes, after its task even.
         """
         held = shard.labels.unique()
         if "owners" not in broadcast:
@@ -92,8 +92,10 @@ class AFCLServer(GramServer):
         self._gamma = method.gamma
         self._ridge = method.gamma if method.ridge is None else method.ridge
         self._order = torch.zeros(0, dtype=torch.int64)
+        #: Of each class in `_order`, the client that introduced it in this task; -1: known before.
         self._owners = self._order
-        self._before = 0
+        #: Whether some client of this task has named it.
+        self._named = self._order.bool()
 
     @property
     def order(self) -> torch.Tensor:
@@ -107,8 +109,8 @@ class AFCLServer(GramServer):
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
-        self._before = len(self._order)
-        self._owners = self._order[:0]
+        self._owners = torch.full_like(self._order, -1)
+        self._named = torch.zeros_like(self._order, dtype=torch.bool)
 
     def rounds(self, task: Task) -> int:
         """Registration, then statistics."""
@@ -116,14 +118,14 @@ class AFCLServer(GramServer):
 
     def broadcast(self, task: Task, round_: int) -> Message:
         """Nothing; then the projection (if there is one), and the task's classes in order of registration with the
-        client that introduced each."""
+        client that introduced each (-1: an earlier task)."""
         if round_ == 0:
             self.stage = "registration"
             return Message({})
         self.stage = "statistics"
         message = dict(super().broadcast(task, round_))
-        message["columns"] = self._order[self._before :].to(torch.int32)
-        message["owners"] = self._owners.to(torch.int32)
+        message["columns"] = self._order[self._named].to(torch.int32)
+        message["owners"] = self._owners[self._named].to(torch.int32)
         return Message(message)
 
     def absorb(self, client_id: int, message: Message) -> None:
@@ -139,6 +141,7 @@ class AFCLServer(GramServer):
         unknown = classes[~torch.isin(classes, self._order)]
         self._order = torch.cat([self._order, unknown])
         self._owners = torch.cat([self._owners, torch.full_like(unknown, client_id)])
+        self._named = torch.isin(self._order, classes) | torch.nn.functional.pad(self._named, (0, len(unknown)))
 
     def shift(self) -> float:
         """W = (G_agg - k gamma I + lambda I)^-1 G_agg GKM (Eq. 10)."""

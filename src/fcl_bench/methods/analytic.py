@@ -110,7 +110,7 @@ class AnalyticServer(Server):
         self.dimension = method.dimension(problem)
         self.B = self.zeros(self.dimension, 0)
         self.W = self.B
-        self.columns = range(0)
+        self.columns = torch.zeros(0, dtype=torch.int64)
         self._label = method.name
         self.random_features = shared_features(method, problem)
         self._condition: float | None = None
@@ -121,12 +121,12 @@ class AnalyticServer(Server):
         return torch.zeros(*shape, dtype=self.problem.dtype, device=self.problem.device)
 
     def start_task(self, task: Task) -> None:
-        self.columns = task.new_columns
+        self.columns = torch.tensor(task.columns, device=self.problem.device)
         self.B = torch.nn.functional.pad(self.B, (0, task.columns_seen - self.B.shape[1]))
 
     def broadcast(self, task: Task, round_: int) -> Message:
         """The projection, as its seed (8 bytes) or itself, and the columns of the task's classes."""
-        columns = torch.tensor(task.new_columns, dtype=torch.int32)
+        columns = torch.tensor(task.columns, dtype=torch.int32)
         projection = self.random_features.projection
         if self.problem.wire.projection == "matrix" and projection is not None:
             return Message({"projection": projection.to(torch.float64), "columns": columns})
@@ -134,7 +134,7 @@ class AnalyticServer(Server):
 
     def add_class_sums(self, sums: torch.Tensor) -> None:
         """B += sums (M, c) in the columns of the task's classes."""
-        self.B[:, self.columns.start : self.columns.stop] += sums
+        self.B[:, self.columns] += sums
 
     def finish_task(self) -> None:
         self._solve()

@@ -75,10 +75,12 @@ class Prediction:
     Attributes:
         scores: (n, C_t) over the classes seen so far.
         tasks: (n,) int64, the task whose classes alone are to compete; None: all compete.
+        heads: per task, (n, c) scores of the task's classes, ascending, by a head of its own; None: those in `scores`.
     """
 
     scores: torch.Tensor
     tasks: torch.Tensor | None = None
+    heads: tuple[torch.Tensor, ...] | None = None
 
 
 class Client(ABC):
@@ -201,7 +203,7 @@ class Audit(ABC):
         Args:
             task: the task just finished.
             server: its server half.
-            tests: batches (n, d) of the test samples of all classes seen.
+            tests: batches (n, d) of the test samples of all tasks so far.
         """
 
     @abstractmethod

@@ -118,7 +118,7 @@ class FedRANAudit(GramAudit):
         self._method, self._problem = method, problem
 
     def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
-        return summarise(H, self._method.feasible_rank(self._problem, len(task.new_columns)))[1]
+        return summarise(H, self._method.feasible_rank(self._problem, len(task.columns)))[1]
 
     def estimate(self, server: Server) -> torch.Tensor:
         V, sigma = cast(FedRANServer, server).sketch
@@ -147,7 +147,7 @@ class CentredSketchAudit(GramAudit):
         self._rank, self._centre = method.rank, method.centre
 
     def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
-        columns = torch.arange(task.new_columns.start, task.new_columns.stop)
+        columns = torch.tensor(task.columns)
         A = deviations(H, one_hot(shard, columns)) if self._centre else H
         (_, sigma), residual = summarise(A, self._rank)
         tau = noise_level(A, sigma)

@@ -14,6 +14,7 @@ import torch
 
 from fcl_bench.data.stream import Task
 from fcl_bench.errors import UserError, choices, require_choice, require_count
+from fcl_bench.federation.heads import Heads
 from fcl_bench.federation.local_training import Objective, Training
 from fcl_bench.federation.message import Message
 from fcl_bench.federation.network import Network
@@ -97,6 +98,10 @@ class FedProTIP(ProjectedMethod):
     def stages(self, task: Task) -> list[str]:
         return [*super().stages(task), *([REFERENCES] if self.tip_knobs() else [])]
 
+    def head_columns(self, task: Task) -> tuple[int, ...]:
+        """With task prediction a full head per task, old classes included; without, one row a class (-t)."""
+        return tuple(task.new_columns) if self.tip_knobs() is None else task.columns
+
     def client(self, problem: Problem) -> FedProTIPClient:
         return FedProTIPClient(self, problem)
 
@@ -111,17 +116,20 @@ class ProjectedDescent(Objective):
     (erratum 3); and at the end the whole update once more, since float32 rounds every step.
 
     Args:
-        classes: see `Objective`.
+        heads, over, rest: see `Objective`.
         projections: of parameters, by name.
         network: before the first step.
     """
 
-    def __init__(self, classes: range | None, projections: dict[str, Projection], network: Network) -> None:
-        super().__init__(classes)
+    def __init__(
+        self, heads: Heads, over: str, rest: bool, projections: dict[str, Projection], network: Network
+    ) -> None:
+        super().__init__(heads, over, rest)
         own = dict(network.named_parameters())
         self._projected = [(own[name], project, own[name].detach().clone()) for name, project in projections.items()]
 
     def direction(self, network: Network) -> None:
+        super().direction(network)
         for weight, project, _ in self._projected:
             if weight.grad is not None:
                 project(weight.grad)
@@ -150,7 +158,8 @@ class FedProTIPClient(ProjectedClient):
     def objective(self, shard: Shard, broadcast: Message) -> Objective:
         if self._projections[0] != shard.task:
             self._projections = shard.task, self._projections_of(broadcast)
-        return ProjectedDescent(self.classes(broadcast), self._projections[1], self.half.network)
+        heads, method = Heads.from_message(broadcast), self.method
+        return ProjectedDescent(heads, method.loss_over, method.frozen_heads, self._projections[1], self.half.network)
 
     def _projections_of(self, broadcast: Message) -> dict[str, Projection]:
         """What keeps each weight that trains away from the bases of a broadcast."""
@@ -256,16 +265,18 @@ class FedProTIPServer(ProjectedServer):
 
     def classify(self, inputs: torch.Tensor, one_task: bool = False) -> Prediction:
         features = self.embed(inputs)
-        scores = self.class_scores(features)
+        logits = self.logits(features)
+        scores = self.heads.class_scores(logits)
         if self._tip is None:
             return Prediction(scores)
+        heads = None if self.heads.plain else logits.split(self.heads.sizes, dim=1)
         omega = relevance(features, self.bases[HEADS])
         if self._tip.route == "batch":
             if not one_task:
                 raise ValueError("method.tip.route=batch routes batches of one task, and this one may be mixed")
             omega = omega.mean(dim=0, keepdim=True)
         tasks = route(omega, *self.references())
-        return Prediction(scores, tasks.expand(len(scores)))
+        return Prediction(scores, tasks.expand(len(scores)), heads)
 
     def references(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(K, T, T) references, zero-padded, of the clients that ever sent one, and (K, T) which of them there are."""

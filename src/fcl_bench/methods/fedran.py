@@ -189,7 +189,7 @@ class FedRANServer(AnalyticServer):
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         # A byte budget binds uploads, not what the server keeps, so a task with many classes never shrinks the state.
-        self._limit = self._method.feasible_rank(self.problem, len(task.new_columns))
+        self._limit = self._method.feasible_rank(self.problem, len(task.columns))
         self._rank = max(self._rank, self._limit)
         self._spatial = self._merger()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ import torch
 from fcl_bench.data.stream import Task
 from fcl_bench.errors import require_choice, require_count
 from fcl_bench.features.trainable import Trainable, frozen_names
+from fcl_bench.federation.heads import Heads
 from fcl_bench.federation.local_training import Objective, Trainer, Training, average
 from fcl_bench.federation.message import Message
 from fcl_bench.federation.network import Network
@@ -51,15 +53,29 @@ class GradientMethod(Method):
         """The ledger's stages of a task's rounds, in order."""
         return [MODEL] * self.training.rounds
 
-    def frozen(self, network: Network, stages: tuple[str, ...], task: int) -> set[str]:
-        """Names of the parameters that do not train in a task; both halves know this rule."""
+    def head_columns(self, task: Task) -> tuple[int, ...]:
+        """The columns that the head which a task adds scores."""
+        return tuple(task.new_columns)
+
+    def frozen(
+        self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
+    ) -> set[str]:
+        """Names of the parameters that do not train in a task; both halves know this rule.
+
+        Args:
+            network: with the task's head.
+            stages: of its body.
+            task: index of the task.
+            reused: earlier heads that score classes of the task.
+        """
         names: set[str] = set()
         if task == 0:
             return names
         if self.frozen_stages:
             names |= {f"body.{name}" for name in frozen_names(network.body, stages, self.frozen_stages)}
         if self.frozen_heads:
-            names |= {name for name, _ in network.named_parameters() if _head_of(name) not in (None, task)}
+            heads = ((name, _head_of(name)) for name, _ in network.named_parameters())
+            names |= {name for name, head in heads if head not in (None, task) and head not in reused}
         return names
 
     def client(self, problem: Problem) -> GradientClient:
@@ -73,6 +89,10 @@ def _head_of(name: str) -> int | None:
     """The task whose head a parameter belongs to; None for the body's."""
     parts = name.split(".")
     return int(parts[1]) if parts[0] == "heads" else None
+
+
+def _parts(columns: torch.Tensor, sizes: list[int]) -> list[tuple[int, ...]]:
+    return [tuple(part.tolist()) for part in columns.split(sizes)]
 
 
 def start_of(problem: Problem) -> Trainable:
@@ -102,10 +122,11 @@ class _Half:
         self.network: Network = Network(start).to(problem.device, memory_format=layout)  # type: ignore[call-overload]
         self.trainer = Trainer(method.training, start.size, start.mean, start.std, problem.device)
 
-    def prepare(self, task: int, sizes: list[int]) -> None:
-        """Give the network its heads (`sizes`: classes per task so far), and freeze what this task does not train."""
-        self.network.grow(sizes, head_seed(self.problem))
-        self.network.freeze(self.method.frozen(self.network, start_of(self.problem).stages, task))
+    def prepare(self, heads: Heads) -> None:
+        """Give the network its heads so far, and freeze what the task of the last one does not train."""
+        self.network.grow(heads.sizes, head_seed(self.problem))
+        stages, task = start_of(self.problem).stages, len(heads.columns) - 1
+        self.network.freeze(self.method.frozen(self.network, stages, task, heads.reused))
 
 
 class GradientClient(Client):
@@ -137,21 +158,15 @@ class GradientClient(Client):
     def take_over(self, shard: Shard, broadcast: Message) -> None:
         """Bring the network to the broadcast model."""
         half = self.half
-        half.prepare(shard.task, broadcast["classes"].tolist())
+        half.prepare(Heads.from_message(broadcast))
         own = half.network.state_dict()
         sent = {name.removeprefix(final_prefix(shard.task)): value for name, value in broadcast.items()}
         half.network.load({name: value for name, value in sent.items() if name in own})
 
-    def classes(self, broadcast: Message) -> range | None:
-        """The columns whose scores compete in the loss."""
-        if self.half.method.loss_over == "seen":
-            return None
-        sizes = broadcast["classes"].tolist()
-        return range(sum(sizes[:-1]), sum(sizes))
-
     def objective(self, shard: Shard, broadcast: Message) -> Objective:
         """What this round minimises."""
-        return Objective(self.classes(broadcast))
+        method = self.half.method
+        return Objective(Heads.from_message(broadcast), method.loss_over, method.frozen_heads)
 
 
 class GradientServer(Server):
@@ -160,14 +175,17 @@ class GradientServer(Server):
     Attributes:
         sent: the part of the model that the round at hand changes, as broadcast.
         task: index of the task at hand.
+        tasks: the columns of each task's classes.
+        columns: the columns of each head's.
     """
 
     def __init__(self, method: GradientMethod, problem: Problem) -> None:
         self.half = _Half(method, problem)
         self.method = method
         self.problem = problem
-        self.sizes: list[int] = []
         self.task = 0
+        self.tasks: list[tuple[int, ...]] = []
+        self.columns: list[tuple[int, ...]] = []
         self.sent: dict[str, torch.Tensor] = {}
         self._stages: list[str] = []
         self._sums: dict[str, torch.Tensor] = {}
@@ -177,12 +195,18 @@ class GradientServer(Server):
     def network(self) -> Network:
         return self.half.network
 
+    @property
+    def heads(self) -> Heads:
+        """The heads so far, at the last task."""
+        return Heads(tuple(self.columns), self.tasks[-1])
+
     def start_task(self, task: Task) -> None:
         self.task = task.index
-        if len(self.sizes) == task.index:
-            self.sizes.append(len(task.new_columns))
+        if len(self.tasks) == task.index:
+            self.tasks.append(task.columns)
+            self.columns.append(self.method.head_columns(task))
         self._stages = self.method.stages(task)
-        self.half.prepare(task.index, self.sizes)
+        self.half.prepare(self.heads)
 
     def rounds(self, task: Task) -> int:
         return len(self.method.stages(task))
@@ -201,17 +225,17 @@ class GradientServer(Server):
         self.stage = self._stages[round_]
         state = {name: value.clone() for name, value in self.network.state().items()}
         changing = self.network.changing().keys()
-        sizes = {"classes": torch.tensor(self.sizes, dtype=torch.int32)}
+        heads = self.heads.to_message()
         extra = self.extra_broadcast()
         if self.stage != MODEL:
             # The task's last model: named by the task, since it is sent in every such stage and counts once.
             final = {(final_prefix(task.index) + name if name in changing else name): state[name] for name in state}
-            return Message({**final, **sizes, **extra}, kept={*final, *extra})
+            return Message({**final, **heads, **extra}, kept={*final, *extra})
         self._sums, self._weight = {}, 0.0
         self.sent = {name: state[name] for name in changing}
         rate = torch.tensor(self.method.training.rate(round_), dtype=torch.float64)
         control = {"round": torch.tensor(round_), "rate": rate}
-        return Message({**state, **control, **sizes, **extra}, kept={*(state.keys() - self.sent.keys()), *extra})
+        return Message({**state, **control, **heads, **extra}, kept={*(state.keys() - self.sent.keys()), *extra})
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         """What a method sends beside the model in a round of `stage`: tensors that never change under their names."""
@@ -262,28 +286,47 @@ class GradientServer(Server):
 
     @torch.inference_mode()
     def class_scores(self, features: torch.Tensor) -> torch.Tensor:
-        """Scores (n, C_t) of features (n, d). Raises a `UserError` where they are not finite."""
-        scores = self.network.scores(features)
-        if not bool(torch.isfinite(scores).all()):
+        """Scores (n, C_t) of features (n, d); of a class with several heads the largest."""
+        return self.heads.class_scores(self.logits(features))
+
+    @torch.inference_mode()
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        """The outputs of all heads (n, L). Raises a `UserError` where they are not finite."""
+        logits = self.network.logits(features)
+        if not bool(torch.isfinite(logits).all()):
             raise self.method.training.diverged()
-        return scores
+        return logits
 
     def embed(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.half.trainer.features(self.network, inputs)
 
     def model(self) -> dict[str, torch.Tensor]:
-        """`W` (d, C), `bias` (C) and the body's tensors; features are the body's output."""
-        state = self.network.state_dict()
+        """`W` (d, C), `bias` (C) and the body's tensors; features are the body's output.
+
+        Where a class has several heads, a column for each, and `head_columns` says which class it scores.
+        """
+        state, heads = self.network.state_dict(), self.heads
+        own = {} if heads.plain else {"head_columns": torch.tensor(heads.logits)}
         return {
-            "W": torch.cat([state[f"heads.{task}.weight"] for task in range(len(self.sizes))]).T,
-            "bias": torch.cat([state[f"heads.{task}.bias"] for task in range(len(self.sizes))]),
+            "W": torch.cat([state[f"heads.{head}.weight"] for head in range(len(self.columns))]).T,
+            "bias": torch.cat([state[f"heads.{head}.bias"] for head in range(len(self.columns))]),
+            **own,
             **{name: value for name, value in state.items() if name.startswith("body.") and value.is_floating_point()},
         }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return {**self.network.state(), "classes": torch.tensor(self.sizes)}
+        state = {**self.network.state(), "classes": torch.tensor(self.heads.sizes)}
+        if not (self.heads.plain and self.tasks == self.columns):
+            state["head_columns"] = torch.tensor(self.heads.logits)
+            state["task_sizes"] = torch.tensor([len(columns) for columns in self.tasks])
+            state["task_columns"] = torch.tensor([column for columns in self.tasks for column in columns])
+        return state
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.sizes = state["classes"].tolist()
-        self.network.grow(self.sizes, head_seed(self.problem))
+        sizes = state["classes"].tolist()
+        self.columns = _parts(state.get("head_columns", torch.arange(sum(sizes))), sizes)
+        self.tasks = list(self.columns)
+        if "task_sizes" in state:
+            self.tasks = _parts(state["task_columns"], state["task_sizes"].tolist())
+        self.network.grow(self.heads.sizes, head_seed(self.problem))
         self.network.load({name: value for name, value in state.items() if name.startswith(("body.", "heads."))})

@@ -62,11 +62,10 @@ class JointServer(GramServer):
 
     def absorb(self, client_id: int, message: Message) -> None:
         self.uploads += 1
-        columns = torch.arange(self.columns.start, self.columns.stop, device=self.problem.device)
         for Z, labels in zip(message["Z"].split(BATCH), message["labels"].split(BATCH), strict=True):
             H = self.random_features.map(Z)
             self.G.addmm_(H.T, H)
-            self.add_class_sums(H.T @ (labels.unsqueeze(1) == columns).to(H.dtype))
+            self.add_class_sums(H.T @ (labels.unsqueeze(1) == self.columns).to(H.dtype))
 
     def shift(self) -> float:
         return self._ridge

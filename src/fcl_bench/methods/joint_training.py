@@ -96,7 +96,7 @@ class JointTrainingServer(GradientServer):
         if self.method.restart:
             self.network.load({f"body.{name}": value for name, value in start.build().state_dict().items()})
             self.network.heads = torch.nn.ModuleList()
-            self.half.prepare(self.task, self.sizes)
+            self.half.prepare(self.heads)
         training, seed = self.method.training, self.problem.seed
         with progress(training.rounds, f"training on tasks 1 to {self.task + 1}", "round") as bar:
             for round_ in range(training.rounds):

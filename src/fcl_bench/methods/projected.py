@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,9 +84,11 @@ class ProjectedMethod(GradientMethod):
         own = dict(network.named_parameters())
         return network.dimension if layer == HEADS else own[f"{layer}.weight"].flatten(1).shape[1]
 
-    def frozen(self, network: Network, stages: tuple[str, ...], task: int) -> set[str]:
+    def frozen(
+        self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
+    ) -> set[str]:
         """After the first task only weights with an input subspace train; batch norms and biases stay (erratum 3)."""
-        names = super().frozen(network, stages, task)
+        names = super().frozen(network, stages, task, reused)
         if task:
             weights = {f"{layer}.weight" for layer in self.layers(network, stages)}
             weights |= {f"{HEADS}.{head}.weight" for head in range(len(network.heads))}

@@ -109,7 +109,7 @@ class STSAEServer(GramServer):
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
-        self._scatter = ClassScatter(self.zeros(self.dimension, len(task.new_columns)))
+        self._scatter = ClassScatter(self.zeros(self.dimension, len(task.columns)))
 
     def absorb(self, client_id: int, message: Message) -> None:
         groups, classes = message["n"].shape

@@ -46,7 +46,7 @@ class ProjectionAudit(Audit):
         if server.stage != MODEL:
             return
         half = self._half
-        half.prepare(task.index, server.sizes)
+        half.prepare(server.heads)
         # The server's network is one average further; `sent` is where the round started.
         half.network.load({**server.network.state(), **server.sent})
         self._norms.append([self._norm(half.network, server, tau) for tau in range(task.index + 1)])
@@ -60,11 +60,11 @@ class ProjectionAudit(Audit):
         network.zero_grad(set_to_none=True)
         network.eval()
         size = self._method.training.batch_size
+        logits, position = server.heads.competition(self._method.loss_over, server.tasks[tau], tau)
         for batch, truth in zip(images.split(size), labels.split(size), strict=True):
             scores = network(self._half.trainer.standardise(batch))
-            if self._method.loss_over == "task":
-                begin = sum(server.sizes[:tau])
-                scores, truth = scores[:, begin : begin + server.sizes[tau]], truth - begin
+            if logits is not None and position is not None:
+                scores, truth = scores[:, logits.to(device)], position.to(device)[truth]
             (torch.nn.functional.cross_entropy(scores, truth, reduction="sum") / len(images)).backward()
         whole = left = 0.0
         own = dict(network.named_parameters())

@@ -6,12 +6,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 
-def accuracy_figure(title: str, pooled: list[float], matrix: np.ndarray, classes_seen: list[int]) -> Figure:
+def accuracy_figure(title: str, pooled: list[float | None], matrix: np.ndarray, classes_seen: list[int]) -> Figure:
     """Left: A_t on all classes seen (pooled) against the task; right: a[t, tau] as a heat map.
 
     Args:
         title: of the whole figure.
-        pooled: [A_1..A_T] in percent.
+        pooled: [A_1..A_T] in percent; None where a task has no test sample.
         matrix: (T, T) in percent, NaN above the diagonal.
         classes_seen: C_t per task.
     """
@@ -20,7 +20,7 @@ def accuracy_figure(title: str, pooled: list[float], matrix: np.ndarray, classes
     curve, heat = figure.subplots(1, 2, width_ratios=(1.25, 1))
     figure.suptitle(title)
 
-    curve.plot(tasks, pooled, marker="o", color="#1f4e79", label="all classes seen, $A_t$")
+    curve.plot(tasks, np.array(pooled, dtype=float), marker="o", color="#1f4e79", label="all classes seen, $A_t$")
     curve.plot(tasks, np.diag(matrix), marker="s", color="#c55a11", linestyle="--", label="newest task, $a_{t,t}$")
     curve.set_xlabel("task (classes seen)")
     ticks = tasks[:: max(1, len(tasks) // 10)]

@@ -9,7 +9,7 @@ import numpy as np
 
 from fcl_bench import environment
 from fcl_bench.evaluation.answers import Answers
-from fcl_bench.evaluation.metrics import metrics, pooled_accuracy
+from fcl_bench.evaluation.metrics import accuracy_matrix, metrics, pooled_accuracy
 from fcl_bench.federation.engine import Federation
 from fcl_bench.inputs import Inputs
 from fcl_bench.plan import Plan
@@ -45,6 +45,7 @@ def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: floa
         "clients": scalars.clients,
         "tasks": scalars.tasks,
         "data_fingerprint": plan.dataset.fingerprint,
+        "unseen_test_samples": plan.stream.unseen_tests,
         "features": plan.identity,
         "draws_weights": settings.backbone.draws_weights,
         "protocol": TASK_AGNOSTIC if pure is None else f"task-pure batches of {pure}",
@@ -77,10 +78,14 @@ def _routing(answers: Answers, tests: np.ndarray) -> dict[str, Any] | None:
     if not answers.routes:
         return None
     return {
-        "accuracy": [float(value) for value in pooled_accuracy(answers["routed"], tests)],
-        "by_task": [float(value) for value in 100 * answers["routed"][-1] / tests],
+        "accuracy": [_finite(value) for value in pooled_accuracy(answers["routed"], tests)],
+        "by_task": [_finite(value) for value in accuracy_matrix(answers["routed"], tests)[-1]],
         "unrouted": metrics(answers["unrouted"], tests),
     }
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
 
 
 def _feature_seconds(inputs: Inputs) -> dict[str, Any]:

@@ -15,13 +15,13 @@ from fcl_bench.federation.ledger import Upload
 
 Table = tuple[list[str], list[list[Any]]]
 _TASKS = (
-    *("task", "classes_seen", "train_samples", "labelled", "accepted", "right"),
+    *("task", "classes_seen", "classes", "train_samples", "labelled", "accepted", "right"),
     *("test_samples", "accuracy"),
 )
 
 
 def run_tables(
-    stream: Stream, federation: Federation, accuracy: list[float], adapted: Adapted | None
+    stream: Stream, federation: Federation, accuracy: list[float | None], adapted: Adapted | None
 ) -> dict[str, Table]:
     """tasks.csv, accuracy_matrix.csv, task_aware_matrix.csv, uploads.csv; where there are any: routing_matrix.csv,
     bounds.csv, drift.csv.
@@ -29,7 +29,7 @@ def run_tables(
     Args:
         stream: the tasks.
         federation: after its last task.
-        accuracy: [A_1..A_T].
+        accuracy: [A_1..A_T], None where a task has no test sample.
         adapted: the first stage, whose exchanges come before the method's.
     """
     state = federation.state
@@ -50,13 +50,14 @@ def run_tables(
     return tables
 
 
-def _tasks(stream: Stream, federation: Federation, accuracy: list[float]) -> Table:
+def _tasks(stream: Stream, federation: Federation, accuracy: list[float | None]) -> Table:
     ledger = federation.state.ledger
     totals = [ledger.task_totals(task.index) for task in stream.tasks]
     rows = [
         [
             task.index,
             task.columns_seen,
+            len(task.columns),
             len(stream.train[task.index]),
             *list(ledger.labels(task.index).values())[1:],
             len(stream.test[task.index]),

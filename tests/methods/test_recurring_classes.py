@@ -1,0 +1,151 @@
+"""Classes that come back in later tasks: closed forms stay exact, and training touches what it should."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from fcl_bench.federation.local_training import Training
+from fcl_bench.methods.afcl import AFCL
+from fcl_bench.methods.afl import AFL
+from fcl_bench.methods.centred_sketch import CentredSketch
+from fcl_bench.methods.fedprotip import FedProTIP
+from fcl_bench.methods.fedran import FedRAN
+from fcl_bench.methods.finetune import FineTune
+from fcl_bench.methods.fot import FOT
+from fcl_bench.methods.joint import Joint
+from fcl_bench.methods.stsa import STSA
+from fcl_bench.methods.stsa_e import STSAE
+from tests.methods.harness import learn, problem_of, projection_of, relative_error
+from tests.methods.training_harness import ImageTasks, federation_of, image_tasks, learn_images, tiny_problem
+
+#: Methods that are exact at these ranks, and the ridge of their solution.
+EXACT = {
+    "stsa": (STSA(M=20, gamma=3.0), 3.0),
+    "stsa_e": (STSAE(M=20, gamma=3.0, dummy_clients=40, estimator="unbiased"), 3.0),
+    "afl": (AFL(gamma=2.0), 0.0),
+    "afcl": (AFCL(gamma=2.0), 2.0),
+    "fedran": (FedRAN(M=20, rank=20, ridge=0.5), 0.5),
+    "centred_sketch": (CentredSketch(M=20, rank=20, ridge=0.5), 0.5),
+    "joint": (Joint(M=20, ridge=0.5), 0.5),
+}
+
+
+def blurred_tasks(rng: np.random.Generator, tasks: int = 4, clients: int = 3, classes: int = 6):
+    """Samples dealt to tasks and clients whatever their class; classes renumbered by first appearance."""
+    n = tasks * clients * 9
+    labels = rng.integers(0, classes, n)
+    # Tasks prefer some classes, so that most have old and new ones.
+    order = np.argsort(labels + rng.normal(0, 1.5, n))
+    labels = labels[order]
+    numbers: dict[int, int] = {}
+    for task in np.split(labels, tasks):
+        for label in np.unique(task):
+            numbers.setdefault(int(label), len(numbers))
+    labels = np.array([numbers[int(label)] for label in labels])
+    Z = rng.standard_normal((n, 8)) + rng.standard_normal((classes, 8))[labels] * 2
+    parts = list(zip(np.split(Z, tasks * clients), np.split(labels, tasks * clients), strict=True))
+    return [parts[t * clients : (t + 1) * clients] for t in range(tasks)], Z, labels
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_classifier_is_the_ridge_solution_on_all_samples(name, seed):
+    """Spatio-temporal invariance: it does not matter in which task a class's samples came."""
+    method, ridge = EXACT[name]
+    tasks, Z, labels = blurred_tasks(np.random.default_rng(seed))
+    server, classifiers = learn(method, problem_of(8), tasks)
+    P = projection_of(server)
+    H = Z if P is None else np.maximum(Z @ P, 0)
+    Y = np.eye(labels.max() + 1)[labels]
+    expected = np.linalg.solve(H.T @ H + ridge * np.eye(H.shape[1]), H.T @ Y)
+    assert relative_error(classifiers[-1], expected) < 1e-8
+
+
+def test_afcl_knows_the_classes_of_earlier_tasks():
+    """A class that comes back is announced as known, whoever holds it, and in the order of its first registration."""
+    tasks, *_ = blurred_tasks(np.random.default_rng(3))
+    server, _ = learn(AFCL(), problem_of(8), tasks)
+    first = []
+    for clients in tasks:
+        for _, labels in clients:
+            first += [label for label in np.unique(labels) if label not in first]
+    assert server.order.tolist() == first
+
+
+def domain_tasks(rng: np.random.Generator, shared: int) -> ImageTasks:
+    """Two tasks of 4 classes, of which the second shares the last `shared` with the first."""
+    first, second = image_tasks(rng, [4, 4], [[24, 16], [20, 20]])
+    return [first, [(images, labels - shared) for images, labels in second]]
+
+
+def training(**knobs) -> Training:
+    return Training(**{"rounds": 2, "epochs": 1, "batch_size": 8, "lr": 0.05, "weight_decay": 1e-3, **knobs})
+
+
+SHARED_HEAD = {
+    "finetune": FineTune(training=training(momentum=0.9)),
+    "fot": FOT(training=training(momentum=0.9), frozen_stages=1, columns=32),
+    "fedprotip": FedProTIP(training=training(momentum=0.9), frozen_stages=1, columns=32, threshold=0.3, tip=False),
+}
+
+
+@pytest.mark.parametrize("name", SHARED_HEAD)
+@pytest.mark.parametrize("shared", [1, 4])
+def test_a_shared_head_trains_the_rows_of_classes_that_come_back_and_no_others(name, shared):
+    heads = []
+    server = learn_images(
+        SHARED_HEAD[name],
+        tiny_problem(),
+        domain_tasks(np.random.default_rng(0), shared),
+        after=lambda _, server: heads.append([head.weight.detach().clone() for head in server.network.heads]),
+    )
+    assert [len(head) for head in heads[-1]] == [4, 4 - shared]
+    moved = (heads[1][0] != heads[0][0]).any(dim=1).tolist()
+    # Fine-tuning freezes no row; the others freeze those of classes that the task does not have.
+    resting = name != "finetune"
+    assert moved == [not resting] * (4 - shared) + [True] * shared
+    assert server.class_scores(server.embed(torch.zeros(3, 3, 8, 8, dtype=torch.uint8))).shape == (3, 8 - shared)
+
+
+def test_fedprotip_keeps_a_full_head_per_task_and_never_touches_an_old_one():
+    tasks, heads = domain_tasks(np.random.default_rng(1), 4), []
+    method = FedProTIP(training=training(), frozen_stages=1, columns=32, threshold=0.3)
+    server = learn_images(
+        method,
+        tiny_problem(),
+        tasks,
+        after=lambda _, server: heads.append(
+            [value.clone() for name, value in server.network.state_dict().items() if name.startswith("heads.0")]
+        ),
+    )
+    assert server.columns == server.tasks == [(0, 1, 2, 3)] * 2
+    assert all(torch.equal(*pair) for pair in zip(*heads, strict=True))
+    images = torch.cat([images for clients in tasks for images, _ in clients])
+    prediction = server.classify(images)
+    assert prediction.scores.shape == (len(images), 4)
+    assert [head.shape for head in prediction.heads] == [(len(images), 4)] * 2
+    assert torch.equal(prediction.scores, torch.maximum(*prediction.heads))
+    model = server.model()
+    assert model["W"].shape == (server.network.dimension, 8)
+    assert model["head_columns"].tolist() == [0, 1, 2, 3] * 2
+
+
+@pytest.mark.parametrize("tip", [False, {"route": "sample"}])
+@pytest.mark.parametrize("shared", [1, 4])
+def test_a_resumed_run_is_an_uninterrupted_one(tip, shared):
+    method = FedProTIP(training=training(), frozen_stages=1, columns=32, threshold=0.3, tip=tip)
+    tasks, problem = domain_tasks(np.random.default_rng(2), shared), tiny_problem()
+    saved = []
+    whole = federation_of(method, problem, tasks)
+    whole.run(lambda federation: saved.append(copy.deepcopy(federation.save())), every=1)
+    resumed = federation_of(method, problem, tasks)
+    resumed.restore(*saved[len(saved) // 2])
+    resumed.run(lambda _: None)
+    first, second = whole.server.state_dict(), resumed.server.state_dict()
+    assert first.keys() == second.keys()
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    assert whole.state.answers.state() == resumed.state.answers.state()
