@@ -68,14 +68,14 @@ class Adapted:
     Attributes:
         body: the adapted network without its head, in evaluation mode, on the CPU.
         ledger: its exchanges, all of task 0 and `STAGE`.
-        accuracy: of the network with its own head on the first task's test set, percent.
+        accuracy: of the network with its own head on the first task's test set, percent; None if that is empty.
         seconds: spent on it in this run.
         hit: whether it was there already.
     """
 
     body: torch.nn.Module
     ledger: Ledger
-    accuracy: float
+    accuracy: float | None
     seconds: float
     hit: bool
 
@@ -138,7 +138,8 @@ def adapt(
         state = federation.run(lambda done: checkpoint.save(*done.save()), every)
     ledger = state.ledger
     ledger.uploads = [dataclasses.replace(row, stage=STAGE) for row in ledger.uploads]
-    accuracy = float(pooled_accuracy(state.answers["correct"], np.array([len(stream.test[0])]))[0])
+    tests = np.array([len(stream.test[0])])
+    accuracy = float(pooled_accuracy(state.answers["correct"], tests)[0]) if tests[0] else None
     body = adapted_body(federation.server.state_dict(), problem)
     return Adapted(body, ledger, accuracy, time.perf_counter() - begin, hit)
 
