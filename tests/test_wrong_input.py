@@ -20,7 +20,7 @@ def inputs(tmp_path):
     write_features(tmp_path / "good.npz")
     write_features(tmp_path / "mismatch.npz", y_train=np.zeros(7, dtype=int))
     write_features(tmp_path / "nan.npz", x_test=np.full((60, 12), np.nan))
-    write_features(tmp_path / "unseen.npz", y_test=np.full(60, 3))
+    write_features(tmp_path / "unseen.npz", y_test=np.full(60, 4))
     write_features(tmp_path / "negative.npz", y_train=-np.ones(240, dtype=int))
     (tmp_path / "weights.bin").write_bytes(b"x")
     (tmp_path / "weights.safetensors").write_bytes(b"not weights")
@@ -39,10 +39,10 @@ def inputs(tmp_path):
 BAD_INPUT = [
     ("methd=fedran", "unknown key methd (did you mean method?"),
     ("method=fedrn", "method=fedrn is not known (did you mean fedran"),
-    ("data=cifar10", "data=cifar10 is not known (did you mean cifar100?"),
+    ("data=cifar11", "data=cifar11 is not known (did you mean cifar10 or cifar100?"),
     ("backbone=resnet", "backbone=resnet is not known (did you mean resnet18"),
-    ("split=domain", "split=domain is not known (choices: class_incremental"),
-    ("partition=dirichlt", "did you mean dirichlet?"),
+    ("split=domain", "split=domain is not known (did you mean domain_incremental? choices: class_incremental"),
+    ("partition=dirichlt", "did you mean dirichlet or dirichlet_equal_sizes"),
     ("method.rnk=5", "unknown key method.rnk (did you mean method.rank"),
     ("+method.rnk=5", "unknown key method.rnk"),
     ("+sed=1", "unknown key sed (did you mean seed"),
@@ -136,7 +136,7 @@ BAD_INPUT = [
     ("data=features data.path={}/text.npz", "is not a readable .npz file"),
     ("data=features data.path={}/mismatch.npz", "x_train has 240 rows and y_train has 7 labels"),
     ("data=features data.path={}/nan.npz", "x_test holds NaN or infinity"),
-    ("data=features data.path={}/unseen.npz", "no test sample for 5 of 6 classes"),
+    ("data=features data.path={}/unseen.npz", "no class of the test samples has a training sample"),
     ("data=features data.path={}/negative.npz", "y_train holds the label -1"),
     ("data=features data.path={}/good.npz backbone=pixels", "data=features holds features (backbone=identity)"),
     ("data=digits backbone=identity", "backbone=identity needs ready features"),

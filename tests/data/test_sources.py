@@ -229,8 +229,19 @@ def test_folders_without_the_layout_are_told(tmp_path):
         ImageFolder(path=str(tmp_path)).load()
     (tmp_path / "train" / "b").rmdir()
     (tmp_path / "test" / "b").mkdir()
-    with pytest.raises(UserError, match="class b is in test/ but not in train/"):
+    with pytest.raises(UserError, match="no images in test/b/"):
         ImageFolder(path=str(tmp_path)).load()
+
+
+def test_a_class_in_one_of_the_two_folders_only(tmp_path):
+    """Those of test/ only are numbered behind the others, and not there with data.classes."""
+    for name in ("train/b", "train/c", "test/a", "test/c"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (2, 2)).save(tmp_path / name / "1.png")
+    data = ImageFolder(path=str(tmp_path)).load()
+    assert data.train.labels.tolist() == [0, 1]
+    assert data.test.labels.tolist() == [1, 2]
+    assert ImageFolder(path=str(tmp_path), classes=2).load().test.labels.tolist() == [1]
 
 
 class InMemory(HubImages):
@@ -243,6 +254,9 @@ class InMemory(HubImages):
         super().__init__("made", "someone/made", "a" * 40, "img", "label", **knobs)
         self.rows = {"train": train, "test": test}
         self.contents = {"train": contents or {}, "test": {}}
+
+    def origin(self):
+        return "memory"
 
     def _table(self, side):
         import datasets

@@ -5,13 +5,18 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fcl_bench.data.images import IMAGE_SUFFIXES, ArrayImages, EncodedImages, FileImages, Images
-from fcl_bench.errors import UserError, choices, first_line, require_count
+from fcl_bench.data.about import About
+from fcl_bench.data.class_folders import class_names, labelled_files
+from fcl_bench.data.hub import Repository, Snapshot, fetch, incomplete, split_files
+from fcl_bench.data.hub_tables import TableSide, class_labels, read_table, undecoded
+from fcl_bench.data.images import ArrayImages, EncodedImages, FileImages, Images
+from fcl_bench.errors import UserError, require_count
 from fcl_bench.files import content_hash
 
 log = logging.getLogger(__name__)
@@ -28,11 +33,13 @@ class Split:
         labels: (n,) int64, the labels as the source gives them.
         inputs: `Images`, or for ready features an array (n, d).
         fingerprint: hash of the inputs' content.
+        domains: (n,) int64, each sample's domain; None where the source has none.
     """
 
     labels: np.ndarray
     inputs: Images | np.ndarray
     fingerprint: str
+    domains: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -40,11 +47,18 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set, ready to be cut into tasks: `train` and `test` hold images, or features."""
+    """A data set, ready to be cut into tasks: `train` and `test` hold images, or features.
+
+    Attributes:
+        domain_names: of the numbers in `domains`, in order; empty where the source has none.
+        origin: which files these are ("uoft-cs/cifar100 at aadb3af..."); empty where the name says it all.
+    """
 
     name: str
     train: Split
     test: Split
+    domain_names: tuple[str, ...] = field(default=(), kw_only=True)
+    origin: str = field(default="", kw_only=True)
 
     @property
     def holds_features(self) -> bool:
@@ -52,11 +66,14 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of everything in it, labels included."""
+        """Hash of everything in it, labels and domains included."""
         digest = content_hash()
         for split in (self.train, self.test):
             digest.update(split.fingerprint.encode())
             digest.update(np.ascontiguousarray(split.labels).data)
+            if split.domains is not None:
+                digest.update(b"domains")
+                digest.update(np.ascontiguousarray(split.domains).data)
         return digest.hexdigest()
 
 
@@ -69,9 +86,25 @@ class Source(ABC):
     def load(self) -> Dataset:
         """Read the data set. Raises a `UserError` for whatever the user can mend."""
 
+    def facts(self) -> About:
+        """What is known about it beforehand."""
+        return About()
 
-def image_split(labels: Any, images: Images) -> Split:
-    return Split(np.asarray(labels, dtype=np.int64), images, images.fingerprint)
+    def repositories(self) -> list[Repository]:
+        """What it needs of the hub; nothing where it reads local files."""
+        return []
+
+    def prepare(self) -> None:
+        """Do what can be done once, ahead of all runs, when the files of `repositories` are on this machine."""
+        return
+
+    def whole(self) -> bool:
+        """Whether no knob leaves images out that `facts` counts."""
+        return True
+
+
+def image_split(labels: Any, images: Images, domains: np.ndarray | None = None) -> Split:
+    return Split(np.asarray(labels, dtype=np.int64), images, images.fingerprint, domains)
 
 
 class ImageSource(Source):
@@ -91,6 +124,9 @@ class ImageSource(Source):
         for knob in ("classes", "per_class", "test_per_class"):
             require_count(f"data.{knob}", getattr(self, knob))
 
+    def whole(self) -> bool:
+        return self.classes is None and self.per_class is None and self.test_per_class is None
+
     def _first_classes(self, labels: np.ndarray) -> np.ndarray | None:
         """The labels that `classes` keeps of the training labels; None: all. A `UserError` if there are not as many."""
         if self.classes is None:
@@ -103,15 +139,42 @@ class ImageSource(Source):
             )
         return there[: self.classes]
 
-    def _kept(self, side: str, labels: np.ndarray, classes: np.ndarray | None) -> np.ndarray | None:
-        """Which samples the knobs keep of one side, ascending, given the labels kept; None: all."""
+    def _kept(
+        self, side: str, labels: np.ndarray, classes: np.ndarray | None, domains: np.ndarray | None = None
+    ) -> np.ndarray | None:
+        """Which samples the knobs keep of one side, ascending, given the labels kept; None: all.
+
+        Where there are domains, so many of each class in each domain.
+        """
         most = self.per_class if side == "train" else self.test_per_class
         if classes is None and most is None:
             return None
         keep = np.ones(len(labels), dtype=bool) if classes is None else np.isin(labels, classes)
         if most is not None:
-            keep &= _rank_in_class(labels) < most
+            groups = labels if domains is None or not len(domains) else labels * (domains.max() + 1) + domains
+            keep &= _rank_in_class(groups) < most
         return np.flatnonzero(keep)
+
+    def _assembled(self, sides: dict[str, TableSide], origin: str, domain_names: tuple[str, ...] = ()) -> Dataset:
+        """What the knobs keep of the sides "train" and "test"."""
+        classes = self._first_classes(sides["train"].labels)
+        train, test = (self._side(side, sides[side], classes) for side in ("train", "test"))
+        return Dataset(self.name, train, test, domain_names=domain_names, origin=origin)
+
+    def _side(self, side: str, whole: TableSide, classes: np.ndarray | None) -> Split:
+        part = whole.taken(self._kept(side, whole.labels, classes, whole.domains))
+        images = EncodedImages(part.table, self._image_column, f"{self._key}: {side}", part.rows)
+        return image_split(part.labels, images, part.domains)
+
+    @property
+    def _image_column(self) -> str:
+        return str(getattr(self, "image_column", "image"))
+
+    @property
+    def _key(self) -> str:
+        """What to call the data set in messages: as the user typed it."""
+        path = getattr(self, "path", None)
+        return f"data.path={path}" if path else f"data={self.name}"
 
 
 def _rank_in_class(labels: np.ndarray) -> np.ndarray:
@@ -131,6 +194,9 @@ class Digits(Source):
     """
 
     name: str = "digits"
+
+    def facts(self) -> About:
+        return About(10, 1442, 355, licence="comes with scikit-learn (UCI, CC BY 4.0)")
 
     def load(self) -> Dataset:
         from sklearn.datasets import load_digits
@@ -221,83 +287,113 @@ class FeatureFile(Source):
 
 @dataclass
 class HubImages(ImageSource):
-    """An image data set of the Hugging Face hub at a pinned revision, or a local folder in the same parquet layout.
+    """An image data set of the Hugging Face hub at a pinned revision, or a local folder in the same layout.
 
     Args:
         name: what tables call it.
         repo: hub name ("uoft-cs/cifar100").
-        revision: commit of the hub repository.
+        revision: commit of the hub repository; None: whatever its main branch holds, which the log names.
         image_column, label_column: the columns to read.
-        path: a local folder to read instead (data/train-*.parquet, data/test-*.parquet).
+        path: a local folder to read instead: the repository's parquet files at any depth (train-*.parquet,
+            test-*.parquet), or images in train/<class>/* and test/<class>/*.
         classes, per_class, test_per_class: see `ImageSource`.
+        train_split, test_split: what the repository calls the two sides. No part of a run's identity: the hash of the
+            images' content is.
+        about: what is known beforehand.
     """
 
     name: str
     repo: str
-    revision: str
+    revision: str | None
     image_column: str
     label_column: str
     path: str | None = field(default=None, metadata=NOT_IDENTITY)
     classes: int | None = None
     per_class: int | None = None
     test_per_class: int | None = None
+    train_split: str = field(default="train", metadata=NOT_IDENTITY)
+    test_split: str = field(default="test", metadata=NOT_IDENTITY)
+    about: About = field(default_factory=About, metadata=NOT_IDENTITY)
 
     def load(self) -> Dataset:
-        tables = {side: self._labelled(side) for side in ("train", "test")}
-        classes = self._first_classes(tables["train"][1])
-        return Dataset(self.name, *(self._split(side, *tables[side], classes) for side in tables))
+        if (folders := self._class_folders()) is not None:
+            return folders.load()
+        return self._assembled(self.sides(), self.origin())
 
-    def _split(self, side: str, table: Any, labels: np.ndarray, classes: np.ndarray | None) -> Split:
-        rows = self._kept(side, labels, classes)
-        images = EncodedImages(table, self.image_column, f"{self._key}: {side}", rows)
-        return image_split(labels if rows is None else labels[rows], images)
+    def facts(self) -> About:
+        return self.about
 
-    @property
-    def _key(self) -> str:
-        return f"data.path={self.path}" if self.path else f"data={self.name}"
+    def repositories(self) -> list[Repository]:
+        if self.path is not None:
+            return []
+        splits = tuple(dict.fromkeys((self.train_split, self.test_split)))
+        return [Repository(self.name, self.repo, self.revision, splits)]
 
-    def _labelled(self, side: str) -> tuple[Any, np.ndarray]:
-        """One side's table, its images not decoded, and its labels (n,)."""
-        import datasets
+    def sides(self) -> dict[str, TableSide]:
+        """All of "train" and "test", as the source has them."""
+        return {side: self._labelled(side) for side in ("train", "test")}
 
-        table, key = self._table(side), self._key
-        for column in (self.image_column, self.label_column):
-            if column not in table.column_names:
-                raise UserError(f"{key}: no column {column} in {side}", choices(table.column_names, column))
-        table = table.cast_column(self.image_column, datasets.Image(decode=False))
-        labels = np.asarray(table.with_format("numpy")[self.label_column][:])
-        if labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
-            raise UserError(
-                f"{key}: column {self.label_column} of {side} is not a class label", "non-negative integers"
-            )
-        return table, labels
+    def origin(self) -> str:
+        """Which files are read."""
+        if self.path is not None:
+            return f"local files in the layout of {self.repo}"
+        return f"{self.repo} at {self._snapshot.commit}"
+
+    def _labelled(self, side: str) -> TableSide:
+        """One side's table, its images not decoded, and its labels."""
+        table = undecoded(self._table(side), self.image_column, (self.label_column,), self._key, side)
+        return TableSide(table, class_labels(table, self.label_column, self._key, side))
 
     def _table(self, side: str) -> Any:
-        import datasets
+        split = self.train_split if side == "train" else self.test_split
+        files = self._local_files(side, split) if self.path is not None else self._snapshot.files[split]
+        return read_table(files, self._key)
 
-        if self.path is not None:
-            folder = existing_path(self.path, self.name, "a folder with data/train-*.parquet and data/test-*.parquet")
-            datasets.disable_progress_bars()  # a local folder is read in a second or two
-            try:
-                return datasets.load_dataset(str(folder), split=side)
-            except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
-                raise UserError(
-                    f"data.path={folder} has no readable {side} split: {first_line(error)}",
-                    f"the parquet layout of {self.repo}: data/train-*.parquet and data/test-*.parquet",
-                ) from error
-        log.info("data %s, %s: from the hub, or its cache on this machine", self.name, side)
-        try:
-            return datasets.load_dataset(self.repo, revision=self.revision, split=side)
-        except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+    @cached_property
+    def _snapshot(self) -> Snapshot:
+        """The hub's files on this machine, downloaded if need be."""
+        [wanted] = self.repositories()
+        snapshot = fetch(wanted)
+        log.info("data %s: %s at %s, in %s", self.name, self.repo, snapshot.commit[:8], snapshot.folder)
+        return snapshot
+
+    def _folder(self) -> Path:
+        return existing_path(self.path, self.name, self._wanted_layout())
+
+    def _wanted_layout(self) -> str:
+        files = " and ".join(f"data/{split}-*.parquet" for split in dict.fromkeys((self.train_split, self.test_split)))
+        return f"a folder with {files}"
+
+    def _local_files(self, side: str, split: str) -> list[Path]:
+        folder = self._folder()
+        # A copy that calls its test side "test" will do where the hub's is called "valid".
+        by_split = split_files(folder, (split, side))
+        files = by_split[split] or by_split[side]
+        missing = incomplete(files)
+        if not files or missing:
+            reason = f"{missing} is missing" if missing else f"no {split}-*.parquet at any depth"
             raise UserError(
-                f"data={self.name}: {self.repo} could not be fetched from the hub: {first_line(error)}",
-                f"data.path=FOLDER with that repository's parquet files, revision {self.revision[:8]}",
-            ) from error
+                f"data.path={folder} has no readable {side} split: {reason}",
+                f"the parquet layout of {self.repo}: {self._wanted_layout().removeprefix('a folder with ')};"
+                " or images in train/<class>/* and test/<class>/*",
+            )
+        return files
+
+    def _class_folders(self) -> ImageFolder | None:
+        """The local folder as images in class folders; None if it holds parquet files, or neither."""
+        if self.path is None:
+            return None
+        folder = self._folder()
+        if any(folder.rglob("*.parquet")) or not class_names(folder / "train"):
+            return None
+        return ImageFolder(self.name, self.path, self.classes, self.per_class, self.test_per_class)
 
 
 @dataclass
 class ImageFolder(ImageSource):
     """Images in train/<class>/* and test/<class>/*; classes are numbered in the alphabetical order of their names.
+
+    Classes that only test/ has come behind the others; a class that only train/ has is learnt and not tested.
 
     Args:
         name: what tables call it.
@@ -314,19 +410,18 @@ class ImageFolder(ImageSource):
     def load(self) -> Dataset:
         root = existing_path(self.path, self.name, "a folder with train/<class>/* and test/<class>/*")
         names = {side: self._classes(root / side) for side in ("train", "test")}
-        unseen = set(names["test"]) - set(names["train"])
-        if unseen:
-            raise UserError(
-                f"data.path={root}: class {min(unseen)} is in test/ but not in train/",
-                "the same classes in both",
-            )
         kept = self._first_classes(np.arange(len(names["train"])))
         numbers = {name: number for number, name in enumerate(names["train"]) if kept is None or number in kept}
-        return Dataset(self.name, *(self._split(root, side, numbers) for side in ("train", "test")))
+        # Classes without training samples come behind, where a stream leaves them out and says so.
+        unseen = [name for name in names["test"] if name not in names["train"]] if kept is None else []
+        behind = {name: len(names["train"]) + place for place, name in enumerate(unseen)}
+        known = {side: {name: number for name, number in numbers.items() if name in names[side]} for side in names}
+        train, test = self._split(root, "train", known["train"]), self._split(root, "test", {**known["test"], **behind})
+        return Dataset(self.name, train, test)
 
     @staticmethod
     def _classes(folder: Path) -> list[str]:
-        classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+        classes = class_names(folder)
         if not classes:
             raise UserError(
                 f"data.path={folder.parent} has no {folder.name}/<class>/ folders",
@@ -336,33 +431,11 @@ class ImageFolder(ImageSource):
 
     def _split(self, root: Path, side: str, numbers: dict[str, int]) -> Split:
         folder = root / side
-        files, labels = self._labelled(folder, numbers)
+        files, labels = labelled_files(folder, numbers, root)
         chosen = self._kept(side, labels, None)
         if chosen is not None:
             files, labels = [files[index] for index in chosen], labels[chosen]
         return image_split(labels, FileImages(folder, files))
-
-    @staticmethod
-    def _labelled(folder: Path, numbers: dict[str, int]) -> tuple[list[Path], np.ndarray]:
-        """The files of the classes in `numbers` and their labels (n,), class by class, then in order of their paths."""
-        files: list[Path] = []
-        labels: list[int] = []
-        empty: list[str] = []
-        for name, number in numbers.items():
-            found = sorted(file for file in (folder / name).rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
-            files += found
-            labels += [number] * len(found)
-            empty += [name] if not found else []
-        if not files:
-            raise UserError(
-                f"data.path={folder.parent}: no images under {folder.name}/",
-                f"files ending in {', '.join(sorted(IMAGE_SUFFIXES))}",
-            )
-        if empty:
-            raise UserError(
-                f"data.path={folder.parent}: no images in {folder.name}/{empty[0]}/", "at least one a class"
-            )
-        return files, np.asarray(labels, dtype=np.int64)
 
 
 def existing_path(path: str | None, data: str, wanted: str) -> Path:

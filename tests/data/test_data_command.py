@@ -1,0 +1,277 @@
+"""`fcl-bench-data`: what it prints, what it finds, how it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fcl_bench.data.hub import fetch
+from fcl_bench.data_command import main
+from tests.conftest import write_features
+from tests.data.fake_hub import FakeHub
+from tests.data.hub_copies import COPIES, png
+from tests.runs import settings_for
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Arguments -> (exit code, stdout, stderr)."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fcl-bench-data", *map(str, arguments)])
+        capsys.readouterr()
+        code = main()
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def pinned(hub: FakeHub, tmp_path, name: str) -> None:
+    """The copy of data set `name`, at the commits that its YAML names."""
+    COPIES[name](hub.root)
+    for wanted in settings_for(tmp_path, f"data={name}").data.repositories():
+        hub.commits[wanted.repo] = wanted.revision
+
+
+def test_the_list_tells_size_licence_revision_and_presence(call, hub, tmp_path):
+    pinned(hub, tmp_path, "cifar10")
+    code, out, err = call("list")
+    assert (code, err) == (0, "")
+    lines = {line.split()[0]: " ".join(line.split()) for line in out.splitlines()}
+    assert lines["cifar10"].startswith("cifar10 10 50,000 10,000 144 MB no uoft-cs/cifar10 0b271498 none stated")
+    assert lines["domainnet"].startswith("domainnet 345 60,000 176,743 18.5 GB no wltjr1007/DomainNet ee20570a fair")
+    assert lines["digits"].startswith("digits 10 1,442 355 yes")
+    assert lines["imagefolder"] == "imagefolder data.path=..."
+    assert lines["vtab"].startswith("vtab 50 4.8 GB no timm/resisc45, tanganke/dtd,")
+    assert hub.requests == []
+    pinned(hub, tmp_path, "vtab")
+    fetch(settings_for(tmp_path, "data=cifar10").data.repositories()[0])
+    fetch(settings_for(tmp_path, "data=vtab").data.repositories()[0])
+    again = " ".join(call("list")[1].split())
+    assert " yes uoft-cs/cifar10 " in again
+    assert " 1 of 5 timm/resisc45, " in again
+
+
+@pytest.mark.parametrize("name", ["tiny_imagenet", "imagenet_r", "vtab"])
+def test_prepare_brings_everything_a_run_needs(call, hub, tmp_path, monkeypatch, name):
+    pinned(hub, tmp_path, name)
+    code, out, err = call("prepare", name)
+    assert code == 0, err
+    assert f"fcl-bench-data: data {name}: downloading " in out
+    assert f"data={name} is ready: " in out
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert len(settings_for(tmp_path, f"data={name}").data.load().train) > 0
+    asked = len(hub.requests)
+    code, out, _ = call("prepare", name)
+    assert (code, len(hub.requests)) == (0, asked)
+    assert "downloading" not in out
+
+
+def test_prepare_leaves_an_index_of_imagenet_r(call, hub, tmp_path):
+    pinned(hub, tmp_path, "imagenet_r")
+    made = settings_for(tmp_path, "data=imagenet_r").data
+    before = made.load().fingerprint
+    assert "which image is on which side is in " in call("prepare", "imagenet_r")[1]
+    [index] = (tmp_path / "home").rglob("imagenet_r-split.csv")
+    assert len(index.read_text().splitlines()) == 31
+    assert settings_for(tmp_path, "data=imagenet_r").data.load().fingerprint == before
+
+
+def test_check_finds_damage_and_prepare_mends_it(call, hub, tmp_path):
+    pinned(hub, tmp_path, "cifar10")
+    code, out, err = call("check", "cifar10")
+    assert code == 2
+    assert out.startswith("wrong: data=cifar10: uoft-cs/cifar10 is not on this machine (data.path=FOLDER with ")
+    assert err == "fcl-bench-data: error: data=cifar10: 1 thing is wrong (listed above, a line each)\n"
+    call("prepare", "cifar10")
+    [file] = (tmp_path / "home" / "fcl-bench").rglob("test-*.parquet")
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    code, out, err = call("check", "cifar10")
+    assert code == 2
+    assert out == f"wrong: {file} is missing or damaged: its checksum is wrong\n"
+    code, out, err = call("prepare", "cifar10")
+    assert code == 0
+    assert "is damaged and will be downloaded again" in err
+    assert file.read_bytes() == content
+    code, out, err = call("check", "cifar10")
+    # The checksums are right; but seven images are not CIFAR-10.
+    assert code == 2
+    assert "\nright: the checksums in " in f"\n{out}"
+    assert "wrong: 3 classes, not 10\nwrong: 7 samples, not 60,000\n" in out
+    assert "data=cifar10: 2 things are wrong" in err
+    code, out, err = call("check", "cifar10", "data.classes=2")
+    assert code == 0, out
+    assert "right: 2 classes, 3 training and 2 test samples\nright: every image can be decoded\n" in out
+
+
+def test_check_names_every_image_that_cannot_be_decoded(call, tmp_path):
+    for side in ("train", "test"):
+        for name in ("a", "b"):
+            (tmp_path / "d" / side / name).mkdir(parents=True)
+            for number in range(3):
+                (tmp_path / "d" / side / name / f"{number}.png").write_bytes(png(number, 0, 0))
+    code, out, _ = call("check", "imagefolder", f"data.path={tmp_path}/d")
+    assert code == 0
+    assert "right: 2 classes, 6 training and 6 test samples" in out
+    (tmp_path / "d/train/a/1.png").write_bytes(b"no image")
+    (tmp_path / "d/test/b/2.png").write_bytes(png(1, 2, 3)[:40])
+    code, out, err = call("check", "imagefolder", f"data.path={tmp_path}/d")
+    assert code == 2
+    wrong = [line for line in out.splitlines() if line.startswith("wrong: ")]
+    assert len(wrong) == 2
+    assert "train/a/1.png cannot be read: not an image" in wrong[0]
+    assert "test/b/2.png cannot be read" in wrong[1]
+    assert "2 things are wrong" in err
+
+
+def test_check_reads_feature_files_and_digits(call, tmp_path):
+    path = write_features(tmp_path / "f.npz")
+    assert call("check", "features", f"data.path={path}")[0] == 0
+    code, out, _ = call("check", "digits")
+    assert code == 0
+    assert out == "right: 10 classes, 1,442 training and 355 test samples\nright: every image can be decoded\n"
+    write_features(path, y_test=np.full(60, 3))
+    code, out, _ = call("check", "features", f"data.path={path}")
+    assert code == 0
+    assert "right: but 5 classes have no test sample and count in no accuracy" in out
+    write_features(path, y_train=np.full(240, 3))
+    code, out, _ = call("check", "features", f"data.path={path}")
+    assert code == 2
+    assert "wrong: 5 classes of the test set have no training sample" in out
+
+
+def test_a_folder_that_was_carried_here_is_checked_by_its_own_sums(call, hub, tmp_path):
+    pinned(hub, tmp_path, "tiny_imagenet")
+    call("prepare", "tiny_imagenet")
+    [folder] = (tmp_path / "home/fcl-bench/zh-plus/tiny-imagenet").glob("[0-9a-f]*")
+    assert f"right: the checksums in {folder} are right" in call("check", "tiny_imagenet", f"data.path={folder}")[1]
+    [file] = folder.rglob("valid-*.parquet")
+    file.unlink()
+    code, out, _ = call("check", "tiny_imagenet", f"data.path={folder}")
+    assert code == 2
+    assert f"wrong: {file} is missing or damaged" in out
+
+
+WRONG = [
+    ("", "the following arguments are required: COMMAND (fcl-bench-data --help"),
+    ("fetch", "invalid choice: 'fetch'"),
+    ("check", "the following arguments are required: NAME"),
+    ("check cifar11", "data=cifar11 is not known (did you mean cifar10 or cifar100?"),
+    ("check cifar10 method=stsa", "method=stsa is no key of data (data.KEY=VALUE, such as data.path=FOLDER)"),
+    ("check cifar10 data.pth=x", "unknown key data.pth (did you mean data.path"),
+    ("check domainnet data.per_domain=0", "data.per_domain=0 is out of range"),
+    ("check digits data.path", "data.path is not key=value"),
+    ("prepare cifar10 data.path={}/none", "data.path={}/none does not exist"),
+    ("prepare imagefolder", "data=imagefolder needs data.path"),
+    ("list all", "unrecognized arguments: all"),
+    ("check digits --fast", "unrecognized arguments: --fast"),
+]
+
+
+@pytest.mark.parametrize(("typed", "told"), WRONG, ids=[typed for typed, _ in WRONG])
+def test_wrong_arguments_are_one_line_and_exit_2(call, tmp_path, typed, told):
+    code, _, err = call(*typed.format(tmp_path).split())
+    assert code == 2
+    [line] = err.splitlines()
+    assert line.startswith("fcl-bench-data: error: ")
+    assert told.format(tmp_path) in line
+
+
+def test_the_command_downloads_from_the_address_in_the_environment(hub, tmp_path):
+    """In a process of its own, as a user's: only HF_ENDPOINT tells it of another hub."""
+    pinned(hub, tmp_path, "cifar10")
+    variables = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "fcl_bench.data_command", "prepare", "cifar10"],
+        capture_output=True,
+        text=True,
+        env={**variables, "NO_PROXY": "127.0.0.1", "HF_DATASETS_CACHE": str(tmp_path / "arrow")},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "data=cifar10 is ready: 4 training and 3 test samples" in done.stdout
+    assert "data cifar10: file 2 of 2, " in done.stdout
+
+
+def test_a_run_goes_from_the_hub_to_a_result(hub, tmp_path):
+    from tests.runs import run_in
+
+    COPIES["vtab"](hub.root)
+    pinned(hub, tmp_path, "vtab")
+    outcome = run_in(
+        tmp_path / "out", "data=vtab", "backbone=pixels", "method=afl", "clients=2", "partition.min_size=0"
+    )
+    assert outcome.record["data"] == "vtab"
+    assert len(outcome.record["metrics"]["accuracy"]) == 5
+    with np.load(outcome.folder / "partition.npz") as partition:
+        assert partition["class_order"].tolist() == list(range(50))
+
+
+def test_pictures_of_any_kind_are_my_own_data(tmp_path):
+    """Seven unequal classes; spaces and other alphabets; grey, RGBA, palette and 16-bit images of several sizes."""
+    from tests.runs import run_in
+
+    root = write_own_images(tmp_path / "my pictures")
+    outcome = run_in(
+        tmp_path / "out",
+        "data=imagefolder",
+        f"data.path='{root}'",
+        "backbone=pixels",
+        "backbone.size=8",
+        "method=afl",
+        "tasks=3",
+        "clients=2",
+        "partition.min_size=0",
+    )
+    assert len(outcome.record["metrics"]["accuracy"]) == 3
+    with np.load(outcome.folder / "partition.npz") as partition:
+        assert sorted(partition["class_order"]) == list(range(7))
+        dealt = [partition[name] for name in partition.files if name.startswith("train_t")]
+    assert sorted(np.concatenate(dealt)) == list(range(sum(4 + 3 * k for k in range(7))))
+
+
+def test_an_unreadable_picture_in_the_middle_is_named(tmp_path):
+    from fcl_bench.errors import UserError
+    from tests.runs import run_in
+
+    root = write_own_images(tmp_path / "my pictures")
+    broken = sorted((root / "train" / "猫 und Hund").iterdir())[3]
+    broken.write_bytes(broken.read_bytes()[:30])
+    keys = ("data=imagefolder", f"data.path='{root}'", "backbone=pixels", "backbone.size=8", "method=afl")
+    with pytest.raises(UserError) as error:
+        run_in(tmp_path / "out", *keys, "tasks=3", "clients=2", "partition.min_size=0")
+    assert str(broken) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def write_own_images(root):
+    """Class k has 4 + 3 k training and 2 + k test images, all of about one colour of its own."""
+    names = ("a cat", "Katze ß", "猫 und Hund", "собака", "الطير", "x_y-z", "7")
+    for k, name in enumerate(names):
+        for side, count in (("train", 4 + 3 * k), ("test", 2 + k)):
+            rng = np.random.default_rng((k, count))
+            (root / side / name).mkdir(parents=True)
+            for number in range(count):
+                size = (int(rng.integers(6, 20)), int(rng.integers(6, 20)))
+                save_own_image(root / side / name, number, kind=(k + number) % 5, level=20 + 35 * k, size=size)
+    return root
+
+
+def save_own_image(folder, number: int, kind: int, level: int, size: tuple[int, int]) -> None:
+    noise = np.random.default_rng(number).integers(-6, 7, size)
+    grey = (level + noise).astype(np.uint8)
+    if kind == 0:
+        Image.fromarray(grey).save(folder / f"{number} grey.png")
+    elif kind == 1:
+        Image.fromarray(np.stack([grey, grey, grey, np.full_like(grey, 255)], axis=2)).save(folder / f"{number}.png")
+    elif kind == 2:
+        Image.fromarray(grey.astype(np.uint16) * 257).save(folder / f"{number} deep.tiff")
+    elif kind == 3:
+        Image.fromarray(np.stack([grey] * 3, axis=2)).save(folder / f"{number}.JPG", quality=95)
+    else:
+        Image.fromarray(grey).convert("P").save(folder / f"{number}.gif")
