@@ -108,6 +108,12 @@ def _job(config: Any) -> int:
             _say(f"\n── run {hydra_job.job.num}: {hydra_job.job.override_dirname or 'defaults'}")
         settings = load_settings(config)
         _log_to_terminal()
+        if settings.scalars.preview:
+            from fcl_bench.preview import preview
+
+            preview(settings)
+            sys.stdout.flush()
+            return DONE
         from fcl_bench.report.screen import print_record
         from fcl_bench.run import run
 

@@ -70,6 +70,7 @@ class _Scalars:
     dtype: str
     out: str
     force: bool
+    preview: bool
     checkpoint_rounds: int
     wire: Wire
     cache: Cache
@@ -125,8 +126,12 @@ class Settings:
 
 
 def _identity(choice: Any) -> dict[str, Any]:
-    left_out = {field.name for field in dataclasses.fields(choice) if not field.metadata.get("identity", True)}
-    knobs = {name: value for name, value in dataclasses.asdict(choice).items() if name not in left_out}
+    counts = {field.name: field.metadata.get("identity", True) for field in dataclasses.fields(choice)}
+    knobs = {
+        name: value
+        for name, value in dataclasses.asdict(choice).items()
+        if counts[name] is True or (counts[name] == "if set" and value is not None)
+    }
     revision = {"revision": choice.revision} if hasattr(choice, "revision") else {}
     return {"_target_": f"{type(choice).__module__}.{type(choice).__qualname__}", **revision, **knobs}
 
@@ -228,6 +233,7 @@ def _wanted(schema: type, key: str) -> str:
         "float": "a number",
         "bool": "true or false",
         "str": "a text",
+        "list[str]": "a list of texts",
         "None": "null",
     }
     for part in key.split("."):

@@ -28,6 +28,22 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class Dealt:
+    """The data of a run, and who holds what.
+
+    Attributes:
+        dataset, stream: the data and its tasks.
+        shards: per task and client, the indices of its training samples, ascending.
+        labelled: (n,) bool, which training samples' labels their clients know.
+    """
+
+    dataset: Dataset
+    stream: Stream
+    shards: list[list[np.ndarray]]
+    labelled: np.ndarray
+
+
+@dataclass(frozen=True)
 class Plan:
     """What will be run.
 
@@ -54,7 +70,8 @@ class Plan:
 
     @property
     def classes_per_task(self) -> list[int]:
-        return [len(task.new_columns) for task in self.stream.tasks]
+        """c_t, classes that come back included."""
+        return [len(task.columns) for task in self.stream.tasks]
 
     @property
     def label(self) -> str:
@@ -68,18 +85,8 @@ def make_plan(settings: Settings) -> Plan:
     scalars = settings.scalars
     device = environment.choose_device(scalars.device)
     _require_fit(settings)
-    dataset = settings.data.load()
-    stream = settings.split.cut(dataset, scalars.tasks, scalars.seed)
-    shards = [
-        [
-            indices[part]
-            for part in settings.partition.deal(
-                stream.train_columns[indices], scalars.clients, scalars.beta, generator(scalars.seed, "partition", t)
-            )
-        ]
-        for t, indices in enumerate(stream.train)
-    ]
-    labelled = _labelled(settings, stream, shards)
+    dealt = deal(settings)
+    dataset = dealt.dataset
     extractor = network = None
     if settings.method.trains_network or isinstance(settings.adapt, FedAvgAdaptation):
         network = settings.backbone.trainable(dataset, scalars.seed)
@@ -91,9 +98,28 @@ def make_plan(settings: Settings) -> Plan:
     problem = Problem(inputs, scalars.seed, getattr(torch, scalars.dtype), device, wire, network)
     data = {"data_fingerprint": dataset.fingerprint, "device": environment.device_kind(device)}
     identity = run_id({**settings.identity(), **data, "features": features})
-    plan = Plan(settings, device, dataset, stream, shards, labelled, extractor, problem, features, identity)
+    plan = Plan(
+        *(settings, device, dataset, dealt.stream, dealt.shards, dealt.labelled, extractor, problem, features, identity)
+    )
     settings.method.check(problem, plan.classes_per_task)
     return plan
+
+
+def deal(settings: Settings) -> Dealt:
+    """Load the data set, cut it into tasks, deal each task's samples out to the clients, and hide labels."""
+    scalars = settings.scalars
+    dataset = settings.data.load()
+    stream = settings.split.cut(dataset, scalars.tasks, scalars.seed)
+    shards = [
+        [
+            indices[part]
+            for part in settings.partition.deal(
+                stream.train_columns[indices], scalars.clients, scalars.beta, generator(scalars.seed, "partition", t)
+            )
+        ]
+        for t, indices in enumerate(stream.train)
+    ]
+    return Dealt(dataset, stream, shards, _labelled(settings, stream, shards))
 
 
 def adaptation_identity(plan: Plan) -> dict[str, Any]:

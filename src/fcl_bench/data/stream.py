@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -18,6 +18,9 @@ from fcl_bench.errors import UserError, require_count
 from fcl_bench.randomness import generator
 
 log = logging.getLogger(__name__)
+
+#: Field metadata: part of the run id only if it is not None, so that runs from before the field existed keep theirs.
+IDENTITY_IF_SET = {"identity": "if set"}
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,31 @@ class Stream:
 
 
 class TaskSplit(ABC):
-    """What `split=...` names: how the classes of a data set are spread over T tasks."""
+    """What `split=...` names: how a data set is spread over T tasks.
+
+    Each split has a knob `order_seed`: the seed of all of its own draws; None: the run's `seed`. With it a stream stays
+    the same while `seed` changes the partition, the labels, the projection and so on.
+    """
 
     name: ClassVar[str]
+    order_seed: int | None
 
     @abstractmethod
     def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
         """Cut `dataset` into `tasks` tasks. Raises a `UserError` where that can't be done."""
+
+    def own_seed(self, seed: int) -> int:
+        """The seed of the split's draws, given the run's."""
+        return seed if self.order_seed is None else self.order_seed
+
+
+def check_order_seed(order_seed: int | None, shuffle: bool = True) -> None:
+    """Raise a `UserError` for a seed that is none, or that would change nothing."""
+    require_count("split.order_seed", order_seed, least=0)
+    if order_seed is not None and not shuffle:
+        raise UserError(
+            f"split.order_seed={order_seed} has nothing to draw with split.shuffle=false", "split.shuffle=true"
+        )
 
 
 @dataclass
@@ -84,27 +105,28 @@ class ClassIncremental(TaskSplit):
     Args:
         first: classes in the first task; None: as many as in the others.
         shuffle: permute the classes by the seed; false: ascending labels.
+        order_seed: see `TaskSplit`.
     """
 
     name: ClassVar[str] = "class_incremental"
     first: int | None = None
     shuffle: bool = True
+    order_seed: int | None = field(default=None, metadata=IDENTITY_IF_SET)
 
     def __post_init__(self) -> None:
         require_count("split.first", self.first)
+        check_order_seed(self.order_seed, self.shuffle)
 
     def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
         labels = checked_classes(dataset)
         sizes = self._sizes(len(labels), tasks)
-        order = generator(seed, "class order").permutation(labels) if self.shuffle else labels
-        return stream_of_classes(dataset, order, sizes)
+        return stream_of_classes(dataset, class_order(labels, self.own_seed(seed), self.shuffle), sizes)
 
     def _sizes(self, classes: int, tasks: int) -> list[int]:
         """Classes per task: equal, the remainder spread over the earlier ones."""
-        if tasks > classes:
-            raise UserError(f"tasks={tasks} is more than the {classes} classes", f"1 to {classes}")
+        require_classes(tasks, classes)
         if self.first is None:
-            return [len(part) for part in np.array_split(np.arange(classes), tasks)]
+            return even_sizes(classes, tasks)
         rest, later = classes - self.first, tasks - 1
         if rest < later or (later == 0 and rest > 0):
             most = classes - later
@@ -112,7 +134,24 @@ class ClassIncremental(TaskSplit):
                 f"split.first={self.first} leaves {max(rest, 0)} classes for {later} further tasks",
                 f"split.first={most}" if later == 0 else f"at most {most} with tasks={tasks}",
             )
-        return [self.first, *(len(part) for part in np.array_split(np.arange(rest), later) if later)]
+        return [self.first, *(even_sizes(rest, later) if later else ())]
+
+
+def class_order(labels: np.ndarray, seed: int, shuffle: bool = True) -> np.ndarray:
+    """The labels (C,) in the order in which tasks take them: the same for every split with this seed."""
+    return generator(seed, "class order").permutation(labels) if shuffle else labels
+
+
+def even_sizes(total: int, tasks: int) -> list[int]:
+    """`total` things over `tasks` tasks: equal, the remainder spread over the earlier ones."""
+    whole, rest = divmod(total, tasks)
+    return [whole + 1] * rest + [whole] * (tasks - rest)
+
+
+def require_classes(tasks: int, classes: int) -> None:
+    """Raise a `UserError` if there are more tasks than classes."""
+    if tasks > classes:
+        raise UserError(f"tasks={tasks} is more than the {classes} classes", f"1 to {classes}")
 
 
 def checked_classes(dataset: Dataset) -> np.ndarray:
@@ -149,16 +188,16 @@ def _shown(labels: np.ndarray) -> str:
     return f"{len(labels)} class{'es' if len(labels) > 1 else ''} ({shown})"
 
 
-def stream_of_classes(dataset: Dataset, class_order: np.ndarray, sizes: list[int]) -> Stream:
-    """A stream whose task t holds all samples of its `sizes[t]` classes, taken in `class_order`."""
+def stream_of_classes(dataset: Dataset, order: np.ndarray, sizes: list[int]) -> Stream:
+    """A stream whose task t holds all samples of its `sizes[t]` classes, taken in `order`."""
     ends = np.cumsum(sizes)
 
     def members(labels: np.ndarray) -> list[np.ndarray]:
-        columns = columns_of(labels, class_order)
+        columns = columns_of(labels, order)
         return parts(np.where(columns < 0, -1, np.searchsorted(ends, columns, side="right")), len(sizes))
 
     train, test = members(dataset.train.labels), members(dataset.test.labels)
-    return stream_of_samples(dataset, class_order, train, test)
+    return stream_of_samples(dataset, order, train, test)
 
 
 def stream_of_samples(
@@ -192,12 +231,12 @@ def stream_of_samples(
     return Stream(tuple(tasks), seen, columns_of(labels, seen), test_columns, tuple(train), kept)
 
 
-def columns_of(labels: np.ndarray, class_order: np.ndarray) -> np.ndarray:
-    """(n,) int64: where each label stands in `class_order`; -1 where it does not."""
-    sorter = np.argsort(class_order)
-    place = np.minimum(np.searchsorted(class_order, labels, sorter=sorter), len(class_order) - 1)
+def columns_of(labels: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """(n,) int64: where each label stands in `order`; -1 where it does not."""
+    sorter = np.argsort(order)
+    place = np.minimum(np.searchsorted(order, labels, sorter=sorter), len(order) - 1)
     columns = sorter[place]
-    return np.where(class_order[columns] == labels, columns, -1)
+    return np.where(order[columns] == labels, columns, -1)
 
 
 def parts(task_of_sample: np.ndarray, tasks: int) -> list[np.ndarray]:
