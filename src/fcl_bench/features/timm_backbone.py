@@ -118,7 +118,7 @@ class Timm(Backbone):
                 )
             if not path.is_file():
                 raise UserError(
-                    f"backbone.checkpoint={self.checkpoint} does not exist",
+                    f"backbone.checkpoint={self.checkpoint} {'is a folder' if path.is_dir() else 'does not exist'}",
                     "a .safetensors, .pth or .pt file",
                 )
             if not self.pretrained:

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import logging
-import pickle
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from fcl_bench.errors import UserError, choices, first_line
 
 log = logging.getLogger(__name__)
 
-#: What torch and safetensors raise for a file that is damaged, of another kind, or holds code instead of tensors.
-_LOADING_ERRORS = (
-    OSError,
-    RuntimeError,
-    ValueError,
-    LookupError,
-    EOFError,
-    AttributeError,
-    TypeError,
-    pickle.UnpicklingError,
-    SafetensorError,
-)
+#: torchvision's names of a VGG's layers after its convolutions, and timm's.
+_VGG_LAYERS = {"classifier.0": "pre_logits.fc1", "classifier.3": "pre_logits.fc2", "classifier.6": "head.fc"}
 
 
 def random_network(name: str, model_args: dict[str, Any]) -> torch.nn.Module:
@@ -109,34 +98,56 @@ def read_checkpoint(path: str) -> dict[str, torch.Tensor]:
     from timm.models import load_state_dict
 
     key = f"backbone.checkpoint={path}"
+    file = Path(path).expanduser()
     try:
+        if zipfile.is_zipfile(file):
+            _require_checksums(key, file)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            state = load_state_dict(str(Path(path).expanduser()), device="cpu", weights_only=True)
-    except _LOADING_ERRORS as error:
+            state = load_state_dict(str(file), device="cpu", weights_only=True)
+    except UserError:
+        raise
+    except Exception as error:  # whatever torch, its unpickler, zipfile and safetensors raise on foreign bytes
         # Not the library's own advice: for a pickle it is to load it unsafely.
         raise UserError(
             f"{key} cannot be loaded ({type(error).__name__})", "an undamaged state dict that holds only tensors"
         ) from error
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise UserError(f"{key} holds no state dict", "a flat mapping of names to tensors")
+    if any(value.is_meta for value in state.values()):
+        raise UserError(f"{key} holds the weights' shapes but no values", "a state dict saved from a loaded network")
     return state
+
+
+def _require_checksums(key: str, file: Path) -> None:
+    """What torch saves is a zip archive with a checksum of each tensor, at which torch itself does not look."""
+    with zipfile.ZipFile(file) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise UserError(f"{key} is damaged: {damaged} does not match its checksum", "an undamaged copy of the file")
 
 
 def load_weights(model: torch.nn.Module, state: dict[str, torch.Tensor], name: str, path: str) -> None:
     """Load `state` strictly, the classifier apart: features don't need it.
 
+    Counts of batches (`num_batches_tracked`) may be missing: torchvision's older files have none, and features don't
+    need them either.
+
     Raises:
-        UserError: an entry is missing, unexpected or of another shape; told with the network's `name` and the `path`.
+        UserError: an entry is missing, unexpected, of another shape or kind, or not finite; told with the network's
+            `name` and the `path`.
     """
     key = f"backbone.checkpoint={path}"
     remedy = "weights of exactly this architecture; see backbone.name, backbone.model_args and backbone.stem"
     classifier = model.pretrained_cfg.get("classifier") or ()  # type: ignore[union-attr, operator]
     heads = (classifier,) if isinstance(classifier, str) else tuple(classifier)
-    state = {
-        entry: value for entry, value in state.items() if not entry.startswith(tuple(f"{head}." for head in heads))
-    }
     wanted = model.state_dict()
+    state = {
+        entry: value
+        for entry, value in _in_timms_names(state, wanted).items()
+        if not entry.startswith(tuple(f"{head}." for head in heads))
+    }
+    state = {**{entry: value for entry, value in wanted.items() if entry.endswith(".num_batches_tracked")}, **state}
     for trouble, entries in (
         ("lacks", wanted.keys() - state.keys()),
         ("has the unexpected", state.keys() - wanted.keys()),
@@ -144,8 +155,33 @@ def load_weights(model: torch.nn.Module, state: dict[str, torch.Tensor], name: s
         if entries:
             raise UserError(f"{key} {trouble} {min(entries)} ({len(entries)} such entries) for {name}", remedy)
     for entry, value in state.items():
-        if value.shape != wanted[entry].shape:
-            raise UserError(
-                f"{key}: {entry} has shape {tuple(value.shape)}, {name} needs {tuple(wanted[entry].shape)}", remedy
-            )
+        _require_fit(f"{key}: {entry}", value, wanted[entry], name, remedy)
     model.load_state_dict(state, strict=True)
+
+
+def _require_fit(key: str, value: torch.Tensor, wanted: torch.Tensor, name: str, remedy: str) -> None:
+    if value.shape != wanted.shape:
+        raise UserError(f"{key} has shape {tuple(value.shape)}, {name} needs {tuple(wanted.shape)}", remedy)
+    if value.is_floating_point() != wanted.is_floating_point():
+        raise UserError(
+            f"{key} has type {_type(value)}, {name} needs {_type(wanted)}", "weights that are not quantised"
+        )
+    if not torch.isfinite(value.to(wanted.dtype)).all():
+        raise UserError(f"{key} holds NaN or infinity", "an undamaged file")
+
+
+def _type(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _in_timms_names(state: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """torchvision's file of a VGG as timm's, whose fully connected layers are convolutions; other files as they are."""
+    if "classifier.0.weight" not in state or "pre_logits.fc1.weight" not in wanted:
+        return state
+    renamed = {}
+    for entry, value in state.items():
+        layer, _, kind = entry.rpartition(".")
+        name = f"{_VGG_LAYERS.get(layer, layer)}.{kind}"
+        same = layer in _VGG_LAYERS and name in wanted and value.numel() == wanted[name].numel()
+        renamed[name] = value.reshape(wanted[name].shape) if same else value
+    return renamed
