@@ -70,10 +70,11 @@ class _Scalars:
     dtype: str
     out: str
     force: bool
-    preview: bool
     checkpoint_rounds: int
     wire: Wire
     cache: Cache
+    # With a default, so that the config.yaml of an older run can still be read.
+    preview: bool = False
 
     def __post_init__(self) -> None:
         require_count("seed", self.seed, least=0)
