@@ -8,6 +8,7 @@ import sys
 import pandas as pd
 import pytest
 
+from fcl_bench.report.cells import ABSENT
 from fcl_bench.report.collect import collect
 from tests.report.frames import real_runs
 
@@ -36,7 +37,9 @@ def test_runs_become_a_table_and_a_figure(tables, finished):
     code, out, err = tables("--out", finished)
     assert (code, err) == (0, "")
     folder = finished / "tables"
-    names = ["summary.csv", "summary.md", "summary.png", "summary.runs.csv", "summary.svg"]
+    forms = ("csv", "md", "runs.csv", "tex")
+    sections = [f"summary.{name}.{form}" for name in ("accuracy", "communication", "runtime") for form in forms]
+    names = sorted([*(f"summary.{form}" for form in (*forms, "png", "svg")), *sections])
     assert sorted(entry.name for entry in folder.iterdir()) == names
     for name in names:
         assert f"written: {folder / name}\n" in out
@@ -66,6 +69,68 @@ def test_a_choice_of_runs_under_a_name_of_its_own(tables, finished, tmp_path):
     assert pd.read_csv(finished / "tables" / "one beta.csv")["beta"].tolist() == [1]
 
 
+def test_formats_measures_and_grouping_are_of_choice(tables, finished):
+    line = ("--name", "chosen", "--format", "csv", "--metrics", "A_T,up_max_mib", "--by", "method")
+    code, out, err = tables("--out", finished, *line)
+    assert (code, err) == (0, "")
+    written = sorted(entry.name for entry in (finished / "tables").glob("chosen.*"))
+    parts = [f"chosen.{part}{form}" for part in ("", "accuracy.", "communication.") for form in ("csv", "runs.csv")]
+    assert written == sorted([*parts, "chosen.png", "chosen.svg"])
+    read = pd.read_csv(finished / "tables" / "chosen.accuracy.csv", na_values=ABSENT)
+    runs = collect(finished / "runs")
+    assert read["method"].tolist() == ["fedran"]
+    for beta in (0.1, 1):
+        own = runs.loc[runs["beta"] == beta, "A_T"]
+        assert read[f"A_T_mean [beta {beta}]"].tolist() == [own.mean()]
+        assert read[f"A_T_n [beta {beta}]"].tolist() == [2]
+    assert "A_avg" not in out
+
+
+def test_a_papers_tables_need_no_run(tables, tmp_path):
+    code, out, err = tables("--out", tmp_path, "--paper", "stsa", "--table", "Table 5")
+    assert (code, err) == (0, "")
+    assert out.startswith("stsa, Table 5: 12 printed numbers, 0 with runs of ours\nwritten: ")
+    folder = tmp_path / "tables" / "papers"
+    assert sorted(entry.name for entry in folder.iterdir()) == [
+        f"stsa-table-5.{form}" for form in ("csv", "md", "runs.csv", "tex")
+    ]
+    page = (folder / "stsa-table-5.md").read_text()
+    for number in ("955.6", "95.4", "60.1", "4.77"):
+        assert f"| {number} | +0." in page
+    read = pd.read_csv(folder / "stsa-table-5.csv", na_values=ABSENT)
+    assert read["nominal"].dropna().round(2).tolist() == [95.39, 955.58, 4.77, 60.08]
+
+
+def test_a_paper_beside_runs_that_are_not_of_its_setting(tables, finished):
+    code, out, _ = tables("--out", finished, "--paper", "fedran", "--table", "Figure 6", "--format", "md")
+    assert code == 0
+    assert "0 with runs of ours" in out
+    assert "not run" in (finished / "tables" / "papers" / "fedran-figure-6.md").read_text()
+
+
+def test_a_page_and_every_figure_on_request(tables, finished):
+    code, out, err = tables("--out", finished, "--name", "whole", "--html", "--figures", "--metrics", "A_T")
+    assert (code, err) == (0, "")
+    folder = finished / "tables"
+    page = (folder / "whole.html").read_text()
+    runs = collect(finished / "runs")
+    assert f"{runs.loc[runs['beta'] == 1, 'A_T'].mean():.2f}" in page
+    drawn = sorted(entry.name for entry in folder.glob("whole.*.svg"))
+    assert drawn
+    assert page.count("<figure") == len(drawn)
+    for name in drawn:
+        assert (folder / name).with_suffix(".png").stat().st_size > 1000
+        assert f"written: {folder / name}\n" in out
+
+
+def test_the_papers_tables_as_one_page(tables, tmp_path):
+    code, _, _ = tables("--out", tmp_path, "--paper", "stsa", "--table", "Table 5", "--html")
+    assert code == 0
+    page = (tmp_path / "tables" / "papers" / "papers.html").read_text()
+    assert page.count("955.6") == 2
+    assert "not run" in page
+
+
 def test_damaged_runs_are_told_and_left_out(tables, finished, tmp_path):
     import shutil
 
@@ -90,6 +155,14 @@ def test_damaged_runs_are_told_and_left_out(tables, finished, tmp_path):
         (["--name", ""], "is not a plain file name"),
         (["--name", "x" * 300], "cannot be written: File name too long"),
         (["--nam"], "expected one argument"),
+        (["--format", "pdf"], "--format=pdf is not known (choices: csv, md, tex)"),
+        (["--format", "csv,"], "--format csv, has an empty entry"),
+        (["--metrics", "A_avrg"], "--metrics=A_avrg is not known (did you mean A_avg"),
+        (["--by", "device"], "numbers of two devices never share a column"),
+        (["--table", "Table 4"], "--table Table 4 is a table of no paper"),
+        (["--paper", "fedrann"], "--paper fedrann is not known (did you mean fedran"),
+        (["--paper", "fedran", "--table", "Table 44"], "--table Table 44 is not in --paper fedran"),
+        (["--paper", "fedran", "--by", "method"], "are not for --paper"),
         (["beta=1"], "unrecognized arguments: beta=1 (fcl-tables --help"),
     ],
 )

@@ -48,6 +48,10 @@ def test_a_row_holds_what_the_record_and_the_configuration_say(finished):
             assert row[key] == record["runtime"][key]
         assert row["up_max_mib"] * 2**20 == record["communication"]["up_max_bytes"]
         assert row["down_max_mib"] * 2**20 == record["communication"]["down_max_bytes"]
+        assert row["up_total_max_mib"] * 2**20 == record["communication"]["up_total_max_bytes"]
+        assert row["peak_memory_mib"] * 2**20 == record["runtime"]["peak_memory_bytes"]
+        for key in ("A_T_tasks", "stability", "plasticity", "retention", "forgetting_fedprotip"):
+            assert row[key] == record["metrics"][key]
         assert row["fedran_mib"] == record["communication"]["accounting"]["fedran_mib"]
         assert (row["method.M"], row["method.rank"], row["method.ridge"]) == (32, 8, 0.001)
         assert (row["method.budget_bytes"], row["wire.dtype"], row["dtype"]) == ("null", "float32", "float64")
@@ -72,6 +76,8 @@ def test_older_runs_without_newer_keys_are_collected(runs):
     row = frame.loc[folder.name]
     assert row[["forgetting", "fedran_mib", "stsa_mib", "method.M", "wire.dtype"]].isna().all()
     assert (row["label_rate"], row["method.rank"]) == (1.0, 8)
+    assert (frame["split.order_seed"] == "null").all()  # so that both are of one setting
+    assert "preview" not in frame
     assert frame["method.M"].dropna().tolist() == [32]
 
 

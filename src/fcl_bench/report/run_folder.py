@@ -6,6 +6,7 @@ import csv
 import json
 import logging
 import shutil
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +43,19 @@ class RunFolder:
         self.path = path
         self.checkpoint = Checkpoint(path / "checkpoint", SCHEMA)
 
-    def complete_record(self, otherwise: str = "running again") -> dict[str, Any] | None:
+    def complete_record(
+        self, otherwise: str = "running again", read: Container[str] | None = None
+    ) -> dict[str, Any] | None:
         """The run record, if the run is complete and every file matches its checksum.
 
         Args:
             otherwise: what the caller does about a damaged folder, for the warning.
+            read: the files that the caller goes on to read: of the others only their presence is checked, since models
+                take long to read; None: all.
         """
         try:
             record = read_json(self.path / "run.json")
-            damaged = [
-                name for name, checksum in record["files"].items() if file_checksum(self.path / name) != checksum
-            ]
+            damaged = [name for name, checksum in record["files"].items() if not self._holds(name, checksum, read)]
         except FileNotFoundError as error:
             if (self.path / "run.json").exists():
                 log.warning("run folder %s lacks %s; %s", self.path, error.filename, otherwise)
@@ -64,6 +67,12 @@ class RunFolder:
             log.warning("run folder %s: %s does not match its checksum; %s", self.path, ", ".join(damaged), otherwise)
             return None
         return record
+
+    def _holds(self, name: str, checksum: str, read: Container[str] | None) -> bool:
+        """Whether a file is as it was written. Raises OSError if it is not there."""
+        if read is None or name in read:
+            return file_checksum(self.path / name) == checksum
+        return (self.path / name).stat().st_size >= 0
 
     def clear(self, keep_checkpoint: bool = False) -> None:
         """Forget what is there but the log: a complete run (force), or what a killed or damaged one left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ log = logging.getLogger(__name__)
 
 #: The method that sees all data at once: a ceiling, not a competitor.
 CEILING = "joint"
+#: With the one that trains the network.
+CEILINGS = (CEILING, "joint_training")
 
 #: Of the setting, what is shown wherever it varies; the rest is shown only where these do not tell it already.
 _PRIMARY = (
@@ -50,14 +53,17 @@ def signature(frame: pd.DataFrame, columns: list[str]) -> pd.Series:
     return pd.Series(["\n".join(map(text, row)) for row in frame[columns].to_numpy(object)], frame.index, dtype=object)
 
 
-def used_runs(frame: pd.DataFrame) -> pd.DataFrame:
+def used_runs(frame: pd.DataFrame, apart: Iterable[str] = ()) -> pd.DataFrame:
     """`frame` in the order of the tables, with a `label` and a `family` for each run.
 
     A label is the method with those knobs that vary among its runs (`fedran rank=512 complement=floor`); a family
     leaves the numeric ones out (`fedran complement=floor`). Where one configuration has a seed more than once (made by
     different versions of the code), only the newest of these runs is kept, and a warning says so.
+
+    Args:
+        apart: knobs that labels leave out, since the table has columns for them.
     """
-    frame = pd.concat(_named(runs) for _, runs in frame.groupby("method"))
+    frame = pd.concat(_named(runs, set(apart)) for _, runs in frame.groupby("method"))
     configuration = [*setting(frame), "method", *knobs(frame)]
     frame = frame.sort_values("written", kind="stable")
     key = signature(frame, [*configuration, "seed"])
@@ -93,9 +99,9 @@ def summarise(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _named(runs: pd.DataFrame) -> pd.DataFrame:
+def _named(runs: pd.DataFrame, apart: set[str]) -> pd.DataFrame:
     """The runs of one method with their labels and families."""
-    varying = [knob for knob in knobs(runs) if runs[knob].map(text).nunique() > 1]
+    varying = [knob for knob in knobs(runs) if knob not in apart and runs[knob].map(text).nunique() > 1]
 
     def name(row: pd.Series, numbers: bool) -> str:
         shown = [knob for knob in varying if text(row[knob]) and (numbers or not is_number(row[knob]))]

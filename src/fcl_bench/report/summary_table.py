@@ -1,39 +1,32 @@
-"""A summary as Markdown and as a table on the terminal: the same cells, mean ± standard deviation over seeds."""
+"""A summary as Markdown, as LaTeX and on the terminal: the same cells, mean ± standard deviation over seeds."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pandas as pd
 from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from fcl_bench.report.cells import NOT_DEFINED, Cell, Sheet, decimals, marked_by_group, mean_and_spread, number
 from fcl_bench.report.collect import text
-from fcl_bench.report.summary import CEILING, knobs, setting, signature, varying_setting
+from fcl_bench.report.latex import latex_table
+from fcl_bench.report.markdown import markdown_table
+from fcl_bench.report.measures import MEASURES, Measure
+from fcl_bench.report.summary import CEILING, CEILINGS, knobs, setting, signature, varying_setting
 
-_HEADERS = {
-    "A_avg": "A_avg (%)",
-    "A_T": "A_T (%)",
-    "forgetting": "forgetting (%)",
-    "A_T_aware": "A_T, task given (%)",
-    "A_T_unrouted": "A_T, all compete (%)",
-    "routing": "task right (%)",
-    "up_max_mib": "upload (MiB)",
-    "adapt_up_mib": "first stage's upload (MiB)",
-    "seconds_per_task": "seconds per task",
-    "fedran_mib": "FedRAN's count (MiB)",
-    "stsa_mib": "STSA's count (MiB)",
-}
-#: Shown only where a method defines it.
-_OPTIONAL = ("A_T_aware", "A_T_unrouted", "routing", "adapt_up_mib", "fedran_mib", "stsa_mib")
+#: Shown unless others are asked for.
+_SHOWN = (
+    *("A_avg", "A_T", "forgetting"),
+    *("A_T_aware", "A_T_unrouted", "routing"),
+    *("up_max_mib", "adapt_up_mib", "seconds_per_task", "fedran_mib", "stsa_mib"),
+)
 NOTE = (
     "Mean ± standard deviation over n seeds. Upload: measured, of the busiest client and task. "
     f"In each setting the best accuracy is bold and the second underlined ({CEILING}, the ceiling, aside)."
 )
-
-#: Content and mark ("", "bold" or "underline") of one cell.
-Cell = tuple[str, str]
 
 
 def constants(summary: pd.DataFrame) -> list[str]:
@@ -43,33 +36,32 @@ def constants(summary: pd.DataFrame) -> list[str]:
     return [line for line in lines if line]
 
 
-def cells(summary: pd.DataFrame) -> tuple[list[str], list[list[Cell]]]:
+def cells(summary: pd.DataFrame, measures: Sequence[Measure] = ()) -> tuple[list[str], list[list[Cell]]]:
     """Headers and rows: the setting where it varies, the label, n, and the measures. No cell is empty or NaN."""
     varying = varying_setting(summary)
-    measures = [m for m in _HEADERS if m not in _OPTIONAL or summary[f"{m}_mean"].notna().any()]
-    marks = {measure: _marks(summary, measure) for measure in ("A_avg", "A_T")}
+    shown = list(measures) or [MEASURES[name] for name in _SHOWN if MEASURES[name].shown_for(summary[f"{name}_mean"])]
+    marked = {measure.name: marks(summary, measure) for measure in shown if measure.name.startswith("A_")}
     rows: list[list[Cell]] = []
     for index, row in summary.iterrows():
         rows.append([(text(row[column]) or "none", "") for column in varying])
         rows[-1] += [(row["label"], ""), (str(row["n"]), "")]
-        rows[-1] += [(_value(row, m), marks.get(m, {}).get(index, "")) for m in measures]
-    return [*varying, "method", "n", *(_HEADERS[measure] for measure in measures)], rows
+        rows[-1] += [(value(row, m), marked[m.name][index] if m.name in marked else "") for m in shown]
+    return [*varying, "method", "n", *(measure.header for measure in shown)], rows
 
 
-def markdown(summary: pd.DataFrame) -> str:
+def markdown(summary: pd.DataFrame, measures: Sequence[Measure] = ()) -> str:
     """The summary as a Markdown page."""
-    headers, rows = cells(summary)
-    texts = headers.index("n")
-    around = {"": "{}", "bold": "**{}**", "underline": "<u>{}</u>"}
-    lines = [headers, ["---"] * texts + ["---:"] * (len(headers) - texts)]
-    lines += [[around[mark].format(content.replace("|", "\\|")) for content, mark in row] for row in rows]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return "\n\n".join([*constants(summary), table, NOTE]) + "\n"
+    return "\n\n".join([*constants(summary), markdown_table(summary_sheet(summary, measures)), NOTE]) + "\n"
 
 
-def terminal_table(summary: pd.DataFrame, width: float) -> tuple[Table, list[str]]:
+def latex(summary: pd.DataFrame, measures: Sequence[Measure] = ()) -> str:
+    """The summary as a LaTeX tabular."""
+    return latex_table(summary_sheet(summary, measures))
+
+
+def terminal_table(summary: pd.DataFrame, width: float, measures: Sequence[Measure] = ()) -> tuple[Table, list[str]]:
     """The summary for rich, a line between settings; and the last columns, left out to keep it within `width`."""
-    headers, rows = cells(summary)
+    headers, rows = cells(summary, measures)
     widths = [3 + max(cell_len(header), *(cell_len(row[i][0]) for row in rows)) for i, header in enumerate(headers)]
     shown = len(headers)
     while 1 + sum(widths[:shown]) > width and shown > headers.index("n") + 3:
@@ -83,32 +75,28 @@ def terminal_table(summary: pd.DataFrame, width: float) -> tuple[Table, list[str
     return table, headers[shown:]
 
 
+def value(row: pd.Series, measure: Measure) -> str:
+    """Mean and standard deviation of one row of a summary."""
+    mean, std = row[f"{measure.name}_mean"], row[f"{measure.name}_std"]
+    return NOT_DEFINED if math.isnan(mean) else mean_and_spread(mean, std, decimals(mean, measure))
+
+
+def marks(summary: pd.DataFrame, measure: Measure) -> pd.Series:
+    """Per row, the mark of the best and the second of each setting, the ceilings aside."""
+    competes = ~summary["method"].isin(CEILINGS) & summary[f"{measure.name}_mean"].notna()
+    printed = summary.loc[competes, f"{measure.name}_mean"].map(lambda mean: number(mean, measure))
+    marked = marked_by_group(printed, signature(summary[competes], setting(summary)), measure.higher)
+    return marked.reindex(summary.index, fill_value="")
+
+
+def summary_sheet(summary: pd.DataFrame, measures: Sequence[Measure] = ()) -> Sheet:
+    """The summary as a table, with its constants and its note."""
+    headers, rows = cells(summary, measures)
+    return Sheet("Summary", headers, rows, headers.index("n"), [*constants(summary), NOTE])
+
+
 def _shared(rows: pd.DataFrame, columns: list[str]) -> str:
     """The columns with one value in all rows, less what is null, absent or a mere fingerprint."""
     values = {column: set(rows[column].map(text)) for column in columns if "fingerprint" not in column}
-    told = {column: min(value) for column, value in values.items() if len(value) == 1 and column != "features"}
+    told = {column: min(found) for column, found in values.items() if len(found) == 1 and column != "features"}
     return ", ".join(f"{c.removeprefix('method.')} {v}" for c, v in told.items() if v not in ("", "null"))
-
-
-def _value(row: pd.Series, measure: str) -> str:
-    """Percents with two decimals; small sizes and times with three digits that count."""
-    mean, std = row[f"{measure}_mean"], row[f"{measure}_std"]
-    if math.isnan(mean):
-        return "not defined"
-    decimals = 2
-    if measure not in ("A_avg", "A_T", "forgetting") and 0 < mean < 1:
-        decimals -= math.floor(math.log10(mean))
-    # An exact zero is not one that was rounded: sizes often are the same for every seed.
-    spread = "" if math.isnan(std) else " ± 0" if std == 0 else f" ± {std:.{decimals}f}"
-    return f"{mean:.{decimals}f}{spread}"
-
-
-def _marks(summary: pd.DataFrame, measure: str) -> dict[int, str]:
-    """Row -> mark of the best and the second of each setting; values that print alike are marked alike."""
-    marks: dict[int, str] = {}
-    printed = summary.loc[summary["method"] != CEILING, f"{measure}_mean"].dropna().round(2)
-    for _, values in printed.groupby(signature(summary, setting(summary))):
-        best = sorted(set(values), reverse=True)[:2] if len(values) > 1 else []
-        for value, mark in zip(best, ("bold", "underline"), strict=False):
-            marks |= dict.fromkeys(values.index[values == value], mark)
-    return marks

@@ -1,0 +1,87 @@
+"""How every figure looks: one colour and marker a method, wherever it is drawn, and sizes that stay legible."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+
+#: Okabe and Ito's colours, which colour-blind readers tell apart, without the yellow that is faint on white.
+BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, BLACK = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"),
+)
+_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, BLACK)
+#: No two methods share a marker, so that a grey copy tells them apart as well.
+METHODS: dict[str, tuple[str, str]] = {
+    "fedran": (BLUE, "o"),
+    "stsa": (VERMILLION, "s"),
+    "stsa_e": (ORANGE, "D"),
+    "afl": (GREEN, "^"),
+    "afcl": (PURPLE, "v"),
+    "centred_sketch": (BLACK, "P"),
+    "fedprotip": (SKY, "X"),
+    "finetune": (VERMILLION, "<"),
+    "fot": (GREEN, ">"),
+    "fedlwf": (BLUE, "p"),
+    "fedewc": (PURPLE, "h"),
+    "fedicarl": (ORANGE, "*"),
+    "target": (BLACK, "d"),
+}
+_MORE_MARKERS = ("8", "H", "o", "s", "^", "v", "D", "P", "X", "p", "h")
+#: The ceilings' dots are none of these.
+_LINES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
+_FILLS = ("none", "full", "left", "bottom")
+#: Methods with all data in one place: ceilings, no competitors.
+CEILINGS: dict[str, dict[str, Any]] = {
+    "joint": {"color": "0.35", "linestyle": ":", "linewidth": 1.6},
+    "joint_training": {"color": "0.35", "linestyle": (0, (1, 3)), "linewidth": 1.6},
+}
+#: Dark for high values in no direction: its lightness rises evenly, for colour-blind readers and in grey as well.
+COLOUR_MAP = "cividis"
+FRONT: dict[str, Any] = {"color": "0.8", "linewidth": 5, "solid_joinstyle": "round", "zorder": 1}
+#: Of texts inside a panel: under the points themselves, with a halo.
+NOTE: dict[str, Any] = {"fontsize": 9, "zorder": 1.9, "path_effects": [withStroke(linewidth=2, foreground="white")]}
+TITLE_SIZE, TEXT_SIZE, SMALL_SIZE = 10.5, 10, 8.5
+WIDTH_INCHES = 10.0
+#: What fits into a line of `TEXT_SIZE` over the whole width.
+CHARACTERS = 124
+
+
+def looks(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Colour and marker of each method: from `METHODS`, or a free pair that the name of an unknown one picks."""
+    taken = {*METHODS.values()}
+    free = [pair for pair in itertools.product(_COLOURS, _MORE_MARKERS) if pair not in taken]
+    found = {}
+    for method in sorted(set(methods)):
+        if method in METHODS:
+            found[method] = METHODS[method]
+        else:
+            # The name decides, not which other methods are there, unless two of them want the same pair.
+            start = zlib.crc32(method.encode()) % len(free)
+            found[method] = free.pop(start) if len(free) > 1 else free[0]
+    return found
+
+
+def line_look(pair: tuple[str, str], variant: int = 0) -> dict[str, Any]:
+    """Keywords for `plot` and `errorbar`: a method's colour and marker, in the dashes and filling of its n-th variant.
+
+    The first 16 variants of a method differ from each other.
+    """
+    colour, marker = pair
+    fill = _FILLS[(variant + variant // len(_LINES)) % len(_FILLS)]
+    around = {"markerfacecoloralt": "white", "markeredgewidth": 1.4, "markersize": 6.5}
+    return {"color": colour, "marker": marker, "linestyle": _LINES[variant % len(_LINES)], "fillstyle": fill, **around}
+
+
+def svg_text(figure: Figure) -> str:
+    """The figure as SVG, the same text each time; letters as outlines, so that no font is needed."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "fcl-bench", "svg.fonttype": "path"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
