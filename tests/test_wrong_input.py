@@ -167,7 +167,7 @@ BAD_INPUT = [
     ("adapt=fedavg backbone=tiny adapt.training.schedule=step", "adapt.training.milestones=[50,75]"),
     ("drift=-1", "drift=-1 is out of range"),
     ("checkpoint_rounds=0", "checkpoint_rounds=0 is out of range"),
-    ("experiment=stsa", "experiment=stsa is not known (choices: fedprotip_pretrained_cifar100"),
+    ("experiment=stsa", "experiment=stsa is not known (did you mean stsa_table5 or stsa_table4"),
     ("data=imagefolder data.path={}/images data.classes=3", "data.classes=3"),
 ]
 

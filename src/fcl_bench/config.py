@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 #: Each group's choice names its class in `_target_`; the class is a dataclass of the choice's knobs.
 GROUPS = ("method", "backbone", "data", "split", "partition", "adapt")
 STATISTICS_DTYPES = ("float64", "float32")
+#: Keys that are no part of a run: what else is to run, and who is told.
+_OUTSIDE = ("hydra", "grid", "track")
 WIRE_DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
@@ -75,6 +77,8 @@ class _Scalars:
     cache: Cache
     # With a default, so that the config.yaml of an older run can still be read.
     preview: bool = False
+    experiment: str | None = None
+    profile: str = "full"
 
     def __post_init__(self) -> None:
         require_count("seed", self.seed, least=0)
@@ -149,7 +153,7 @@ def load_settings(config: DictConfig) -> Settings:
             f"{error.full_key or 'the configuration'}: {first_line(error)}", "a value without a broken ${...}"
         ) from error
     assert isinstance(resolved, dict)
-    plain: dict[str, Any] = {str(key): value for key, value in resolved.items() if key != "hydra"}
+    plain: dict[str, Any] = {str(key): value for key, value in resolved.items() if key not in _OUTSIDE}
     groups = {}
     for group in GROUPS:
         node = plain.get(group)

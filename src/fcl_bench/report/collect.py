@@ -27,7 +27,7 @@ RUN = ("seed", "run_id", "folder", "git_commit", "written")
 _RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks")
 #: Keys of config.yaml without a bearing on the result, or that the record has in the form that was used.
 _GROUPS = ("split", "partition", "adapt")
-_NEITHER = ("device", "out", "force", "preview", "cache", "checkpoint_rounds", "drift")
+_NEITHER = ("device", "out", "force", "preview", "cache", "checkpoint_rounds", "drift", "experiment", "profile")
 _LEFT_OUT = {*_RECORDED, "method", "seed", *_NEITHER}
 #: What is read here and by those who draw the runs.
 _READ = {"config.yaml", "tasks.csv", "accuracy_matrix.csv", "task_aware_matrix.csv"}

@@ -40,6 +40,8 @@ def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: floa
         "split": settings.split.name,
         "partition": settings.partition.name,
         "adapt": settings.adapt.name,
+        "experiment": scalars.experiment,
+        "profile": scalars.profile,
         "seed": scalars.seed,
         "beta": settings.beta,
         "clients": scalars.clients,
