@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -222,7 +223,8 @@ def test_help_lists_every_choice_with_a_line_and_imports_no_torch():
     from fcl_bench.config import config_dir
 
     for file in config_dir().glob("*/*.yaml"):
-        [line] = [line for line in out.splitlines() if line.split()[:1] == [file.stem] or f"* {file.stem} " in line]
+        section = re.split(r"\n  (?=\S)", out.split(f"\n  {file.parent.name}\n", 1)[1])[0]
+        [line] = [line for line in section.splitlines() if line.split()[:1] == [file.stem] or f"* {file.stem} " in line]
         assert len(line.split(file.stem, 1)[1].strip()) > 10, file
     for key in ("seed:", "beta:", "clients:", "tasks:", "device:", "dtype:", "out:", "force:"):
         assert key in out

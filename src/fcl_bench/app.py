@@ -6,12 +6,17 @@ import errno
 import logging
 import os
 import sys
+import time
 import traceback
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fcl_bench import __version__
 from fcl_bench.command_line import SEE_HELP, composition_error, ordered
 from fcl_bench.errors import UserError, first_line
+from fcl_bench.sweep.workers import SPIN
+from fcl_bench.terminal import drop_output, output_to, say
 
 DONE, BUG, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 
@@ -31,7 +36,7 @@ def main() -> int:
     # each, and 9 s each with this short spin, while a run alone is no slower (it is with OMP_WAIT_POLICY=PASSIVE, which
     # never spins). GNU OpenMP, which torch brings on Linux, reads it when torch is imported, and that is yet to come.
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
     try:
         if "-h" in arguments or "--help" in arguments:
             from fcl_bench.config import config_dir
@@ -50,7 +55,7 @@ def main() -> int:
         print("fcl-bench: interrupted (the same command goes on where it stopped)", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        _drop_output()
+        drop_output()
         return DONE
     except Exception:
         traceback.print_exc()
@@ -71,6 +76,8 @@ def _hydra() -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     from fcl_bench.config import config_dir
+    from fcl_bench.sweep.launchers import require_launcher
+    from fcl_bench.sweep.watch import CALLBACK, sweeping
 
     codes: list[int] = []
 
@@ -78,21 +85,40 @@ def _hydra() -> int:
     def job(config: Any) -> None:
         codes.append(_job(config))
 
-    try:
-        job()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise composition_error(error) from error
-    except (TypeError, ValueError, OSError) as error:
-        # Before the first job this is Hydra failing on what was typed (method=[1], an out that can't be made).
-        if codes or isinstance(error, BrokenPipeError):
-            raise
-        if isinstance(error, OSError):
-            raise _storage_error(error) or error from error
-        raise UserError(f"the configuration cannot be composed: {first_line(error)}", SEE_HELP) from error
-    failed = sum(code != DONE for code in codes)
-    if failed and len(codes) > 1:
-        print(f"fcl-bench: {failed} of {len(codes)} runs failed", file=sys.stderr)
+    if {"-m", "--multirun"} & set(sys.argv):
+        require_launcher(sys.argv[1:])
+        sys.argv.append(CALLBACK)
+    with sweeping() as sweep:
+        try:
+            job()
+        except (HydraException, OmegaConfBaseException) as error:
+            raise composition_error(error) from error
+        except (TypeError, ValueError, OSError) as error:
+            # Before the first job this is Hydra failing on what was typed (method=[1], an out that can't be made).
+            if codes or isinstance(error, BrokenPipeError):
+                raise
+            if isinstance(error, OSError):
+                raise _storage_error(error) or error from error
+            raise UserError(f"the configuration cannot be composed: {first_line(error)}", SEE_HELP) from error
+        except RuntimeError as error:
+            # A launcher whose worker was killed says so; which jobs that leaves undone is in their reports.
+            if not sweep.began:
+                raise
+            print(f"fcl-bench: the launcher stopped: {first_line(error)}", file=sys.stderr)
+            return BUG
+        if sweep.began and not codes:  # the jobs ran in other processes
+            codes = [BUG if report.code is None else report.code for report in sweep.reports()]
     return next((code for code in (BUG, USER_ERROR) if code in codes), DONE)
+
+
+@dataclass
+class _End:
+    """How one run ended: its exit code, of a failure the reason in one line, and the run's folder."""
+
+    code: int
+    reason: str = ""
+    run: str = ""
+    was_complete: bool = False
 
 
 def _job(config: Any) -> int:
@@ -100,12 +126,56 @@ def _job(config: Any) -> int:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from fcl_bench.config import load_settings
-
+    hydra_job = HydraConfig.get()
+    if hydra_job.mode != RunMode.MULTIRUN:
+        return _carry_out(config).code
     try:
-        hydra_job = HydraConfig.get()
-        if hydra_job.mode == RunMode.MULTIRUN:
-            _say(f"\n── run {hydra_job.job.num}: {hydra_job.job.override_dirname or 'defaults'}")
+        return _job_of_sweep(config, hydra_job)
+    except OSError as error:
+        # Its report cannot be written.
+        _user_error(_storage_error(error) or UserError(first_line(error), "out=FOLDER with room to write"))
+        return USER_ERROR
+
+
+def _job_of_sweep(config: Any, hydra_job: Any) -> int:
+    """One job, with a report for the parent process; where it shares the machine, with its share of it."""
+    from fcl_bench.sweep.jobs import DONE as JOB_DONE
+    from fcl_bench.sweep.jobs import FAILED, INTERRUPTED, JobReport, output_path, write_report
+    from fcl_bench.sweep.watch import current_sweep
+    from fcl_bench.sweep.workers import take_gpu
+
+    folder = Path(str(hydra_job.sweep.dir)).absolute()
+    report = JobReport(hydra_job.job.num, list(hydra_job.overrides.task))
+    write_report(folder, report)
+    begin = time.perf_counter()
+    try:
+        if (sweep := current_sweep()) is not None:
+            say(f"\n── {sweep.header(report.number)}: {hydra_job.job.override_dirname or 'defaults'}")
+            end = _carry_out(config)
+        else:
+            take_gpu(folder, str(config.device))
+            with output_to(output_path(folder, report.number)):
+                end = _carry_out(config)
+    except BaseException:
+        report.status = INTERRUPTED
+        raise
+    else:
+        report.status = JOB_DONE if end.code == DONE else FAILED
+        report.code, report.reason, report.run, report.was_complete = end.code, end.reason, end.run, end.was_complete
+        return end.code
+    finally:
+        report.seconds = time.perf_counter() - begin
+        write_report(folder, report)
+
+
+def _carry_out(config: Any) -> _End:
+    """Check and run what was composed, and print what came out."""
+    from fcl_bench.config import load_settings
+    from fcl_bench.tracking.base import load_tracking
+
+    end = _End(DONE)
+    try:
+        tracking = load_tracking(config)
         settings = load_settings(config)
         _log_to_terminal()
         if settings.scalars.preview:
@@ -113,27 +183,28 @@ def _job(config: Any) -> int:
 
             preview(settings)
             sys.stdout.flush()
-            return DONE
+            return end
         from fcl_bench.report.screen import print_record
         from fcl_bench.run import run
 
-        outcome = run(settings)
+        outcome = run(settings, tracking)
+        end = _End(DONE, run=str(outcome.folder), was_complete=outcome.was_complete)
         if outcome.was_complete:
-            _say("this run is complete already; its record follows (force=true repeats the run)")
+            say("this run is complete already; its record follows (force=true repeats the run)")
         print_record(outcome.record, str(outcome.folder))
         sys.stdout.flush()
-        return DONE
+        return end
     except UserError as error:
-        return _user_error(error)
+        return _End(_user_error(error), str(error))
     except BrokenPipeError:
         # Only the record's tables are left to print by then.
-        _drop_output()
-        return DONE
+        drop_output()
+        return end
     except Exception as error:
         if (storage := _storage_error(error)) is not None:
-            return _user_error(storage)
+            return _End(_user_error(storage), str(storage))
         traceback.print_exc()
-        return BUG
+        return _End(BUG, f"{type(error).__name__}: {first_line(error)}")
 
 
 def _storage_error(error: Exception) -> UserError | None:
@@ -145,19 +216,6 @@ def _storage_error(error: Exception) -> UserError | None:
     else:
         return None
     return UserError(f"writing failed, {reason}", "out=FOLDER and cache.dir=FOLDER with room to write")
-
-
-def _say(text: str) -> None:
-    """Print a line now, or go on without a reader."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        _drop_output()
-
-
-def _drop_output() -> None:
-    """Whoever read our output (`| head`) has gone: go on without it, a sweep has more runs to do."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _log_to_terminal() -> None:

@@ -5,24 +5,28 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fcl_bench import environment
 from fcl_bench.config import Settings
 from fcl_bench.errors import UserError
+from fcl_bench.evaluation.metrics import pooled_accuracy
 from fcl_bench.federation.engine import Federation
 from fcl_bench.files import locked, writable
 from fcl_bench.inputs import prepare_inputs
 from fcl_bench.plan import Plan, make_plan
-from fcl_bench.report.record import run_record
-from fcl_bench.report.run_folder import RunFolder, partition_arrays
+from fcl_bench.report.checkpoint import read_json
+from fcl_bench.report.record import run_record, test_sizes
+from fcl_bench.report.run_folder import SCHEMA, RunFolder, partition_arrays
 from fcl_bench.report.run_pictures import run_figures
 from fcl_bench.report.run_tables import run_tables
+from fcl_bench.tracking.base import NoTracking, TrackedRun, Tracker, Tracking, flat, numbers
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +40,18 @@ class Outcome:
     was_complete: bool
 
 
-def run(settings: Settings) -> Outcome:
+def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
     """Do the run that `settings` describe, or report it if it is already complete.
 
     An interrupted run goes on after its last complete task, with the result of an uninterrupted one.
 
+    Args:
+        settings: the whole configuration.
+        tracking: who else is told how the run goes; it has no bearing on the result.
+
     Raises:
-        UserError: the input can't work; nothing has been written but the log.
+        UserError: the input can't work, or another version of the program made what is in the run's folder; nothing has
+            been written but the log.
     """
     begin = time.perf_counter()
     plan = make_plan(settings)
@@ -53,15 +62,35 @@ def run(settings: Settings) -> Outcome:
     with locked(writable(f"out={out}", runs / ".locks") / f"{plan.label}.lock", f"doing the run {plan.label}"):
         if settings.scalars.force:
             folder.clear()
-        elif (record := folder.complete_record()) is not None:
-            return Outcome(record, folder.path, was_complete=True)
         else:
-            folder.clear(keep_checkpoint=True)
+            _refuse_other_schema(folder)
+        if (record := folder.complete_record()) is not None:
+            folder.checkpoint.remove()  # of a process that was killed between the two
+            return Outcome(record, folder.path, was_complete=True)
+        folder.clear(keep_checkpoint=True)
         with _logged_to(writable(f"out={out}", folder.path) / "run.log"):
-            return Outcome(_carry_out(plan, folder, begin), folder.path, was_complete=False)
+            record = _carry_out(plan, folder, begin, tracking or NoTracking())
+            return Outcome(record, folder.path, was_complete=False)
 
 
-def _carry_out(plan: Plan, folder: RunFolder, begin: float) -> dict[str, Any]:
+def _refuse_other_schema(folder: RunFolder) -> None:
+    """Neither trust nor overwrite what another version of the program made.
+
+    The schema is a part of the run's id, so such a folder was copied, renamed, or comes from a version that did so.
+    """
+    for file in (folder.path / "run.json", folder.checkpoint.folder / "state.json"):
+        try:
+            schema = read_json(file).get("schema")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # absent or damaged, which is found out and told where it is used
+        if schema != SCHEMA:
+            raise UserError(
+                f"run folder {folder.path} is of schema {schema}, and this version of fcl-bench writes schema {SCHEMA}",
+                "force=true does the run anew and replaces the folder; out=FOLDER leaves it alone",
+            )
+
+
+def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking) -> dict[str, Any]:
     settings = plan.settings
     inputs = prepare_inputs(plan, folder.path)
     drift = settings.scalars.drift
@@ -70,12 +99,26 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float) -> dict[str, Any]:
     )
     seconds_before = _resume(federation, folder)
 
-    def checkpoint(federation: Federation) -> None:
-        state, tensors = federation.save()
-        folder.checkpoint.save({**state, "seconds": seconds_before + time.perf_counter() - begin}, tensors)
+    tracked = TrackedRun(
+        *(plan.id, plan.label, flat(settings.identity(), separator="."), Path(settings.scalars.out).expanduser()),
+        tasks_done=federation.state.tasks_done,
+        fresh=settings.scalars.force,
+    )
+    with closing(tracking.start(tracked)) as tracker:
 
-    federation.run(checkpoint, settings.scalars.checkpoint_rounds)
-    record = run_record(plan, federation, inputs, seconds_before + time.perf_counter() - begin)
+        def checkpoint(federation: Federation) -> None:
+            done = federation.state.rounds_done == 0
+            if done:
+                _tell(tracker, federation)
+            state, tensors = federation.save()
+            folder.checkpoint.save({**state, "seconds": seconds_before + time.perf_counter() - begin}, tensors)
+            if done:
+                log.debug("task %d of %d is kept", federation.state.tasks_done, len(federation.stream.tasks))
+
+        federation.run(checkpoint, settings.scalars.checkpoint_rounds)
+        record = run_record(plan, federation, inputs, seconds_before + time.perf_counter() - begin)
+        # Before the record is written: a run that is killed in between tells it again.
+        tracker.finish(numbers({key: record[key] for key in ("metrics", "communication", "runtime")}))
     return folder.write(
         record,
         settings.resolved,
@@ -84,6 +127,15 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float) -> dict[str, Any]:
         {**federation.server.model(), "class_order": torch.from_numpy(plan.stream.class_order)},
         run_figures(record, plan.stream, federation),
     )
+
+
+def _tell(tracker: Tracker, federation: Federation) -> None:
+    """What a tracker hears after a task: accuracy on all classes so far in percent, bytes, seconds."""
+    state = federation.state
+    task = federation.stream.tasks[state.tasks_done - 1]
+    accuracy = float(pooled_accuracy(state.answers["correct"], test_sizes(federation))[task.index])
+    known = {"classes_seen": task.columns_seen, **state.ledger.task_totals(task.index)}
+    tracker.task(numbers({"accuracy": None if np.isnan(accuracy) else accuracy, **known}), task.index)
 
 
 def _resume(federation: Federation, folder: RunFolder) -> float:

@@ -1,0 +1,108 @@
+"""`track=mlflow`: an MLflow run for each run, in one SQLite file or on a server."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fcl_bench.errors import UserError
+from fcl_bench.files import locked, writable
+from fcl_bench.tracking.base import TrackedRun, Tracker, require_package
+
+#: The tag by which a run that goes on finds itself.
+_TAG = "fcl_bench.run_id"
+_SQLITE = "sqlite:///"
+#: MLflow's own limit of items in one request.
+_BATCH = 100
+
+
+@dataclass
+class MLflow:
+    """An MLflow run, found again by its tag `fcl_bench.run_id` when the run goes on.
+
+    Args:
+        uri: of the tracking store: `sqlite:///FILE`, or a server's `http://...`. MLflow 3 refuses its own file store.
+        experiment: name of the MLflow experiment; made if need be.
+    """
+
+    uri: str
+    experiment: str
+
+    def __post_init__(self) -> None:
+        if "://" not in self.uri:
+            raise UserError(f"track.uri={self.uri} is not a store", "sqlite:///FILE or http://SERVER")
+        if not self.experiment.strip():
+            raise UserError("track.experiment is empty", "a name, such as track.experiment=fcl-bench")
+
+    def start(self, run: TrackedRun) -> Tracker:
+        """See `Tracking`."""
+        tracking = require_package("mlflow", "mlflow.tracking")
+        entities = require_package("mlflow", "mlflow.entities")
+        # It writes to stderr how it makes its tables; stderr is for what the user should know.
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        if not self.uri.startswith(_SQLITE):
+            return _Run(tracking.MlflowClient(self.uri), entities, self.experiment, run, None)
+        for package in ("sqlalchemy", "alembic"):
+            require_package("mlflow", package)
+        file = Path(self.uri.removeprefix(_SQLITE)).expanduser()
+        writable(f"track.uri={self.uri}", file.parent)
+        with _lock(file):  # the first to come makes the tables
+            client = tracking.MlflowClient(f"{_SQLITE}{file}")
+            return _Run(client, entities, self.experiment, run, file)
+
+
+class _Run:
+    """One MLflow run. Processes that share a SQLite file take turns: the library itself gives up when it is busy."""
+
+    def __init__(self, client: Any, entities: Any, experiment: str, run: TrackedRun, file: Path | None) -> None:
+        self._client, self._entities, self._file = client, entities, file
+        self._ended = False
+        found = client.get_experiment_by_name(experiment)
+        at = client.create_experiment(experiment, _artifacts(file)) if found is None else found.experiment_id
+        before = [] if run.fresh else client.search_runs([at], f"tags.`{_TAG}` = '{run.id}'", max_results=1)
+        if before:
+            self._id = before[0].info.run_id
+            client.set_terminated(self._id, "RUNNING")
+            return
+        self._id = client.create_run(at, tags={_TAG: run.id}, run_name=run.label).info.run_id
+        params = [entities.Param(name, str(value)) for name, value in run.config.items()]
+        self._in_batches(params, lambda batch: client.log_batch(self._id, params=batch))
+
+    def task(self, metrics: dict[str, float], step: int) -> None:
+        with _lock(self._file):
+            self._log({f"task/{name}": value for name, value in metrics.items()}, step)
+
+    def finish(self, metrics: dict[str, float]) -> None:
+        with _lock(self._file):
+            self._log(metrics, 0)
+            self._client.set_terminated(self._id, "FINISHED")
+        self._ended = True
+
+    def close(self) -> None:
+        if not self._ended:
+            with _lock(self._file):
+                self._client.set_terminated(self._id, "KILLED")
+
+    def _log(self, metrics: dict[str, float], step: int) -> None:
+        now = int(1000 * time.time())
+        points = [self._entities.Metric(name, value, now, step) for name, value in metrics.items()]
+        self._in_batches(points, lambda batch: self._client.log_batch(self._id, metrics=batch))
+
+    @staticmethod
+    def _in_batches(items: list[Any], send: Callable[[list[Any]], Any]) -> None:
+        for begin in range(0, len(items), _BATCH):
+            send(items[begin : begin + _BATCH])
+
+
+def _lock(file: Path | None) -> Any:
+    return nullcontext() if file is None else locked(file.with_name(f".{file.name}.lock"), "writing to MLflow's file")
+
+
+def _artifacts(file: Path | None) -> str | None:
+    """Where MLflow would keep files of a run: beside its own file, not in the folder that the command is run in."""
+    return None if file is None else (file.absolute().parent / "mlflow_artifacts").as_uri()

@@ -1,0 +1,59 @@
+"""`track=tensorboard`: event files that `tensorboard --logdir` shows."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fcl_bench.errors import UserError
+from fcl_bench.files import writable
+from fcl_bench.tracking.base import TrackedRun, Tracker, require_package
+
+
+@dataclass
+class TensorBoard:
+    """Event files in `<dir>/<run>/`: a point a task, and the record's numbers at the end.
+
+    Args:
+        dir: root of the event files.
+    """
+
+    dir: str
+
+    def __post_init__(self) -> None:
+        if not self.dir.strip():
+            raise UserError("track.dir is empty", "a folder, such as track.dir=outputs/tensorboard")
+
+    def start(self, run: TrackedRun) -> Tracker:
+        """See `Tracking`."""
+        # torch's module only fails in its middle, in other words, where tensorboard is missing.
+        require_package("tensorboard", "tensorboard")
+        writer = require_package("tensorboard", "torch.utils.tensorboard").SummaryWriter
+        folder = writable(f"track.dir={self.dir}", Path(self.dir).expanduser()) / run.label
+        if run.fresh:
+            shutil.rmtree(folder, ignore_errors=True)
+        # Points that a killed process told before it could keep its checkpoint are told again: purge them.
+        return _Events(writer(str(folder), purge_step=run.tasks_done or None), run)
+
+
+class _Events:
+    """One run's event file."""
+
+    def __init__(self, writer: Any, run: TrackedRun) -> None:
+        self._writer = writer
+        rows = [f"| {name} | {value} |" for name, value in run.config.items()]
+        writer.add_text("config", "\n".join(["| key | value |", "| --- | --- |", *rows]))
+
+    def task(self, metrics: dict[str, float], step: int) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(f"task/{name}", value, step)
+        self._writer.flush()
+
+    def finish(self, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(f"record/{name}", value, 0)
+
+    def close(self) -> None:
+        self._writer.close()

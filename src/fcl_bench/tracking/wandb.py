@@ -1,0 +1,72 @@
+"""`track=wandb`: a Weights & Biases run, kept on this machine unless told otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fcl_bench.errors import UserError, require_choice
+from fcl_bench.files import writable
+from fcl_bench.tracking.base import TrackedRun, Tracker, require_package
+
+
+@dataclass
+class WandB:
+    """A W&B run under the run's own id, so that one that goes on is one run there too.
+
+    Args:
+        project: name of the W&B project.
+        entity: user or team; null: the account's own.
+        mode: offline (files that `wandb sync` sends later), online.
+        dir: root of W&B's files.
+    """
+
+    project: str
+    entity: str | None
+    mode: str
+    dir: str
+
+    def __post_init__(self) -> None:
+        require_choice("track.mode", self.mode, ("offline", "online"))
+        for key in ("project", "dir"):
+            if not getattr(self, key).strip():
+                raise UserError(f"track.{key} is empty", f"track.{key}=NAME")
+
+    def start(self, run: TrackedRun) -> Tracker:
+        """See `Tracking`."""
+        wandb = require_package("wandb", "wandb")
+        # Each process of a run that was interrupted leaves files of its own; W&B joins them by the id.
+        opened = wandb.init(
+            project=self.project,
+            entity=self.entity,
+            id=run.id,
+            name=run.label,
+            resume="allow",
+            mode=self.mode,
+            dir=str(writable(f"track.dir={self.dir}", Path(self.dir).expanduser())),
+            config=run.config,
+            # No second set of signal handlers, no copy of the terminal, nothing printed between our lines.
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        # W&B's own step may only grow; a task that is told twice is told twice.
+        opened.define_metric("task/*", step_metric="task/step")
+        return _Run(opened)
+
+
+class _Run:
+    """One W&B run, of this process."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+        self._complete = False
+
+    def task(self, metrics: dict[str, float], step: int) -> None:
+        self._run.log({"task/step": step, **{f"task/{name}": value for name, value in metrics.items()}})
+
+    def finish(self, metrics: dict[str, float]) -> None:
+        self._run.summary.update(metrics)
+        self._complete = True
+
+    def close(self) -> None:
+        self._run.finish(exit_code=0 if self._complete else 1)
