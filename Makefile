@@ -81,7 +81,7 @@ bench-training: $(VENV)/.run
 	$(BIN)/python benchmarks/training_throughput.py $(BENCH)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
