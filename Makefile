@@ -3,15 +3,17 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables results training gpu bench-training test lint types clean
+.PHONY: run tables quick results training gpu bench-training bench-extraction bench-partitions test lint types clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
 
 # The papers' printed tables need no run; the others want one.
 tables: $(VENV)/.run
-	$(BIN)/fcl-tables --paper all
-	if ls outputs/runs/*/run.json >/dev/null 2>&1; then $(BIN)/fcl-tables; fi
+	$(BIN)/fcl-tables --paper all --html --if-changed
+	if ls outputs/runs/*/run.json >/dev/null 2>&1; then $(BIN)/fcl-tables --figures --html --if-changed; fi
+	if ls outputs/quick/runs/*/run.json >/dev/null 2>&1; then \
+		$(BIN)/fcl-tables --out outputs/quick --paper all --profile quick --html --if-changed; fi
 
 # Every table and figure of docs/results.md; about four hours on two cores, and it goes on where it was interrupted.
 FEATURES ?= ../shared/data/cifar100-mobilenetv2.npz
@@ -64,6 +66,16 @@ training: $(VENV)/.run
 	$(STATISTICS) method=stsa_e method.gamma=10000 adapt=fedavg $(ADAPT)
 	$(BIN)/fcl-tables --where data=cifar100 --where backbone=tiny --name training
 
+# Every experiment in miniature, and the papers' tables of that: 20 minutes on two cores; goes on where it stopped.
+QUICK := $(patsubst conf/experiment/%.yaml,outputs/quick/done/%,$(wildcard conf/experiment/*.yaml))
+quick: $(QUICK)
+	$(BIN)/fcl-tables --out outputs/quick --paper all --profile quick --html --if-changed
+
+outputs/quick/done/%: conf/experiment/%.yaml $(VENV)/.run
+	$(BIN)/fcl-bench -m experiment=$* profile=quick out=outputs/quick
+	mkdir -p $(@D)
+	touch $@
+
 # Everything that needs a GPU: its tests, the benchmark with a profile, the papers' settings; a day or so.
 PAPERS := $(BIN)/fcl-bench -m device=cuda out=outputs/gpu
 gpu: $(VENV)/.dev
@@ -76,6 +88,13 @@ gpu: $(VENV)/.dev
 	$(PAPERS) experiment=fedprotip_pretrained_cifar100
 	$(PAPERS) experiment=training_pretrained_cifar100 method=finetune,fot,joint_training
 	$(BIN)/fcl-tables --out outputs/gpu --name papers
+
+bench-extraction: $(VENV)/.run
+	$(BIN)/python benchmarks/extraction_throughput.py $(BENCH)
+
+# Statistics of every split and partition on CIFAR-100, and the seconds that they take.
+bench-partitions: $(VENV)/.run
+	$(BIN)/python benchmarks/partitions.py $(BENCH)
 
 bench-training: $(VENV)/.run
 	$(BIN)/python benchmarks/training_throughput.py $(BENCH)

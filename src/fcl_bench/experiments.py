@@ -12,9 +12,7 @@ from omegaconf import OmegaConf
 
 from fcl_bench.config import config_dir
 from fcl_bench.errors import require_choice
-
-#: full: a paper's own settings; quick: the same grid in miniature, cell by cell in the same order.
-PROFILES = ("full", "quick")
+from fcl_bench.profiles import PROFILES
 
 
 def experiments() -> list[str]:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from fcl_bench.app import BUG, DONE, INTERRUPTED, USER_ERROR
 from fcl_bench.errors import UserError, require_choice
 from fcl_bench.files import replacing
+from fcl_bench.profiles import PROFILES
+from fcl_bench.report.made import Made
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,6 +77,9 @@ def _arguments() -> argparse.Namespace:
     paper = "instead, a paper's printed tables with ours beside them: fedran, stsa, afl, afcl, fedprotip or all"
     parser.add_argument("--paper", metavar="NAME", help=paper)
     parser.add_argument("--table", metavar="NAME", help='only this table of --paper, such as "Table 4"')
+    profile = "of --paper: full, runs of the printed settings; quick, of the experiments in miniature (full)"
+    parser.add_argument("--profile", default="full", metavar="NAME", help=profile)
+    parser.add_argument("--if-changed", action="store_true", help="do nothing where files, runs and code are as before")
     parser.add_argument("--figures", action="store_true", help="every figure for which there are runs (svg, png)")
     parser.add_argument("--html", action="store_true", help="one page with the tables and figures, to open from disk")
     arguments = parser.parse_args()
@@ -91,6 +96,9 @@ def _arguments() -> argparse.Namespace:
         raise UserError("--format names none", formats)
     for word in arguments.format:
         require_choice("--format", word, FORMATS)
+    require_choice("--profile", arguments.profile, PROFILES)
+    if arguments.profile != "full" and not arguments.paper:
+        raise UserError(f"--profile {arguments.profile} is for printed tables only", "such as --paper all")
     if arguments.table and not arguments.paper:
         raise UserError(f"--table {arguments.table} is a table of no paper", "such as --paper fedran")
     if arguments.paper and (arguments.by or arguments.metrics or arguments.figures):
@@ -104,18 +112,22 @@ def _tables(arguments: argparse.Namespace) -> None:
 
     _warn_on_stderr()
     out = Path(arguments.out).expanduser()
+    made = Made(out, vars(arguments))
+    if arguments.if_changed and made.is_current():
+        print(f"nothing to do: {made.files} files in {out / 'tables'} are those of these {made.runs} runs")
+        return
     frame = collect(out / "runs")
     if frame.empty and (arguments.where or not arguments.paper):
         raise UserError(f"--out={arguments.out}: no complete run in {out / 'runs'}", "fcl-bench makes runs")
     chosen_runs = frame if frame.empty else selected(frame, arguments.where)
-    if arguments.paper:
-        _papers(arguments, out, chosen_runs)
-    else:
-        _summary(arguments, out, chosen_runs)
+    write = _papers if arguments.paper else _summary
+    files = write(arguments, out, chosen_runs)
+    if arguments.if_changed:
+        made.note(files)
 
 
-def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> None:
-    """Today's runs as a table on the screen, and as files."""
+def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> list[Path]:
+    """Today's runs as a table on the screen, and as files, which it returns."""
     from rich.console import Console
 
     from fcl_bench.report.measures import chosen
@@ -150,10 +162,11 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> N
         for line in lines:
             console.print(line, markup=False, soft_wrap=True)
     print(shown.get() + "\n".join(f"written: {file}" for file in files), flush=True)
+    return files
 
 
-def _papers(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> None:
-    """The printed tables with ours beside them, as files; on the screen how many numbers have runs."""
+def _papers(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> list[Path]:
+    """The printed tables with ours beside them, as files, which it returns; on screen how many numbers have runs."""
     from fcl_bench.report.paper_sheet import RUN
     from fcl_bench.report.paper_tables import cells_of, paper_tables
     from fcl_bench.report.summary import used_runs
@@ -162,7 +175,8 @@ def _papers(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> No
     writers: dict[str, Writer] = {}
     sheets: dict[str, Sheet] = {}
     lines = []
-    for table in paper_tables(cells, frame if frame.empty else used_runs(frame), out / "runs"):
+    runs = frame if frame.empty else used_runs(frame)
+    for table in paper_tables(cells, runs, out / "runs", arguments.profile):
         sheets[table.name] = table.sheet
         forms = _forms(arguments.format, table.sheet, table.values, table.runs)
         writers |= {f"{table.name}.{suffix}": write for suffix, write in forms.items()}
@@ -170,8 +184,10 @@ def _papers(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> No
         lines.append(f"{table.sheet.title}: {len(table.values)} printed numbers, {done} with runs of ours")
     if arguments.html:
         writers["papers.html"] = _page("papers", sheets, {})
-    files = _write(out / "tables" / "papers", writers)
+    folder = "papers" if arguments.profile == "full" else f"papers-{arguments.profile}"
+    files = _write(out / "tables" / folder, writers)
     print("\n".join([*lines, *(f"written: {file}" for file in files)]), flush=True)
+    return files
 
 
 def _summary_files(

@@ -44,6 +44,11 @@ def settings_of(overrides: tuple[str, ...]) -> Settings:
         return load_settings(compose("config", overrides=list(overrides)))
 
 
+def comparable(settings: Settings) -> dict[str, Any]:
+    """The flat identity, without what has no bearing on the numbers."""
+    return {key: value for key, value in _flat(settings.identity()).items() if key not in _INDIFFERENT}
+
+
 class Matcher:
     """Compares runs with printed settings.
 
@@ -56,6 +61,21 @@ class Matcher:
         self._runs = runs
         self._folder = folder
         self._configs: dict[str, dict[str, Any]] = {}
+        self._same: dict[str, list[Any]] | None = None
+
+    def exactly(self, settings: Settings) -> list[Any]:
+        """The index of each run of exactly these settings, seeds aside, by this version of the code."""
+        if self._same is None:
+            self._same = {}
+            for index, run in self._runs.iterrows():
+                try:
+                    here = load_settings(OmegaConf.create(self._config(run["folder"])))
+                except UserError as error:
+                    log.debug("run %s: %s", run["run_id"], error)
+                    continue
+                if run["method.revision"] == str(here.method.revision):
+                    self._same.setdefault(_text(here), []).append(index)
+        return self._same.get(_text(settings), [])
 
     def differences(self, cell: pd.Series) -> dict[Any, list[str]]:
         """Of each run that has the method, tasks, clients, beta and data of a printed number: what else differs.
@@ -120,6 +140,10 @@ class Matcher:
         if folder not in self._configs:
             self._configs[folder] = resolved_config(self._folder / folder / "config.yaml")
         return self._configs[folder]
+
+
+def _text(settings: Settings) -> str:
+    return json.dumps(comparable(settings), sort_keys=True, default=str)
 
 
 def groups_of(differences: dict[Any, list[str]], runs: pd.DataFrame, left_open: Sequence[str]) -> dict[str, list[Any]]:

@@ -75,8 +75,11 @@ def paper_values(cells: pd.DataFrame, lines: pd.DataFrame) -> pd.DataFrame:
         values = values.join(pd.concat([_filled(own[rows], absent) for rows, absent in states]))
     values["state"] = lines["state"]
     runs = lines["state"].isin([RUN, NOT_RUN])
-    commands = [f"fcl-bench -m {shlex.join(overrides(cell))} seed=0,1,2" for _, cell in cells.iterrows()]
-    values["command"] = pd.Series(commands, values.index, dtype=object).where(runs, NOTHING)
+    typed = [f"fcl-bench -m {shlex.join(overrides(cell))} seed=0,1,2" for _, cell in cells.iterrows()]
+    commands = pd.Series(typed, values.index, dtype=object)
+    # In miniature a line knows its own.
+    commands = lines["command"].fillna(commands) if "command" in lines else commands
+    values["command"] = commands.where(runs, NOTHING)
     return values
 
 

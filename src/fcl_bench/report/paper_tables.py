@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +13,17 @@ import numpy as np
 import pandas as pd
 
 from fcl_bench.errors import UserError, choices
-from fcl_bench.report import papers
-from fcl_bench.report.cells import NOT_RUN, Sheet
+from fcl_bench.report import miniature, papers
+from fcl_bench.report.cells import NOT_RUN, NOTHING, Sheet
 from fcl_bench.report.checkpoint import read_json
-from fcl_bench.report.matching import STATED, Matcher, groups_of, words_without_key
+from fcl_bench.report.matching import STATED, Matcher, groups_of, overrides, settings_of, words_without_key
 from fcl_bench.report.nominal import SIZES, as_sent, lost_megabytes, nominal
 from fcl_bench.report.paper_notes import notes
 from fcl_bench.report.paper_sheet import OURS, RUN, paper_sheet, paper_values
 
 NO_METHOD = "no such method here"
 NO_METRIC = "not a metric of ours"
+NO_EXPERIMENT = "in no experiment"
 #: Metrics of a run record, which may stand in one of its parts, too (task_aware.A_T_tasks).
 _ACCURACY = ("A_avg", "A_T", "A_avg_tasks", "A_T_tasks", "forgetting", "forgetting_fedprotip")
 _KNOWN = (*_ACCURACY, "retention", "stability", "plasticity", "seconds_per_task", *SIZES)
@@ -68,18 +70,19 @@ def cells_of(paper: str, table: str | None = None) -> pd.DataFrame:
     )
 
 
-def paper_tables(cells: pd.DataFrame, runs: pd.DataFrame, folder: Path) -> Iterator[PaperTable]:
+def paper_tables(cells: pd.DataFrame, runs: pd.DataFrame, folder: Path, profile: str = "full") -> Iterator[PaperTable]:
     """The tables of `cells`, one after the other.
 
     Args:
         cells: what `cells_of` returned.
         runs: what `used_runs` returned; may be empty.
         folder: that holds the run folders.
+        profile: full: runs of the printed settings; quick: of the experiments' miniatures of them.
     """
     matcher = Matcher(runs, folder)
     records = {index: read_json(folder / run["folder"] / "run.json") for index, run in runs.iterrows()}
     for (paper, table), group in cells.groupby(["paper", "table"], sort=False):
-        yield _table(paper, table, group.reset_index(drop=True), runs, matcher, records)
+        yield _table(paper, table, group.reset_index(drop=True), runs, matcher, records, profile == "quick")
 
 
 def _table(
@@ -89,25 +92,37 @@ def _table(
     runs: pd.DataFrame,
     matcher: Matcher,
     records: dict[Any, dict[str, Any]],
+    quick: bool,
 ) -> PaperTable:
     lines: list[dict[str, Any]] = []
     behind: list[dict[str, Any]] = []
     for position, cell in cells.iterrows():
         state = _state(cell)
-        differences = {} if state else matcher.differences(cell)
+        differences: dict[Any, list[str]] = {}
+        command: dict[str, str] = {}
+        if not state and quick:
+            stands = miniature.stand_ins(cell, settings_of(overrides(cell)))
+            state = "" if stands else NO_EXPERIMENT
+            differences = {index: [] for _, settings in stands for index in matcher.exactly(settings)}
+            command = {"command": f"fcl-bench {shlex.join(stands[0][0])}" if stands else NOTHING}
+        elif not state:
+            differences = matcher.differences(cell)
         found = groups_of(differences, runs, [key for key in STATED if not cell[key]]) or {"": []}
         for at, indices in found.items():
             line = {"cell": position, "at": at, "state": state or (RUN if indices else NOT_RUN)}
-            lines.append(line | _counted(cell) | _ours(cell, runs.loc[indices], records))
+            lines.append(line | command | _counted(cell) | _ours(cell, runs.loc[indices], records))
         for index, differing in differences.items():
             known = {key: cell[key] for key in ("row", "column", "metric")}
             known |= {key: runs.loc[index, key] for key in ("run_id", "seed", "device", "protocol")}
             behind.append({**known, "used": not differing, "differs": "; ".join(differing) or "nothing"})
+    title, said = f"{paper}, {table}", notes(paper, table, cells)
+    if quick:
+        title, said = f"{title}, in miniature", [miniature.NOTE, *said]
     frame = pd.DataFrame(lines)
     whole = cells.loc[frame.pop("cell")].reset_index(drop=True)
     return PaperTable(
         "-".join(re.findall(r"\w+", f"{paper} {table}".lower())),
-        paper_sheet(f"{paper}, {table}", whole, frame, notes(paper, table, cells)),
+        paper_sheet(title, whole, frame, said),
         paper_values(whole, frame),
         pd.DataFrame(behind, columns=list(_RUNS)),
     )

@@ -1,0 +1,66 @@
+"""Whether tables that were written before are still those of the runs, the options and the code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fcl_bench.files import content_hash, replacing
+
+
+class Made:
+    """What `fcl-tables` once made under some options: remembered beside the files.
+
+    Args:
+        out: holds runs/ and tables/.
+        options: of the command; those that only say when to work do not count.
+
+    Attributes:
+        files, runs: how many of each there are, once `is_current` has said yes.
+    """
+
+    def __init__(self, out: Path, options: Mapping[str, Any]) -> None:
+        self._out = out
+        counts = {key: value for key, value in options.items() if key != "if_changed"}
+        digest = content_hash()
+        digest.update(json.dumps(counts, sort_keys=True, default=str).encode())
+        self._note = out / "tables" / f".made-{digest.hexdigest()}.json"
+        self.files = self.runs = 0
+
+    def is_current(self) -> bool:
+        """Whether nothing has changed since `note`."""
+        try:
+            noted = json.loads(self._note.read_text())
+        except (OSError, ValueError):
+            return False
+        now = self._state(list(noted.get("files", {})))
+        if noted != now:
+            return False
+        self.files, self.runs = len(now["files"]), len(now["runs"])
+        return True
+
+    def note(self, files: list[Path]) -> None:
+        """Remember that `files` were written from the runs as they are now."""
+        state = self._state([str(file.relative_to(self._out)) for file in files])
+        with replacing(self._note) as temporary:
+            temporary.write_text(json.dumps(state))
+
+    def _state(self, files: list[str]) -> dict[str, Any]:
+        package = Path(__file__).resolve().parents[1]
+        sources = [file for file in package.rglob("*") if file.suffix in (".py", ".csv", ".css", ".js")]
+        return {
+            "files": {name: _stamp(self._out / name) for name in files},
+            "runs": {file.parent.name: _stamp(file) for file in sorted(self._out.glob("runs/*/run.json"))},
+            "code": max(file.stat().st_mtime_ns for file in sources),
+        }
+
+
+def _stamp(file: Path) -> list[int] | None:
+    """Size and time; None for a file that is not there."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return [found.st_size, found.st_mtime_ns]
