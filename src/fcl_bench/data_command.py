@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from fcl_bench.app import BUG, DONE, INTERRUPTED, USER_ERROR
+from fcl_bench.app import DONE
 from fcl_bench.errors import UserError, require_choice
+from fcl_bench.side_command import Parser, run_command
 
 if TYPE_CHECKING:
     from fcl_bench.data.hub import Repository
@@ -20,35 +19,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SEE_HELP = "fcl-bench-data --help lists the commands"
 
-
-class _Parser(argparse.ArgumentParser):
-    """Complains in one line, as the rest of the project does."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message, _SEE_HELP)
+class _Parser(Parser):
+    lists = "commands"
 
 
 def main() -> int:
     """The console script `fcl-bench-data`; returns the exit code: 0 done, 2 wrong input or data, 130, or 1 (a bug)."""
-    try:
-        arguments = _arguments()
-        with _log_to_terminal():
-            return _command(arguments)
-    except UserError as error:
-        print(f"fcl-bench-data: error: {error}", file=sys.stderr)
-        return USER_ERROR
-    except KeyboardInterrupt:
-        print("fcl-bench-data: interrupted (the same command goes on where it stopped)", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output (`| head`) has gone.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
-    except Exception:
-        traceback.print_exc()
-        return BUG
+    return run_command("fcl-bench-data", _work, "the same command goes on where it stopped")
+
+
+def _work() -> int:
+    arguments = _arguments()
+    with _log_to_terminal():
+        return _command(arguments)
 
 
 def _arguments() -> argparse.Namespace:

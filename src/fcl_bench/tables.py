@@ -6,19 +6,18 @@ import argparse
 import io
 import logging
 import math
-import os
 import sys
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from fcl_bench.app import BUG, DONE, INTERRUPTED, USER_ERROR
+from fcl_bench.app import DONE
 from fcl_bench.errors import UserError, require_choice
 from fcl_bench.files import replacing
 from fcl_bench.profiles import PROFILES
 from fcl_bench.report.made import Made
+from fcl_bench.side_command import Parser, run_command
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,35 +31,18 @@ FORMATS = ("csv", "md", "tex")
 Writer = Callable[[Path], Any]
 
 
-class _Parser(argparse.ArgumentParser):
-    """Complains in one line, as the rest of the project does."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message, "fcl-tables --help lists the options")
-
-
 def main() -> int:
     """The console script `fcl-tables`; returns the exit code: 0 done, 2 wrong input, 130 interrupted, 1 a bug."""
-    try:
-        _tables(_arguments())
-        return DONE
-    except UserError as error:
-        print(f"fcl-tables: error: {error}", file=sys.stderr)
-        return USER_ERROR
-    except KeyboardInterrupt:
-        print("fcl-tables: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output (`| head`) has gone; the files are written by then.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
-    except Exception:
-        traceback.print_exc()
-        return BUG
+    return run_command("fcl-tables", _work)
+
+
+def _work() -> int:
+    _tables(_arguments())
+    return DONE
 
 
 def _arguments() -> argparse.Namespace:
-    parser = _Parser(prog="fcl-tables", description="Tables and figures of the runs that fcl-bench left.")
+    parser = Parser(prog="fcl-tables", description="Tables and figures of the runs that fcl-bench left.")
     parser.add_argument("--out", default="outputs", metavar="FOLDER", help="holds runs/, gets tables/ (outputs)")
     which = (
         "only runs like these: method=fedran,stsa, beta=0.1, seed=0,1; method.rank=512 of the methods with a rank;"

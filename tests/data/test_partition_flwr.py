@@ -3,7 +3,7 @@
 It pins libraries of ours to old majors, so it is no dependency: the test (a minute) runs where it is installed, or
 where FLWR_PYTHON names an interpreter that has it:
 
-    FLWR_PYTHON=/tmp/flwr/bin/python .venv/bin/python -m pytest tests/data/test_partition_flwr.py
+    FLWR_PYTHON=OTHER_VENV/bin/python .venv/bin/python -m pytest tests/data/test_partition_flwr.py
 """
 
 from __future__ import annotations
