@@ -28,7 +28,6 @@ NAMED = {
 NO_KEY = ("linear: without ReLU", "first stage by", "a sketch as wide as the layer", "average over")
 #: What it leaves open, by its words: the keys that may have any value.
 OPEN = {
-    "alpha is not said": r"beta|partition\..*",
     "rank is not said": r"method\.rank",
     "how it is trained is not said": r"method\.training\..*|beta|method\.restart",
 }
