@@ -8,7 +8,7 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
-from fcl_bench.config import GROUPS, _target, config_dir, load_settings
+from fcl_bench.config import GROUPS, config_dir, load_settings, target_class
 
 EXPERIMENTS = sorted(file.stem for file in config_dir().glob("experiment/*.yaml"))
 #: Tested elsewhere: `track` in tests/test_tracking.py, experiments and profiles here and in tests/test_experiments.py.
@@ -37,7 +37,7 @@ def test_every_choice_lists_all_knobs_at_their_defaults(group, choice):
     node = yaml.safe_load((config_dir() / group / f"{choice}.yaml").read_text())
     if "timm" in node.get("defaults", []):
         node = {**yaml.safe_load((config_dir() / group / "timm.yaml").read_text()), **node}
-    schema = _target(group, node.pop("_target_"))
+    schema = target_class(group, node.pop("_target_"))
     node.pop("defaults", None)
     fields = {field.name: field for field in dataclasses.fields(schema)}
     assert list(node) == list(fields)

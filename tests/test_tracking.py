@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from fcl_bench.config import _target, config_dir
+from fcl_bench.config import config_dir, target_class
 from fcl_bench.errors import UserError
 from fcl_bench.run import Outcome, run
 from fcl_bench.tracking.base import NoTracking, TrackedRun, flat, load_tracking, numbers
@@ -60,7 +60,7 @@ def checked(points: dict[int, float], outcome: Outcome) -> None:
 def test_every_choice_lists_its_knobs_and_opens_its_comment(choice, tmp_path):
     text = (config_dir() / "track" / f"{choice}.yaml").read_text()
     node = yaml.safe_load(text)
-    fields = _target("track", node.pop("_target_")).__dataclass_fields__
+    fields = target_class("track", node.pop("_target_")).__dataclass_fields__
     assert list(node) == list(fields)
     assert text.startswith("# ")
     assert type(chosen(choice, tmp_path)).__name__.lower() in {choice, "notracking"}

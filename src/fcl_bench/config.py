@@ -163,12 +163,12 @@ def load_settings(config: DictConfig) -> Settings:
                 f"a choice of the group {group}; see fcl-bench --help",
             )
         knobs = {name: value for name, value in node.items() if name != "_target_"}
-        groups[group] = _typed(_target(group, node.get("_target_")), knobs, group)
-    scalars = _typed(_Scalars, {key: value for key, value in plain.items() if key not in GROUPS}, "")
+        groups[group] = typed_instance(target_class(group, node.get("_target_")), knobs, group)
+    scalars = typed_instance(_Scalars, {key: value for key, value in plain.items() if key not in GROUPS}, "")
     return Settings(scalars, **groups, resolved=plain)
 
 
-def _target(group: str, path: Any) -> type:
+def target_class(group: str, path: Any) -> type:
     """The dataclass that `<group>._target_` names."""
     module, _, name = str(path).rpartition(".")
     remedy = "module.Class of an installed package"
@@ -186,7 +186,7 @@ def _target(group: str, path: Any) -> type:
     return found
 
 
-def _typed(schema: type, knobs: dict[str, Any], group: str) -> Any:
+def typed_instance(schema: type, knobs: dict[str, Any], group: str) -> Any:
     """An instance of the dataclass `schema`; errors name the key as the user typed it."""
     prefix = f"{group}." if group else ""
     known = [field.name for field in dataclasses.fields(schema)]

@@ -15,7 +15,7 @@ from fcl_bench.files import replacing, slug, writable
 from fcl_bench.plan import Dealt, deal
 from fcl_bench.report.preview_figure import preview_figure
 from fcl_bench.report.run_folder import run_id
-from fcl_bench.report.screen import _Console, _table
+from fcl_bench.report.screen import ScreenConsole, screen_table
 
 #: What the preview depends on, of a run's identity.
 _KEYS = ("seed", "beta", "clients", "tasks", "label_rate", "data", "split", "partition")
@@ -76,7 +76,7 @@ def preview(settings: Settings) -> Path:
         figure = preview_figure(title, _cells(counts), dealt.stream.class_order, len(dealt.shards[0]))
         figure.savefig(temporary, dpi=120)
     _print(title, dealt, counts, settings.scalars.label_rate < 1)
-    _Console(highlight=False).print(f"preview: {folder} (split.png, counts.csv)", soft_wrap=True)
+    ScreenConsole(highlight=False).print(f"preview: {folder} (split.png, counts.csv)", soft_wrap=True)
     return folder
 
 
@@ -116,7 +116,7 @@ def _rows(dealt: Dealt, counts: Counts) -> list[list[Any]]:
 
 def _print(title: str, dealt: Dealt, counts: Counts, hidden: bool) -> None:
     """The tasks, one a row, and what is left out."""
-    console = _Console(highlight=False)
+    console = ScreenConsole(highlight=False)
     console.print(f"\n[bold]{title}[/bold]", soft_wrap=True)
     console.print(_tasks(dealt, counts, hidden))
     stream, dataset = dealt.stream, dealt.dataset
@@ -140,7 +140,7 @@ def _tasks(dealt: Dealt, counts: Counts, hidden: bool) -> Table:
         "samples a client",
         "classes a client",
     )
-    table = _table("Tasks", *headers)
+    table = screen_table("Tasks", *headers)
     stream = dealt.stream
     for task in stream.tasks:
         here = counts.task == task.index

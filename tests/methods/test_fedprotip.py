@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fcl_bench.config import _typed
+from fcl_bench.config import typed_instance
 from fcl_bench.errors import UserError
 from fcl_bench.federation import engine
 from fcl_bench.federation.local_training import add_weight_decay
@@ -261,7 +261,7 @@ OTHERS = [
 @pytest.mark.parametrize(("knobs", "told"), OTHERS, ids=str)
 def test_other_wrong_knobs_name_key_and_value(knobs, told):
     with pytest.raises(UserError) as error:
-        _typed(FedProTIP, knobs, "method")
+        typed_instance(FedProTIP, knobs, "method")
     assert told in str(error.value)
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fcl_bench.config import _typed
+from fcl_bench.config import typed_instance
 from fcl_bench.errors import UserError
 from fcl_bench.federation.local_training import Training
 from fcl_bench.federation.message import Message
@@ -304,7 +304,7 @@ def test_wrong_knobs_are_one_line_and_exit_code_2(command, tmp_path, typed, told
 )
 def test_other_wrong_knobs_name_the_key(knobs):
     with pytest.raises(UserError, match=rf"method\.{next(iter(knobs))}"):
-        _typed(FOT, knobs, "method")
+        typed_instance(FOT, knobs, "method")
 
 
 def test_a_sketch_that_no_memory_holds_is_one_line_and_exit_code_2(command, tmp_path):

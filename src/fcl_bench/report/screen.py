@@ -12,7 +12,7 @@ MIB = 2**20
 _CONVENTIONS = {"fedran_mib": "FedRAN's Table 4", "stsa_mib": "STSA's Table 5"}
 
 
-class _Console(Console):
+class ScreenConsole(Console):
     """A console that leaves a reader's early departure (`| head`) to the command; rich's own would exit with 1."""
 
     def on_broken_pipe(self) -> None:
@@ -30,7 +30,7 @@ def headline(record: dict[str, Any]) -> str:
 
 def print_record(record: dict[str, Any], folder: str) -> None:
     """Accuracy per task, communication and runtime of one run, then where its folder is."""
-    console = _Console(highlight=False)
+    console = ScreenConsole(highlight=False)
     console.print(f"\n[bold]{headline(record)}[/bold]")
     console.print(Columns([_accuracy(record["metrics"]), _metrics(record)], padding=(0, 4)))
     if record["adaptation"]:
@@ -46,7 +46,7 @@ def print_record(record: dict[str, Any], folder: str) -> None:
     console.print(f"run folder: {folder}", soft_wrap=True)
 
 
-def _table(title: str, *headers: str) -> Table:
+def screen_table(title: str, *headers: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     for number, header in enumerate(headers):
         table.add_column(header, justify="left" if number == 0 else "right")
@@ -68,7 +68,7 @@ def _accuracy(metrics: dict[str, Any]) -> Table:
     values = metrics["accuracy"]
     last = len(values) - 1
     shown = range(last + 1) if last < 12 else sorted({round(i * last / 11) for i in range(12)})
-    table = _table("All classes seen", "after task", "A_t (%)")
+    table = screen_table("All classes seen", "after task", "A_t (%)")
     for t in shown:
         table.add_row(str(t + 1), _percent(values[t]))
     return table
@@ -81,7 +81,7 @@ def _metrics(record: dict[str, Any]) -> Table:
     if routing:
         ways["all compete"] = routing["unrouted"]
     protocol = "" if record["protocol"] == "task-agnostic" else f" ({record['protocol']})"
-    table = _table(f"Over the stream{protocol}", "metric", *ways)
+    table = screen_table(f"Over the stream{protocol}", "metric", *ways)
     for name in ("A_avg", "A_T", "forgetting", "retention", "stability", "plasticity"):
         table.add_row(name, *(_percent(metrics[name]) for metrics in ways.values()))
     if routing:
@@ -92,7 +92,7 @@ def _metrics(record: dict[str, Any]) -> Table:
 def _adaptation(adaptation: dict[str, Any]) -> Table:
     """The first stage, whose bytes and seconds are in no other table."""
     origin = "taken over" if adaptation["cache_hit"] else "this run"
-    table = _table(f"First stage: FedAvg on the first task ({origin})", "", "value")
+    table = screen_table(f"First stage: FedAvg on the first task ({origin})", "", "value")
     table.add_row("rounds", str(adaptation["rounds"]))
     table.add_row("accuracy on the first task, own head", f"{_percent(adaptation['accuracy'])} %")
     table.add_row("upload, busiest client", _bytes(adaptation["up_max_bytes"]))
@@ -108,14 +108,14 @@ def _theory(rows: list[dict[str, float | None]]) -> Table:
     def show(value: float | None) -> str:
         return "not defined" if value is None else f"{value:.3f}"
 
-    table = _table("Gradients after projection", "task", "rho", "least rho", "beta, old tasks", "largest beta")
+    table = screen_table("Gradients after projection", "task", "rho", "least rho", "beta, old tasks", "largest beta")
     for task, row in enumerate(rows):
         table.add_row(str(task + 1), *(show(row[key]) for key in ("rho", "rho_min", "beta", "beta_max")))
     return table
 
 
 def _labels(labels: dict[str, Any]) -> Table:
-    table = _table(f"Labels (rate {labels['rate']:g})", "training samples", "number")
+    table = screen_table(f"Labels (rate {labels['rate']:g})", "training samples", "number")
     for name in ("samples", "labelled"):
         table.add_row(name, str(labels[name]))
     table.add_row("given a label by their client", str(labels["accepted"]))
@@ -131,7 +131,7 @@ def _bounds(bounds: dict[str, float | None]) -> Table:
         value = bounds[name]
         return "not finite" if value is None else f"{value:{digits}}"
 
-    table = _table("Against the exact Gram matrix, last task", "", "truth", "bound", "norm of the exact")
+    table = screen_table("Against the exact Gram matrix, last task", "", "truth", "bound", "norm of the exact")
     table.add_row("Gram matrix (spectral)", *map(show, ("gram_error", "gram_bound", "gram_norm")))
     table.add_row("classifier (Frobenius)", *map(show, ("weight_error", "weight_bound", "weight_norm")))
     table.add_row("test scores / ||h||, largest", show("score_error"), show("weight_bound"), "")
@@ -140,7 +140,7 @@ def _bounds(bounds: dict[str, float | None]) -> Table:
 
 
 def _communication(communication: dict[str, Any]) -> Table:
-    table = _table(f"Communication ({communication['wire']['dtype']})", "", "size")
+    table = screen_table(f"Communication ({communication['wire']['dtype']})", "", "size")
     rows = {
         "upload, busiest client and task": communication["up_max_bytes"],
         "upload, busiest client over the stream": communication["up_total_max_bytes"],
@@ -158,7 +158,7 @@ def _communication(communication: dict[str, Any]) -> Table:
 
 
 def _runtime(runtime: dict[str, Any], environment: dict[str, Any]) -> Table:
-    table = _table(f"Runtime ({environment['device']}, {environment['threads']} threads)", "", "value")
+    table = screen_table(f"Runtime ({environment['device']}, {environment['threads']} threads)", "", "value")
     origin = "from the cache" if runtime["feature_cache_hit"] else "this run"
     rows = {
         "seconds per task (mean client + server)": f"{runtime['seconds_per_task']:.3f} s",

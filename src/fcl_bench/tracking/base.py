@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from fcl_bench.config import _target, _typed
+from fcl_bench.config import target_class, typed_instance
 from fcl_bench.errors import UserError
 
 
@@ -96,7 +96,7 @@ def load_tracking(config: Any) -> Tracking:
     if not OmegaConf.is_dict(node):
         raise UserError(f"track={node} is not a configuration", "track=none, tensorboard, mlflow or wandb")
     knobs: Any = OmegaConf.to_container(node, resolve=True)
-    choice: Tracking = _typed(_target("track", knobs.pop("_target_", None)), knobs, "track")
+    choice: Tracking = typed_instance(target_class("track", knobs.pop("_target_", None)), knobs, "track")
     return choice
 
 
