@@ -83,7 +83,7 @@ def test_what_cancellation_left_is_no_rank():
     """Regularisers of size 1 taken out of data of size 1e-12: nothing is left but rounding."""
     _, A, B = system(np.full(20, 1e-12))
     summed = A + torch.eye(20, dtype=torch.float64)
-    W, condition, trouble = solve_symmetric(A, B, 1e-7, summed)
+    W, condition, trouble = solve_symmetric(summed, B, 1e-7, shift=-1)
     assert torch.equal(W, torch.zeros_like(B))
     assert "rank 0 of 20" in trouble
     assert condition == 1.0
@@ -108,6 +108,6 @@ def test_eigenvalues_of_rounded_gram_matrices_move_by_no_more_than_their_noise(s
     rounded = rounded + torch.tril(rounded, -1).T
     values, V = torch.linalg.eigh(G)
     moved = (torch.linalg.eigvalsh(rounded) - values).abs()
-    noise = _Noise(G, relative_rounding(dtype)).along(V, float(values[-1]))
+    noise = _Noise(G, 0.0, relative_rounding(dtype)).along(V, float(values[-1]))
     assert (moved <= noise).all()
     assert (moved / noise).max() > 0.01

@@ -93,7 +93,7 @@ def test_the_ledger_remembers_through_json_what_clients_keep():
     ledger = federation.run(lambda _: None).ledger
     assert set(ledger.kept[3]) >= {"heads.0.weight", "heads.1.bias", "body.stage2.1.running_var"}
     restored = Ledger(clients=4)
-    restored.restore(json.loads(json.dumps(ledger.state())))
+    restored.restore(json.loads(json.dumps(ledger.state())), ledger.tensors())
     assert restored == ledger
     broadcast = Message(
         {"heads.0.weight": torch.zeros(7), "new": torch.zeros(3), "round": torch.tensor(0)},

@@ -148,4 +148,4 @@ def test_a_resumed_run_is_an_uninterrupted_one(tip, shared):
     first, second = whole.server.state_dict(), resumed.server.state_dict()
     assert first.keys() == second.keys()
     assert all(torch.equal(value, second[name]) for name, value in first.items())
-    assert whole.state.answers.state() == resumed.state.answers.state()
+    assert whole.state.answers == resumed.state.answers

@@ -150,8 +150,8 @@ def mean_errors(beta: float, draws: int) -> dict[str, float]:
         np.add.at(sums, owner, X)
         totals["exact"] += X.T @ X
         for name in ("paper", "unbiased"):
-            scatter = ClassScatter(torch.zeros(M, 1, dtype=torch.float64))
-            scatter.add(torch.from_numpy(sums.T[:, :, None].copy()), torch.from_numpy(counts[:, None]))
+            scatter = ClassScatter(torch.zeros(1, M, dtype=torch.float64))
+            scatter.add(torch.from_numpy(sums[:, None, :].copy()), torch.from_numpy(counts[:, None]))
             G = torch.zeros(M, M, dtype=torch.float64)
             scatter.add_to(G, unbiased=name == "unbiased")
             totals[name] += G.numpy()

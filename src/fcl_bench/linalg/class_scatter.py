@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from fcl_bench.linalg.gram import add_gram
+
 
 class ClassScatter:
     """Takes in groups as they arrive and estimates, per class i over the groups j that were seen,
@@ -13,45 +15,48 @@ class ClassScatter:
     with S = sum_j C_j and n_i = sum_j n_j (Eq. 9). K_i is the number of groups that hold class i: the proof counts one
     covariance term for each group in the sum. The paper prints K, the number of all groups.
 
-    Both weights depend on the whole task, so the columns C_j / sqrt(n_j) of the groups that hold a class are kept until
+    Both weights depend on the whole task, so the rows C_j' / sqrt(n_j) of the groups that hold a class are kept until
     it ends: no more of them than the task has samples. Where even these are more than M for each class, the M x M
-    products of the classes are kept instead. The estimate is two matrix products.
+    products of the classes are kept instead. The estimate is two symmetric products.
 
     Args:
-        like: (M, c) zeros, whose shape, type and device the sums have.
+        like: (c, M), whose shape, type and device the sums have.
+
+    Attributes:
+        sums: (c, M) the class sums of all groups, S' in each row.
     """
 
     def __init__(self, like: torch.Tensor) -> None:
-        self._sums = like
-        self._size = like.new_zeros(like.shape[1])
-        self._holding = like.new_zeros(like.shape[1])
-        self._groups = 0
-        self._columns: list[torch.Tensor] = []
+        self.sums = torch.zeros_like(like)
+        self._size = like.new_zeros(len(like))
+        self._holding = like.new_zeros(len(like))
+        self._groups = self._kept = 0
+        self._rows: list[torch.Tensor] = []
         self._classes: list[torch.Tensor] = []
         self._products: torch.Tensor | None = None
 
     def add(self, sums: torch.Tensor, counts: torch.Tensor) -> None:
-        """Groups with class sums `sums` (M, groups, c) and class counts `counts` (groups, c)."""
+        """Groups with class sums `sums` (groups, c, M) and class counts `counts` (groups, c)."""
         held = counts > 0
-        self._sums = self._sums + sums.sum(dim=1)
+        self.sums += sums.sum(dim=0)
         self._size += counts.sum(dim=0)
         self._holding += held.sum(dim=0)
         self._groups += len(counts)
-        self._columns.append(sums[:, held] / counts[held].to(sums).sqrt())
+        self._rows.append(sums[held].div_(counts[held].to(sums).sqrt().unsqueeze(1)))
         self._classes.append(torch.nonzero(held)[:, 1])
-        if sum(map(len, self._classes)) >= self._sums.numel():
+        self._kept += len(self._classes[-1])
+        if self._kept >= self.sums.numel():
             self._fold()
 
     def _fold(self) -> None:
-        """The products of the columns kept so far, class by class, in place of the columns."""
-        columns, classes = torch.cat(self._columns, dim=1), torch.cat(self._classes)
+        """The products of the rows kept so far, class by class, in place of the rows."""
+        rows, classes = torch.cat(self._rows), torch.cat(self._classes)
         if self._products is None:
-            M, c = self._sums.shape
-            self._products = columns.new_zeros(c, M, M)
+            c, M = self.sums.shape
+            self._products = rows.new_zeros(c, M, M)
         for number, product in enumerate(self._products):
-            own = columns[:, classes == number]
-            product.addmm_(own, own.T)
-        self._columns, self._classes = [], []
+            add_gram(product, rows[classes == number])
+        self._rows, self._classes, self._kept = [], [], 0
 
     def add_to(self, G: torch.Tensor, unbiased: bool) -> int:
         """G += the sum of the estimates over classes.
@@ -75,9 +80,7 @@ class ClassScatter:
         first, second = first * held, second * held
         if self._products is not None:
             G += torch.einsum("c,cij->ij", first, self._products)
-        if self._columns:
-            columns = torch.cat(self._columns, dim=1) * first.sqrt()[torch.cat(self._classes)]
-            G.addmm_(columns, columns.T)
-        means = self._sums * second.sqrt()
-        G.addmm_(means, means.T, alpha=-1)
+        if self._rows:
+            add_gram(G, torch.cat(self._rows).mul_(first.sqrt()[torch.cat(self._classes)].unsqueeze(1)))
+        add_gram(G, self.sums * second.sqrt().unsqueeze(1), -1)
         return int((~several & held).sum())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fcl_bench.linalg.gram import add_gram, gram
 from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
 
 
@@ -27,12 +28,12 @@ class LowRankSum:
     def add(self, F: torch.Tensor) -> None:
         """G += F F' for F (M, m)."""
         if self._dense is not None:
-            self._dense.addmm_(F, F.T)
+            add_gram(self._dense, F.T)
             return
         self._blocks.append(F)
         if sum(block.shape[1] for block in self._blocks) >= self.size:
             F = self._factor()
-            self._dense = F @ F.T
+            self._dense = gram(F.T)
             self._blocks = [F.new_zeros(self.size, 0)]
 
     def _factor(self) -> torch.Tensor:
@@ -43,8 +44,7 @@ class LowRankSum:
         """G (M, M)."""
         if self._dense is not None:
             return self._dense
-        F = self._factor()
-        return F @ F.T
+        return gram(self._factor().T)
 
     def solve(self, ridge: float, B: torch.Tensor) -> Solution:
         """W = (G + ridge I)^-1 B, in the span of F and B where that is much smaller than M.
@@ -57,9 +57,9 @@ class LowRankSum:
             F = self._factor()
             Q, R = torch.linalg.qr(torch.cat([F, B], dim=1))
             E = R[:, : F.shape[1]]
-            inner = solve_symmetric(shifted(E @ E.T, ridge), R[:, F.shape[1] :], relative_rounding(B.dtype))
+            inner = solve_symmetric(gram(E.T), R[:, F.shape[1] :], relative_rounding(B.dtype), shift=ridge)
             return Solution(Q @ inner.W, inner.condition, inner.trouble)
-        return solve_symmetric(shifted(self.dense(), ridge), B, relative_rounding(B.dtype))
+        return solve_symmetric(self.dense(), B, relative_rounding(B.dtype), shift=ridge)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """`factor` (M, m), and `gram` (M, M) once it is kept."""
@@ -71,10 +71,3 @@ class LowRankSum:
         like = self._blocks[0]
         self._blocks = [state["factor"].to(like)]
         self._dense = state["gram"].to(like) if "gram" in state else None
-
-
-def shifted(A: torch.Tensor, shift: float) -> torch.Tensor:
-    """A + shift I, as a new matrix."""
-    result = A.clone()
-    result.diagonal().add_(shift)
-    return result

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
+
+#: Most bytes of H that are made at a time, and fewest rows, where H is not needed whole.
+_BLOCK_BYTES, _BLOCK_ROWS = 2**26, 256
 
 
 class RandomFeatures:
@@ -25,11 +30,22 @@ class RandomFeatures:
             drawn = torch.randn(inputs, outputs, generator=rng, dtype=torch.float64)
             self.projection = drawn.to(device, dtype)
 
+    @classmethod
+    def given(cls, projection: torch.Tensor) -> RandomFeatures:
+        """Those of a projection (d, M) that came whole instead of as a seed."""
+        features = cls.__new__(cls)
+        features.outputs, features.projection = projection.shape[1], projection
+        return features
+
     def map(self, z: torch.Tensor) -> torch.Tensor:
         """H (n, M) of features `z` (n, d)."""
-        return z if self.projection is None else self.apply(z, self.projection)
+        return z if self.projection is None else (z @ self.projection).relu_()
 
-    @staticmethod
-    def apply(z: torch.Tensor, projection: torch.Tensor) -> torch.Tensor:
-        """ReLU(Z P) for a projection that came whole instead of as a seed."""
-        return (z @ projection).relu_()
+    def blocks(self, z: torch.Tensor) -> Iterator[torch.Tensor]:
+        """H by blocks of `rows` rows, so that it is never whole in memory."""
+        return map(self.map, z.split(self.rows))
+
+    @property
+    def rows(self) -> int:
+        """Samples in a block."""
+        return max(_BLOCK_ROWS, _BLOCK_BYTES // (8 * self.outputs))

@@ -10,6 +10,10 @@ import torch
 DOUBTFUL = 0.1
 #: Steps of the two power iterations that estimate the extreme eigenvalues: within some percent of the largest.
 _STEPS = 12
+#: Unknowns up to which all eigenvalues are found sooner than two.
+_SMALL = 32
+#: Rows whose squares are held at a time.
+_ROWS = 64
 
 
 class Solution(NamedTuple):
@@ -26,31 +30,33 @@ class Solution(NamedTuple):
     trouble: str = ""
 
 
-def solve_symmetric(
-    A: torch.Tensor, B: torch.Tensor, rounding: float = 0.0, summed: torch.Tensor | None = None
-) -> Solution:
-    """W with A W = B, in float64, for an A that is positive semidefinite but for rounding.
+def solve_symmetric(S: torch.Tensor, B: torch.Tensor, rounding: float = 0.0, shift: float = 0.0) -> Solution:
+    """W with A W = B, A = S + shift I, in float64, for an A that is positive semidefinite but for rounding.
 
     Positive definite A: by Cholesky. Else through A's eigenvalues, leaving out those that are nothing but noise: the
     Moore-Penrose solution. An eigenvalue below zero is noise, and its size that of the others: what is not larger by
     half is left out. (An indefinite solve would amplify it instead.) Where none is below zero, noise is M * 2^-52 of
-    the largest eigenvalue by the solve itself; and if the entries of a matrix S have independent relative errors
-    `rounding`, 4 * rounding * sqrt(sum_ij v_i^2 v_j^2 S_ij^2) along the eigenvector v, and rounding^2 of the largest
-    from its mixing with others.
+    the largest eigenvalue by the solve itself; and if the entries of S have independent relative errors `rounding`,
+    4 * rounding * sqrt(sum_ij v_i^2 v_j^2 S_ij^2) along the eigenvector v, and rounding^2 of the largest from its
+    mixing with others.
+
+    Beside S it holds A and its factor, no other matrix of that size.
 
     Args:
-        A: (M, M) symmetric; the lower triangle is read.
+        S: (M, M) symmetric; the lower triangle is read.
         B: (M, C).
-        rounding: relative error of the entries of `summed`; see `relative_rounding`.
-        summed: S (M, M), what A was computed from, if regularisers were taken out of it; None: A itself.
+        rounding: relative error of the entries of S; see `relative_rounding`.
+        shift: a ridge, or (below zero) what regularisers are taken out of S, whose rounding errors stay in.
     """
-    dtype, A, B = B.dtype, A.to(torch.float64), B.to(torch.float64)
+    dtype, B = B.dtype, B.to(torch.float64)
+    A = S.to(torch.float64, copy=True)
+    A.diagonal().add_(shift)
     # Entries of size 1, so that no norm overflows or underflows.
-    unit = float(A.abs().max()) if A.numel() else 0.0
+    unit = max(float(end.abs()) for end in torch.aminmax(A)) if A.numel() else 0.0
     if unit == 0:
         return Solution(torch.zeros_like(B).to(dtype), 1.0, "the system is zero" if A.numel() else "")
-    A, B = A / unit, B / unit
-    noise = _Noise(A if summed is None else summed.to(torch.float64) / unit, rounding)
+    A, B = A.div_(unit), B / unit
+    noise = _Noise(A, shift / unit, rounding)
     factor, failed = torch.linalg.cholesky_ex(A)
     if not bool(failed):
         smallest, largest, v = _extremes(A, factor)
@@ -60,7 +66,12 @@ def solve_symmetric(
             # Told by the norm of all errors, though what is lost along this one direction may be less.
             doubt = max(floor, noise.norm(largest))
             trouble = ill_conditioned(condition, largest / doubt) if doubt > DOUBTFUL * smallest else ""
-            return Solution(torch.cholesky_solve(B, factor).to(dtype), condition, trouble)
+            return Solution(_solve_factored(factor, B).to(dtype), condition, trouble)
+    return _pseudo_inverse(A, B, noise, unit, dtype)
+
+
+def _pseudo_inverse(A: torch.Tensor, B: torch.Tensor, noise: _Noise, unit: float, dtype: torch.dtype) -> Solution:
+    """The Moore-Penrose solution from the eigenvalues of A that are no noise; A and B come divided by `unit`."""
     values, V = torch.linalg.eigh(A)
     size = values.abs()
     largest = float(size.max())
@@ -90,19 +101,23 @@ def solve_symmetric(
 
 
 class _Noise:
-    """How far rounding moves eigenvalues of S; see `solve_symmetric`."""
+    """How far rounding moves eigenvalues of S = A - shift I; see `solve_symmetric`."""
 
-    def __init__(self, S: torch.Tensor, rounding: float) -> None:
-        self._S, self._rounding = S, rounding
+    def __init__(self, A: torch.Tensor, shift: float, rounding: float) -> None:
+        self._A, self._rounding = A, rounding
+        self._diagonal = A.diagonal() - shift
+
+    def _scale(self, largest: float) -> float:
+        """The largest eigenvalue, or S's largest entry where regularisers outweighed it."""
+        return max(largest, float(self._diagonal.max()))
 
     def norm(self, largest: float) -> float:
         """The spectral norm of all errors together, for eigenvectors that point nowhere in particular."""
-        largest = max(largest, float(self._S.diagonal().max()))
-        return 8 * self._rounding / len(self._S) ** 0.5 * largest
+        return 8 * self._rounding / len(self._A) ** 0.5 * self._scale(largest)
 
     def solver(self, largest: float) -> float:
         """Of the solve itself."""
-        return len(self._S) * torch.finfo(self._S.dtype).eps * max(largest, float(self._S.diagonal().max()))
+        return len(self._A) * torch.finfo(self._A.dtype).eps * self._scale(largest)
 
     def along(self, V: torch.Tensor, largest: float) -> torch.Tensor:
         """(k,) the noise of eigenvalues with eigenvectors V (M, k); `largest` is that of the system."""
@@ -110,8 +125,11 @@ class _Noise:
         if self._rounding == 0:
             return solver
         weights = V.square()
-        first = ((self._S.square() @ weights) * weights).sum(dim=0).clamp_min(0).sqrt()
-        return solver + 4 * self._rounding * first + self._rounding**2 * max(largest, float(self._S.diagonal().max()))
+        # S differs from A on the diagonal only; squared by blocks of rows, for S^2 would be another matrix.
+        first = ((self._diagonal.square() - self._A.diagonal().square()).unsqueeze(1) * weights.square()).sum(dim=0)
+        for rows, own in zip(self._A.split(_ROWS), weights.split(_ROWS), strict=True):
+            first += ((rows.square() @ weights) * own).sum(dim=0)
+        return solver + 4 * self._rounding * first.clamp_min(0).sqrt() + self._rounding**2 * self._scale(largest)
 
 
 def ill_conditioned(condition: float, resolved: float) -> str:
@@ -131,16 +149,25 @@ def _extremes(A: torch.Tensor, factor: torch.Tensor) -> tuple[float, float, torc
     """Smallest and largest eigenvalue of a positive definite A with its Cholesky factor, and the smallest's vector.
 
     By inverse and power iteration: estimates from within, the smallest never too small, the largest never too large.
+    Exactly where the system is so small that this takes no longer.
     """
+    if len(A) <= _SMALL:
+        values, V = torch.linalg.eigh(A)
+        return float(values[0]), float(values[-1]), V[:, :1]
     # A fixed start, generic enough that in practice it has a part along every eigenvector.
     start = torch.linspace(1.0, 2.0, len(A), dtype=A.dtype, device=A.device).sin().unsqueeze(1)
     largest = inverse = torch.ones((), dtype=A.dtype, device=A.device)
-    up = down = start / start.norm()
+    up = down = start / torch.linalg.vector_norm(start)
     for _ in range(_STEPS):
         up = A @ up
-        largest = up.norm()
+        largest = torch.linalg.vector_norm(up)
         up = up / largest
-        down = torch.cholesky_solve(down, factor)
-        inverse = down.norm()
+        down = _solve_factored(factor, down)
+        inverse = torch.linalg.vector_norm(down)
         down = down / inverse
     return float(1 / inverse), float(largest), down
+
+
+def _solve_factored(L: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+    """X with L L' X = B: `torch.cholesky_solve` without its copy of L, which costs ten times as much as one column."""
+    return torch.linalg.solve_triangular(L.mT, torch.linalg.solve_triangular(L, B, upper=False), upper=True)

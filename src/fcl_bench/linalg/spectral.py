@@ -7,8 +7,13 @@ from typing import NamedTuple
 
 import torch
 
-#: Smallest ratio of kept singular values at which V = H'U / sigma is orthonormal to 1e-10 (float64), 1e-5 (float32).
-_WELL_CONDITIONED = {torch.float64: 1e-3, torch.float32: 1e-1}
+from fcl_bench.linalg.eigen import leading_eigenpairs
+from fcl_bench.linalg.gram import add_grams
+
+#: Smallest ratio of kept singular values at which V = H'U / sigma is orthonormal to 1e-10.
+_WELL_CONDITIONED = 1e-3
+#: Rows of a float32 matrix that are held in float64 at a time.
+_ROWS = 1024
 
 
 class Spectrum(NamedTuple):
@@ -26,10 +31,11 @@ class Spectrum(NamedTuple):
 def summarise(H: torch.Tensor, rank: int) -> tuple[Spectrum, float]:
     """The best rank-r sketch of H'H: thin SVD of H (n, M), truncated to r = min(rank, n, M) (FedRAN Eq. 9).
 
-    Works through the eigenvalues of the smaller of HH' (n, n) and H'H (M, M). Where n < M, V sigma = H'U is formed from
-    H itself, so the sketch is accurate to rounding in every direction it keeps, however small. Only the orthonormality
-    of V suffers from the squared condition number; where it would show, one QR-SVD of the kept factor restores it.
-    Directions whose singular value is zero to rounding are left out: they would carry arbitrary vectors.
+    Works in float64 through the eigenvalues of the smaller of HH' (n, n) and H'H (M, M), whatever type H is in and the
+    sketch is returned in. Where n < M, V sigma = H'U is formed from H itself, so the sketch is accurate to rounding in
+    every direction it keeps, however small. Only the orthonormality of V suffers from the squared condition number;
+    where it would show, one QR-SVD of the kept factor restores it. Directions whose singular value is zero to rounding
+    are left out: they would carry arbitrary vectors.
 
     Returns:
         the summary, and the spectral norm of what it drops: sigma_{r+1}^2 (0 where nothing is left).
@@ -39,23 +45,20 @@ def summarise(H: torch.Tensor, rank: int) -> tuple[Spectrum, float]:
     if keep == 0:
         return Spectrum(H.new_zeros(M, 0), H.new_zeros(0)), _largest_eigenvalue(H)
     wide = n < M
-    values, vectors = _leading(_gram(H.T if wide else H), keep + 1)
+    values, vectors = leading_eigenpairs(_gram(H.T if wide else H), min(keep + 1, n, M))
     residual = max(float(values[-keep - 1]), 0.0) if keep < len(values) else 0.0
-    top = vectors[:, -keep:].flip(1).to(H.dtype)
-    if wide:
-        factor = H.T @ top
-        sigma = torch.linalg.vector_norm(factor, dim=0)
+    top = vectors[:, -keep:].T.flip(0).T  # descending, columns together in memory
+    mapped = _product(H.T if wide else H, top)
+    sigma = torch.linalg.vector_norm(mapped, dim=0)
+    factor = mapped if wide else top
+    positive = sigma > sigma.max() * max(n, M) * torch.finfo(H.dtype).eps
+    if not bool(positive.all()):
+        factor, sigma = factor[:, positive], sigma[positive]
+    if wide and len(sigma) and float(sigma.min() / sigma.max()) < _WELL_CONDITIONED:
+        found = _orthonormalised(factor)
     else:
-        factor = top
-        sigma = torch.linalg.vector_norm(H @ top, dim=0)
-    eps = torch.finfo(H.dtype).eps
-    positive = sigma > sigma.max() * max(n, M) * eps
-    factor, sigma = factor[:, positive], sigma[positive]
-    if not wide:
-        return _descending(factor, sigma), residual
-    if len(sigma) and float(sigma.min() / sigma.max()) < _WELL_CONDITIONED[H.dtype]:
-        return _orthonormalised(factor), residual
-    return _descending(factor / sigma, sigma), residual
+        found = _descending(factor.div_(sigma) if wide else factor, sigma)
+    return Spectrum(found.V.to(H.dtype), found.sigma.to(H.dtype)), residual
 
 
 def merge(summaries: Sequence[Spectrum], rank: int) -> tuple[Spectrum, float]:
@@ -72,7 +75,8 @@ def merge(summaries: Sequence[Spectrum], rank: int) -> tuple[Spectrum, float]:
     summaries = [summary for summary in summaries if len(summary.sigma)] or list(summaries[:1])
     if len(summaries) == 1 and len(summaries[0].sigma) <= rank:
         return summaries[0], 0.0
-    return summarise(torch.cat([V * sigma for V, sigma in summaries], dim=1).T, rank)
+    rows = torch.cat([V.T for V, _ in summaries])
+    return summarise(rows.mul_(torch.cat([sigma for _, sigma in summaries]).unsqueeze(1)), rank)
 
 
 def _orthonormalised(A: torch.Tensor) -> Spectrum:
@@ -83,35 +87,30 @@ def _orthonormalised(A: torch.Tensor) -> Spectrum:
     return Spectrum(Q @ U[:, :rank], S[:rank])
 
 
-def _leading(G: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` largest eigenvalues of a symmetric G, ascending, and their vectors (or more than `count` of both)."""
-    if G.device.type != "cpu" or 4 * count > len(G):
-        return torch.linalg.eigh(G)
-    # LAPACK's syevr finds few of many eigenvectors in a third of the time of all; torch has no call for it.
-    import scipy.linalg
-
-    values, vectors = scipy.linalg.eigh(
-        G.numpy(), subset_by_index=[len(G) - count, len(G) - 1], overwrite_a=True, check_finite=False
-    )
-    return torch.from_numpy(values), torch.from_numpy(vectors)
-
-
 def _largest_eigenvalue(H: torch.Tensor) -> float:
     """||H||^2 in the spectral norm; 0 for an empty H."""
-    return float(torch.linalg.eigvalsh(_gram(H.T if len(H) < H.shape[1] else H))[-1]) if H.numel() else 0.0
+    return float(torch.linalg.eigvalsh(_gram(H.T if len(H) < H.shape[1] else H), UPLO="U")[-1]) if H.numel() else 0.0
 
 
 def _gram(A: torch.Tensor) -> torch.Tensor:
-    """A'A in float64 whatever A is in, since it has the square of A's condition number; by blocks of rows."""
-    if A.dtype == torch.float64:
-        return A.T @ A
-    total = torch.zeros(A.shape[1], A.shape[1], dtype=torch.float64, device=A.device)
-    for block in A.split(1024):
-        wide = block.to(torch.float64)
-        total.addmm_(wide.T, wide)
-    return total
+    """The upper triangle of A'A in float64 whatever A is in, since it has the square of A's condition number."""
+    G = torch.zeros(A.shape[1], A.shape[1], dtype=torch.float64, device=A.device)
+    return add_grams(G, _blocks(A), whole=False)
+
+
+def _product(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+    """AB in float64 for a B in float64, columns together in memory."""
+    blocks = [B.T @ block.to(torch.float64).T for block in _blocks(A)]
+    return (blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)).T
+
+
+def _blocks(A: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The rows of A: together, or in groups small enough to be converted to float64 one by one."""
+    return [A] if A.dtype == torch.float64 else A.split(_ROWS)
 
 
 def _descending(V: torch.Tensor, sigma: torch.Tensor) -> Spectrum:
+    if bool((sigma[:-1] >= sigma[1:]).all()):
+        return Spectrum(V, sigma)
     order = torch.argsort(sigma, descending=True, stable=True)
     return Spectrum(V[:, order], sigma[order])

@@ -18,7 +18,7 @@ import torch
 
 from fcl_bench.errors import require_positive
 from fcl_bench.federation.message import Message
-from fcl_bench.linalg.low_rank_sum import shifted
+from fcl_bench.linalg.gram import gram
 from fcl_bench.linalg.solve import relative_rounding, solve_symmetric
 from fcl_bench.methods.analytic import AnalyticClient, GramMethod, GramServer, one_hot
 from fcl_bench.methods.base import Client, Problem, Server, Shard
@@ -57,13 +57,14 @@ class LocalRidge(AnalyticClient):
     def solve(self, X: torch.Tensor, Y: torch.Tensor, gamma: float) -> tuple[torch.Tensor, torch.Tensor]:
         """G = X'X + gamma I (d, d) and W = G^-1 X'Y = X' (XX' + gamma I)^-1 Y, through the smaller side (Eq. 13)."""
         n, d = X.shape
-        G = shifted(X.T @ X, gamma)
+        G = gram(X)
         rounding = relative_rounding(X.dtype)
         if n < d:
-            W, _, trouble = solve_symmetric(shifted(X @ X.T, gamma), Y, rounding)
+            W, _, trouble = solve_symmetric(gram(X.T), Y, rounding, gamma)
             W = X.T @ W
         else:
-            W, _, trouble = solve_symmetric(G, X.T @ Y, rounding)
+            W, _, trouble = solve_symmetric(G, X.T @ Y, rounding, gamma)
+        G.diagonal().add_(gamma)
         if trouble:
             self.notices.tell("client", f"a client's own solution with method.gamma={gamma:g}: {trouble}")
         return G, W

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,9 @@ from fcl_bench.data.stream import Task
 from fcl_bench.errors import require_count, require_memory
 from fcl_bench.federation.accounting import accountings, stsa_values
 from fcl_bench.federation.message import Message
-from fcl_bench.linalg.low_rank_sum import shifted
 from fcl_bench.linalg.random_features import RandomFeatures
 from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
-from fcl_bench.methods.base import Client, Method, Problem, Server, Shard
+from fcl_bench.methods.base import Client, Method, Prediction, Problem, Server, Shard
 from fcl_bench.notices import Notices
 from fcl_bench.randomness import derived_seed
 
@@ -66,19 +66,31 @@ class AnalyticClient(Client):
     def __init__(self, method: AnalyticMethod, problem: Problem) -> None:
         self.problem = problem
         self.notices = Notices(log)
+        self.dimension = method.dimension(problem)
         self._outputs = method.M
         self._features: tuple[int, RandomFeatures] | None = None
 
     def features(self, shard: Shard, broadcast: Message) -> torch.Tensor:
         """H (n, M) of the shard's labelled samples."""
+        return self.random_features(broadcast).map(shard.inputs)
+
+    def blocks(self, shard: Shard, broadcast: Message) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """H (b, M) and which of the task's classes each row is (b,), of some samples after the other.
+
+        H is the largest thing that a client with many samples would hold.
+        """
+        features, which = self.random_features(broadcast), positions(shard, broadcast["columns"])
+        return zip(features.blocks(shard.inputs), which.split(features.rows), strict=True)
+
+    def random_features(self, broadcast: Message) -> RandomFeatures:
+        """The map that the server asks for."""
         if "projection" in broadcast:
-            projection = broadcast["projection"].to(self.problem.device, self.problem.dtype)
-            return RandomFeatures.apply(shard.inputs, projection)
+            return RandomFeatures.given(broadcast["projection"].to(self.problem.device, self.problem.dtype))
         seed = int(broadcast["seed"])
         if self._features is None or self._features[0] != seed:
             problem = self.problem
             self._features = (seed, RandomFeatures(seed, problem.inputs, self._outputs, problem.dtype, problem.device))
-        return self._features[1].map(shard.inputs)
+        return self._features[1]
 
 
 def projection_seed(problem: Problem) -> int:
@@ -89,6 +101,11 @@ def projection_seed(problem: Problem) -> int:
 def shared_features(method: AnalyticMethod, problem: Problem) -> RandomFeatures:
     """The random features of this run, as the server has them."""
     return RandomFeatures(projection_seed(problem), problem.inputs, method.M, problem.dtype, problem.device)
+
+
+def positions(shard: Shard, columns: torch.Tensor) -> torch.Tensor:
+    """(n,) which of `columns`, ascending, each of the shard's labels is; they are all among them."""
+    return torch.searchsorted(columns.to(shard.labels.device, torch.int64), shard.labels)
 
 
 def one_hot(shard: Shard, columns: torch.Tensor) -> torch.Tensor:
@@ -111,6 +128,8 @@ class AnalyticServer(Server):
         self.B = self.zeros(self.dimension, 0)
         self.W = self.B
         self.columns = torch.zeros(0, dtype=torch.int64)
+        #: The task's columns of B, as a view of it.
+        self._own: torch.Tensor | None = None
         self._label = method.name
         self.random_features = shared_features(method, problem)
         self._condition: float | None = None
@@ -123,6 +142,10 @@ class AnalyticServer(Server):
     def start_task(self, task: Task) -> None:
         self.columns = torch.tensor(task.columns, device=self.problem.device)
         self.B = torch.nn.functional.pad(self.B, (0, task.columns_seen - self.B.shape[1]))
+        first, count = task.columns[0], len(task.columns)
+        # A view where they lie together: thousands of clients add to it.
+        together = tuple(task.columns) == tuple(range(first, first + count))
+        self._own = self.B[:, first : first + count] if together else None
 
     def broadcast(self, task: Task, round_: int) -> Message:
         """The projection, as its seed (8 bytes) or itself, and the columns of the task's classes."""
@@ -134,7 +157,10 @@ class AnalyticServer(Server):
 
     def add_class_sums(self, sums: torch.Tensor) -> None:
         """B += sums (M, c) in the columns of the task's classes."""
-        self.B[:, self.columns] += sums
+        if self._own is None:
+            self.B[:, self.columns] += sums
+        else:
+            self._own += sums
 
     def finish_task(self) -> None:
         self._solve()
@@ -152,7 +178,15 @@ class AnalyticServer(Server):
         """The classifier from the statistics so far."""
 
     def predict(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.random_features.map(inputs) @ self.W
+        return torch.cat([H @ self.W for H in self.random_features.blocks(inputs)])
+
+    def prepare(self, inputs: torch.Tensor) -> torch.Tensor | None:
+        """H (n, M), unless it is so wide that `predict` had better make it by blocks."""
+        features = self.random_features
+        return features.map(inputs) if len(inputs) <= features.rows else None
+
+    def classify_prepared(self, prepared: torch.Tensor) -> Prediction:
+        return Prediction(prepared @ self.W)
 
     def model(self) -> dict[str, torch.Tensor]:
         projection = self.random_features.projection
@@ -201,8 +235,7 @@ class GramServer(AnalyticServer):
         return relative_rounding(self.problem.dtype, self.problem.wire.dtype)
 
     def solution(self) -> Solution:
-        # Taking regularisers out leaves their rounding errors in.
-        return solve_symmetric(shifted(self.G, self.shift()), self.B, self.rounding(), summed=self.G)
+        return solve_symmetric(self.G, self.B, self.rounding(), self.shift())
 
     def statistics(self) -> dict[str, torch.Tensor]:
         return {"G": self.G, "uploads": torch.tensor(self.uploads)}

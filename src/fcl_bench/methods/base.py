@@ -161,6 +161,17 @@ class Server(ABC):
         """
         return Prediction(self.predict(inputs))
 
+    def prepare(self, inputs: torch.Tensor) -> torch.Tensor | None:
+        """What scoring `inputs` begins with, if nothing that the server learns can change it; None: nothing such.
+
+        The engine keeps it for as many samples as it has room for, and asks `classify_prepared` from then on.
+        """
+        return None
+
+    def classify_prepared(self, prepared: torch.Tensor) -> Prediction:
+        """As `classify`, of what `prepare` returned."""
+        raise NotImplementedError(f"{type(self).__name__}.prepare has nothing to go on from")
+
     def embed(self, inputs: torch.Tensor) -> torch.Tensor:
         """Features (n, d) under the backbone as it is now; a frozen one's are the inputs."""
         return inputs

@@ -15,10 +15,10 @@ from typing import cast
 import torch
 
 from fcl_bench.data.stream import Task
-from fcl_bench.linalg.low_rank_sum import shifted
+from fcl_bench.linalg.class_sums import class_sums
 from fcl_bench.linalg.solve import solve_symmetric
 from fcl_bench.linalg.spectral import summarise
-from fcl_bench.methods.analytic import AnalyticMethod, AnalyticServer, one_hot, shared_features
+from fcl_bench.methods.analytic import AnalyticMethod, AnalyticServer, positions, shared_features
 from fcl_bench.methods.base import Audit, Problem, Server, Shard
 from fcl_bench.methods.centred_sketch import CentredSketch, CentredSketchServer, deviations, noise_level
 from fcl_bench.methods.fedran import FedRAN, FedRANServer
@@ -71,7 +71,7 @@ class GramAudit(Audit):
         assert isinstance(server, AnalyticServer)
         gram_bound, weight_bound = self.bounds(server)
         error = self._G - self.estimate(server)
-        exact, _, trouble = solve_symmetric(shifted(self._G, self._ridge), server.B)
+        exact, _, trouble = solve_symmetric(self._G, server.B, shift=self._ridge)
         if trouble:
             self._notices.tell("exact", f"method.bounds, the exact solution itself: {trouble}")
         samples = certified = agree = 0
@@ -147,8 +147,8 @@ class CentredSketchAudit(GramAudit):
         self._rank, self._centre = method.rank, method.centre
 
     def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
-        columns = torch.tensor(task.columns)
-        A = deviations(H, one_hot(shard, columns)) if self._centre else H
+        which = positions(shard, torch.tensor(task.columns))
+        A = deviations(H, which, class_sums(H, which, len(task.columns))) if self._centre else H
         (_, sigma), residual = summarise(A, self._rank)
         tau = noise_level(A, sigma)
         return max(residual - tau, tau)

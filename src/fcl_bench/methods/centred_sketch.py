@@ -16,10 +16,11 @@ import torch
 from fcl_bench.errors import UserError, require_count, require_positive
 from fcl_bench.federation.accounting import accountings, centred_sketch_values
 from fcl_bench.federation.message import Message
+from fcl_bench.linalg.class_sums import class_sums
 from fcl_bench.linalg.low_rank_sum import LowRankSum
 from fcl_bench.linalg.solve import Solution
 from fcl_bench.linalg.spectral import Spectrum, summarise
-from fcl_bench.methods.analytic import AnalyticClient, AnalyticMethod, AnalyticServer, one_hot
+from fcl_bench.methods.analytic import AnalyticClient, AnalyticMethod, AnalyticServer, positions
 from fcl_bench.methods.base import Audit, Client, Problem, Server, Shard
 
 
@@ -69,10 +70,10 @@ class CentredSketch(AnalyticMethod):
         return accountings(lambda c: centred_sketch_values(M, self.rank, c, self.centre), classes_per_task)
 
 
-def deviations(H: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
-    """A (n, M): the rows of H (n, M) minus the mean of their class; Y (n, c) is one-hot."""
-    means = (H.T @ Y) / Y.sum(dim=0).clamp_min(1)
-    return H - Y @ means.T
+def deviations(H: torch.Tensor, which: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+    """A (n, M): the rows of H (n, M) minus the mean of their class, for the class sums (M, c) of H by `which` (n,)."""
+    means = sums / torch.bincount(which, minlength=sums.shape[1]).clamp_min(1)
+    return H - means.T[which]
 
 
 def noise_level(A: torch.Tensor, sigma: torch.Tensor) -> float:
@@ -92,14 +93,16 @@ class CentredSketchClient(AnalyticClient):
     def update(self, shard: Shard, broadcast: Message) -> Message:
         """V (M, r), sigma (r), tau (1), S (M, c_t) and, if centred, the counts n (c_t)."""
         H = self.features(shard, broadcast)
-        Y = one_hot(shard, broadcast["columns"])
-        A = deviations(H, Y) if self._centre else H
+        columns = broadcast["columns"]
+        which = positions(shard, columns)
+        sums = class_sums(H, which, len(columns))
+        A = deviations(H, which, sums) if self._centre else H
         # At rank 0 there is nothing to decompose, which is the point of it.
         V, sigma = summarise(A, self._rank)[0] if self._rank else Spectrum(H.new_zeros(H.shape[1], 0), H.new_zeros(0))
         tau = torch.tensor([noise_level(A, sigma)], dtype=H.dtype)
-        upload = {"V": V, "sigma": sigma, "tau": tau, "S": H.T @ Y}
+        upload = {"V": V, "sigma": sigma, "tau": tau, "S": sums}
         if self._centre:
-            upload["n"] = Y.sum(dim=0).to(torch.int32)
+            upload["n"] = torch.bincount(which, minlength=len(columns)).to(torch.int32)
         return Message(upload, per_class=["S"])
 
 

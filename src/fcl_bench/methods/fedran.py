@@ -15,12 +15,13 @@ from fcl_bench.data.stream import Task
 from fcl_bench.errors import UserError, require_choice, require_count, require_positive
 from fcl_bench.federation.accounting import accountings, fedran_values
 from fcl_bench.federation.message import Message, column_bytes
+from fcl_bench.linalg.class_sums import class_sums
 from fcl_bench.linalg.merging import MERGERS, Merger
 from fcl_bench.linalg.prototypes import pseudo_labels
 from fcl_bench.linalg.ridge import subspace_ridge
 from fcl_bench.linalg.solve import Solution, ill_conditioned, relative_rounding
 from fcl_bench.linalg.spectral import Spectrum, merge, summarise
-from fcl_bench.methods.analytic import AnalyticClient, AnalyticMethod, AnalyticServer, one_hot
+from fcl_bench.methods.analytic import AnalyticClient, AnalyticMethod, AnalyticServer, positions
 from fcl_bench.methods.base import Audit, Client, Problem, Server, Shard
 
 COMPLEMENTS = ("drop", "floor")
@@ -154,7 +155,8 @@ class FedRANClient(AnalyticClient):
         H = self.features(shard, broadcast)
         columns = broadcast["columns"]
         (V, sigma), _ = summarise(H, self._method.feasible_rank(self.problem, len(columns)))
-        return Message({"V": V, "sigma": sigma, "B": H.T @ one_hot(shard, columns)}, per_class=["B"])
+        B = class_sums(H, positions(shard, columns), len(columns))
+        return Message({"V": V, "sigma": sigma, "B": B}, per_class=["B"])
 
 
 class FedRANServer(AnalyticServer):

@@ -6,6 +6,7 @@ compared with, under the same random features, split and accounting.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,12 +14,11 @@ import torch
 
 from fcl_bench.errors import require_positive
 from fcl_bench.federation.message import Message
+from fcl_bench.linalg.class_sums import class_sums
+from fcl_bench.linalg.gram import add_grams
 from fcl_bench.linalg.solve import relative_rounding
 from fcl_bench.methods.analytic import AnalyticMethod, GramServer
 from fcl_bench.methods.base import Client, Problem, Server, Shard
-
-#: Samples whose random features are held at once.
-BATCH = 4096
 
 
 @dataclass
@@ -62,10 +62,15 @@ class JointServer(GramServer):
 
     def absorb(self, client_id: int, message: Message) -> None:
         self.uploads += 1
-        for Z, labels in zip(message["Z"].split(BATCH), message["labels"].split(BATCH), strict=True):
-            H = self.random_features.map(Z)
-            self.G.addmm_(H.T, H)
-            self.add_class_sums(H.T @ (labels.unsqueeze(1) == self.columns).to(H.dtype))
+        batches = self.random_features.blocks(message["Z"]), message["labels"].split(self.random_features.rows)
+
+        def summed() -> Iterator[torch.Tensor]:
+            for H, labels in zip(*batches, strict=True):
+                which = torch.searchsorted(self.columns, labels.to(self.columns))
+                self.add_class_sums(class_sums(H, which, len(self.columns)))
+                yield H
+
+        add_grams(self.G, summed())
 
     def shift(self) -> float:
         return self._ridge

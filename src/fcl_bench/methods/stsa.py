@@ -6,12 +6,17 @@ them up over clients and tasks and solves ridge regression. The result is the ce
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from fcl_bench.errors import require_positive
 from fcl_bench.federation.message import Message
-from fcl_bench.methods.analytic import AnalyticClient, GramMethod, GramServer, one_hot
+from fcl_bench.linalg.class_sums import add_class_sums
+from fcl_bench.linalg.gram import add_grams
+from fcl_bench.methods.analytic import AnalyticClient, GramMethod, GramServer
 from fcl_bench.methods.base import Client, Problem, Server, Shard
 
 
@@ -44,9 +49,16 @@ class STSAClient(AnalyticClient):
 
     def update(self, shard: Shard, broadcast: Message) -> Message:
         """G = H'H (M, M) and C = H'Y (M, c_t) over the task's classes."""
-        H = self.features(shard, broadcast)
-        sums = H.T @ one_hot(shard, broadcast["columns"])
-        return Message({"G": H.T @ H, "C": sums}, symmetric=["G"], per_class=["C"])
+        M, like = self.dimension, shard.inputs
+        G, sums = like.new_zeros(M, M), like.new_zeros(len(broadcast["columns"]), M)
+
+        def summed() -> Iterator[torch.Tensor]:
+            for H, which in self.blocks(shard, broadcast):
+                add_class_sums(sums, H, which)
+                yield H
+
+        add_grams(G, summed())
+        return Message({"G": G, "C": sums.T}, symmetric=["G"], per_class=["C"])
 
 
 class STSAServer(GramServer):

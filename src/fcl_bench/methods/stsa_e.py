@@ -17,8 +17,9 @@ from fcl_bench.errors import require_choice, require_count, require_memory, requ
 from fcl_bench.federation.accounting import accountings, stsa_e_values
 from fcl_bench.federation.message import Message
 from fcl_bench.linalg.class_scatter import ClassScatter
+from fcl_bench.linalg.class_sums import add_class_sums
 from fcl_bench.linalg.solve import relative_rounding
-from fcl_bench.methods.analytic import AnalyticClient, AnalyticMethod, GramServer
+from fcl_bench.methods.analytic import AnalyticClient, AnalyticMethod, GramServer, positions
 from fcl_bench.methods.base import Client, Problem, Server, Shard
 from fcl_bench.randomness import generator
 
@@ -78,24 +79,18 @@ class STSAEClient(AnalyticClient):
 
     def update(self, shard: Shard, broadcast: Message) -> Message:
         """C (M, K_D c_t), group by group, and n (K_D, c_t)."""
-        H = self.features(shard, broadcast)
-        columns = broadcast["columns"].to(shard.labels.device)
+        columns = broadcast["columns"]
         rng = generator(self.problem.seed, "dummy clients", shard.task, shard.client)
         # As even as can be: groups differ by one sample at most.
-        group = torch.from_numpy(rng.permutation(len(H)) % self._groups).to(shard.labels.device)
-        cell = group * len(columns) + torch.searchsorted(columns.long(), shard.labels)
+        group = torch.from_numpy(rng.permutation(len(shard.labels)) % self._groups).to(shard.labels.device)
+        cell = group * len(columns) + positions(shard, columns)
         cells = self._groups * len(columns)
-        sums = _sums_of(H, cell, cells)
+        sums = shard.inputs.new_zeros(cells, self.dimension)
+        features = self.random_features(broadcast)
+        for H, own in zip(features.blocks(shard.inputs), cell.split(features.rows), strict=True):
+            add_class_sums(sums, H, own)
         counts = torch.bincount(cell, minlength=cells).to(torch.int32)
         return Message({"C": sums.T, "n": counts.reshape(self._groups, len(columns))}, per_class=["C"])
-
-
-def _sums_of(H: torch.Tensor, cell: torch.Tensor, cells: int) -> torch.Tensor:
-    """(cells, M) sums of the rows of H (n, M) in each cell."""
-    if H.is_cuda:
-        # index_add_ is not deterministic there, and a matrix product costs little.
-        return torch.nn.functional.one_hot(cell, cells).to(H).T @ H
-    return H.new_zeros(cells, H.shape[1]).index_add_(0, cell, H)
 
 
 class STSAEServer(GramServer):
@@ -105,20 +100,19 @@ class STSAEServer(GramServer):
         super().__init__(method, problem)
         self._gamma = method.gamma
         self._unbiased = method.estimator == "unbiased"
-        self._scatter = ClassScatter(self.zeros(self.dimension, 0))
+        self._scatter = ClassScatter(self.zeros(0, self.dimension))
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
-        self._scatter = ClassScatter(self.zeros(self.dimension, len(task.columns)))
+        self._scatter = ClassScatter(self.zeros(len(task.columns), self.dimension))
 
     def absorb(self, client_id: int, message: Message) -> None:
         groups, classes = message["n"].shape
-        sums = message["C"].reshape(self.dimension, groups, classes)
-        self._scatter.add(sums, message["n"])
-        self.add_class_sums(sums.sum(dim=1))
+        self._scatter.add(message["C"].T.reshape(groups, classes, self.dimension), message["n"])
         self.uploads += 1
 
     def finish_task(self) -> None:
+        self.add_class_sums(self._scatter.sums.T)
         lone = self._scatter.add_to(self.G, self._unbiased)
         if lone:
             self.notices.tell(

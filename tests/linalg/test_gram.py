@@ -1,0 +1,78 @@
+"""Symmetric products, small ones by torch and large ones by BLAS's rank-k update."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fcl_bench.linalg import gram as module
+from fcl_bench.linalg.gram import add_gram, add_grams, gram
+
+SHAPES = [(40, 30), (30, 40), (1, 7), (600, 513)]
+
+
+@pytest.fixture(params=["product", "rank-k update"])
+def way(request, monkeypatch) -> str:
+    """Each test by both ways, whatever the size."""
+    monkeypatch.setattr(module, "_WORTHWHILE", 0 if request.param == "rank-k update" else 2**62)
+    return request.param
+
+
+def matrix(n: int, M: int, dtype: torch.dtype, layout: str) -> torch.Tensor:
+    rng = torch.Generator().manual_seed(n * M)
+    A = torch.randn(n, M, dtype=torch.float64, generator=rng).to(dtype)
+    if layout == "columns":
+        return A.T.contiguous().T
+    return torch.randn(n, 2 * M, dtype=dtype)[:, ::2].copy_(A) if layout == "strided" else A
+
+
+def relative(found: torch.Tensor, expected: np.ndarray) -> float:
+    return float(np.abs(found.double().numpy() - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "strided"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("n", "M"), SHAPES)
+def test_a_gram_matrix_is_the_plain_product(way, n, M, dtype, layout):
+    A = matrix(n, M, dtype, layout)
+    found = gram(A)
+    exact = A.double().numpy()
+    assert found.dtype == dtype
+    assert relative(found, exact.T @ exact) < 20 * torch.finfo(dtype).eps
+    if way == "rank-k update":
+        assert torch.equal(found, found.T)
+
+
+@pytest.mark.parametrize("weight", [1.0, -0.5])
+def test_what_was_there_before_stays_and_blocks_add_up(way, weight):
+    A = matrix(600, 513, torch.float32, "rows")
+    G = matrix(40, 513, torch.float64, "rows")
+    G = G.T @ G
+    G = (G + G.T) / 2
+    before = G.clone()
+    assert add_grams(G, A.split(170), weight) is G
+    exact = A.double().numpy()
+    expected = before.numpy() + weight * exact.T @ exact
+    assert relative(G, expected) < 1e-14  # in float64, as G is
+    assert torch.equal(G, G.T) or way == "product"
+    other = before.clone()
+    assert relative(add_gram(other, A.double(), weight), expected) < 1e-14
+
+
+def test_half_of_it_is_the_upper_half(way):
+    A = matrix(50, 40, torch.float64, "rows")
+    found = add_grams(torch.zeros(40, 40, dtype=torch.float64), [A], whole=False)
+    torch.testing.assert_close(found.triu(), (A.T @ A).triu())
+
+
+def test_a_matrix_that_is_a_view_is_added_to_in_place(way):
+    whole = torch.zeros(60, 60, dtype=torch.float64)
+    A = matrix(30, 40, torch.float64, "rows")
+    add_gram(whole[:40, :40], A)
+    torch.testing.assert_close(whole[:40, :40], A.T @ A)
+    assert not whole[40:].any()
+
+
+def test_no_samples_give_zeros(way):
+    assert torch.equal(gram(torch.zeros(0, 5)), torch.zeros(5, 5))
