@@ -230,9 +230,68 @@ def test_help_lists_every_choice_with_a_line_and_imports_no_torch():
         assert key in out
 
 
+#: What takes long to import, or is not installed everywhere, and does nothing for a run on features.
+NOT_FOR_FEATURES = {
+    *("timm", "torchvision", "pandas", "datasets", "pyarrow", "sklearn", "scipy", "joblib", "matplotlib.pyplot"),
+    *("IPython", "huggingface_hub", "requests", "triton", "torch._dynamo", "mlflow", "wandb", "tensorboard"),
+}
+
+
 def test_a_run_without_a_network_imports_neither_timm_nor_pandas(tmp_path, feature_file):
     features = ("data=features", f"data.path={feature_file}")
-    without_importing({"timm", "torchvision", "pandas", "datasets"}, f"out={tmp_path}", *features, *SMALL)
+    without_importing(NOT_FOR_FEATURES, f"out={tmp_path}", *features, *SMALL)
+
+
+def test_a_run_that_is_complete_already_imports_no_matplotlib(tmp_path, feature_file, command):
+    arguments = (f"out={tmp_path}", "data=features", f"data.path={feature_file}", *SMALL)
+    assert command(*arguments)[0] == 0
+    assert "complete already" in without_importing({*NOT_FOR_FEATURES, "matplotlib"}, *arguments)
+
+
+def test_importing_the_package_and_its_command_imports_nothing_heavy():
+    heavy = {*NOT_FOR_FEATURES, "torch", "numpy", "hydra", "omegaconf", "rich", "matplotlib", "yaml"}
+    without_importing(heavy, "--version")
+
+
+def test_the_data_of_a_run_are_read_and_hashed_once(tmp_path, feature_file, command, monkeypatch):
+    import numpy as np
+
+    from fcl_bench.data import sources
+
+    done: dict[str, int] = {"read": 0, "hashed": 0}
+
+    def counted(what: str, call):
+        def counting(*arguments, **keywords):
+            done[what] += 1
+            return call(*arguments, **keywords)
+
+        return counting
+
+    class Digest:
+        def __init__(self) -> None:
+            self.inner = content_hash()
+            self.hexdigest = self.inner.hexdigest
+
+        def update(self, data) -> None:
+            done["hashed"] += memoryview(data).nbytes
+            self.inner.update(data)
+
+    content_hash = sources.content_hash
+    monkeypatch.setattr(sources.np, "load", counted("read", np.load))
+    monkeypatch.setattr(sources, "content_hash", Digest)
+    assert command(f"out={tmp_path}", "data=features", f"data.path={feature_file}", *SMALL)[0] == 0
+    assert done["read"] == 1
+    with np.load(feature_file) as file:
+        features = sum(file[name].nbytes for name in ("x_train", "x_test"))
+        labels = sum(file[name].size * 8 for name in ("y_train", "y_test"))
+    # Labels twice: the plan asks for the data set's fingerprint, and the record does again.
+    assert features <= done["hashed"] <= features + 2 * labels + 1000
+
+
+def test_what_hydra_resolves_can_be_a_value(tmp_path, command):
+    code, _, err = command(f"out={tmp_path}/${{hydra:job.name}}", *SMALL)
+    assert (code, err) == (0, "")
+    assert len(list((tmp_path / "app" / "runs").glob("*/run.json"))) == 1
 
 
 def test_the_module_is_the_command(tmp_path):

@@ -15,6 +15,7 @@ from typing import Any
 from fcl_bench import __version__
 from fcl_bench.command_line import SEE_HELP, composition_error, ordered
 from fcl_bench.errors import UserError, first_line
+from fcl_bench.garbage import resting_collector, set_imports_aside
 from fcl_bench.sweep.workers import SPIN
 from fcl_bench.terminal import drop_output, output_to, say
 
@@ -37,6 +38,9 @@ def main() -> int:
     # never spins). GNU OpenMP, which torch brings on Linux, reads it when torch is imported, and that is yet to come.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
+        # The threads of SciPy's OpenBLAS, likewise: 2^20 cycles instead of 2^26 until they sleep. A FedRAN run alone
+        # took 6 % less with it, and 15 % less processor time.
+        os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
     try:
         if "-h" in arguments or "--help" in arguments:
             from fcl_bench.config import config_dir
@@ -71,13 +75,14 @@ def _hydra() -> int:
     """Compose with Hydra and run each job; the worst job's exit code."""
     # Hydra then raises what went wrong instead of printing its own report and exiting with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    import hydra
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
+    with resting_collector():
+        import hydra
+        from hydra.errors import HydraException
+        from omegaconf.errors import OmegaConfBaseException
 
-    from fcl_bench.config import config_dir
-    from fcl_bench.sweep.launchers import require_launcher
-    from fcl_bench.sweep.watch import CALLBACK, sweeping
+        from fcl_bench.config import config_dir
+        from fcl_bench.sweep.launchers import require_launcher
+        from fcl_bench.sweep.watch import CALLBACK, sweeping
 
     codes: list[int] = []
 
@@ -176,7 +181,8 @@ def _carry_out(config: Any) -> _End:
     end = _End(DONE)
     try:
         tracking = load_tracking(config)
-        settings = load_settings(config)
+        with resting_collector():
+            settings = load_settings(config)
         _log_to_terminal()
         if settings.scalars.preview:
             from fcl_bench.preview import preview
@@ -184,8 +190,10 @@ def _carry_out(config: Any) -> _End:
             preview(settings)
             sys.stdout.flush()
             return end
-        from fcl_bench.report.screen import print_record
-        from fcl_bench.run import run
+        with resting_collector():
+            from fcl_bench.report.screen import print_record
+            from fcl_bench.run import run
+        set_imports_aside()
 
         outcome = run(settings, tracking)
         end = _End(DONE, run=str(outcome.folder), was_complete=outcome.was_complete)

@@ -89,7 +89,8 @@ def cache_folder(plan: Plan) -> Path | None:
 def require_range(features: Features, dtype: torch.dtype) -> None:
     """Refuse features whose Gram matrix would leave the range of the statistics' type."""
     n, d = features.train.shape
-    largest = max(float(side.max().abs().maximum(side.min().abs())) for side in (features.train, features.test))
+    ends = [end for side in (features.train, features.test) for end in torch.aminmax(side)]
+    largest = max(abs(float(end)) for end in ends)
     # 1e6 leaves room for a random projection of any usual width.
     if largest > (torch.finfo(dtype).max / (n * d * 1e6)) ** 0.5:
         raise UserError(

@@ -250,6 +250,11 @@ class FeatureFile(Source):
 
     @staticmethod
     def _split(path: Path, arrays: dict[str, np.ndarray], side: str) -> Split:
+        # Here, since listing data sets needs no torch.
+        import torch
+
+        from fcl_bench.data.finite import rows_not_finite
+
         x, y = arrays[f"x_{side}"], arrays[f"y_{side}"]
         where = f"data.path={path}:"
         if x.ndim != 2 or x.shape[1] == 0 or x.dtype.kind not in "fiu" or x.dtype.itemsize > 8:
@@ -272,16 +277,16 @@ class FeatureFile(Source):
             x = x.astype(x.dtype.newbyteorder("="), copy=False)
         else:  # exactly, up to 2^53; torch has few operations on unsigned integers
             x = x.astype(np.float32 if x.dtype.itemsize <= 2 else np.float64)
-        finite = np.isfinite(x).all(axis=1)
-        if not finite.all():
-            row = int(np.flatnonzero(~finite)[0])
+        x = np.ascontiguousarray(x)
+        bad = rows_not_finite(torch.from_numpy(x))
+        if len(bad):
             raise UserError(
-                f"{where} x_{side} holds NaN or infinity in {int((~finite).sum())} rows, the first is row {row}",
+                f"{where} x_{side} holds NaN or infinity in {len(bad)} rows, the first is row {int(bad[0])}",
                 "every feature is a finite number",
             )
         digest = content_hash()
         digest.update(f"{x.dtype} {x.shape}".encode())
-        digest.update(np.ascontiguousarray(x).data)
+        digest.update(x.data)
         return Split(y.astype(np.int64), x, digest.hexdigest())
 
 

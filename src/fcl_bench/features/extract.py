@@ -8,15 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
+from fcl_bench.data.finite import rows_not_finite
 from fcl_bench.data.sources import Dataset, Split
 from fcl_bench.errors import UserError
 from fcl_bench.features.backbone import Extractor
 from fcl_bench.features.cache import Extraction, FeatureCache
 from fcl_bench.files import slug
 from fcl_bench.progress import progress
-
-#: Rows looked at in one piece when all are checked.
-_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -88,11 +86,9 @@ def _uncached(label: str, extractor: Extractor, split: Split) -> Extraction:
 
 
 def _require_finite(features: torch.Tensor, name: str, side: str) -> None:
-    for begin in range(0, len(features), _ROWS):
-        rows = torch.isfinite(features[begin : begin + _ROWS]).all(dim=1)
-        if not bool(rows.all()):
-            row = begin + int((~rows).nonzero()[0])
-            raise UserError(
-                f"backbone={name} gave a feature that is not finite for {side} sample {row}",
-                "backbone.precision=float32, or other weights",
-            )
+    bad = rows_not_finite(features)
+    if len(bad):
+        raise UserError(
+            f"backbone={name} gave a feature that is not finite for {side} sample {int(bad[0])}",
+            "backbone.precision=float32, or other weights",
+        )

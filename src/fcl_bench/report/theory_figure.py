@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
+from fcl_bench.report.ticks import task_ticks
+
 
 def theory_figure(title: str, rows: list[dict[str, float | None]]) -> Figure:
     """Left: rho_t, mean and least over the rounds of each task; right: beta_{tau -> t} as a heat map.
@@ -34,7 +36,8 @@ def theory_figure(title: str, rows: list[dict[str, float | None]]) -> Figure:
     image = interference.imshow(beta, cmap="cividis", vmin=0, vmax=1)
     interference.set_xlabel("while learning task $t$")
     interference.set_ylabel(r"old task $\tau$")
-    interference.set_xticks(tasks - 1, tasks)
-    interference.set_yticks(tasks - 1, tasks)
+    ticks = task_ticks([str(t) for t in tasks], inches=3.2)
+    interference.set_xticks(ticks - 1, ticks)
+    interference.set_yticks(ticks - 1, ticks)
     figure.colorbar(image, ax=interference, label=r"$\beta_{\tau \to t}$, old gradient left")
     return figure
