@@ -251,10 +251,10 @@ def test_a_complete_run_needs_no_checkpoint(tmp_path, no_pictures):
     assert not left.exists()
 
 
-def test_a_checkpoint_is_tensors_and_json(tmp_path, monkeypatch, no_pictures):
+def test_a_checkpoint_is_tensors_rows_of_numbers_and_json(tmp_path, monkeypatch, no_pictures):
     with interrupted_in(1, monkeypatch):
         run_in(tmp_path, *SMALL)
     [folder] = (tmp_path / "runs").glob("*/checkpoint")
     kinds = {file.suffix for file in folder.iterdir()}
-    assert kinds == {".json", ".safetensors"}
+    assert kinds == {".json", ".safetensors", ".bin"}
     assert read_json(folder / "state.json")["schema"] > 0

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -99,7 +99,7 @@ def adapt(
     knobs: FedAvgAdaptation,
     problem: Problem,
     stream: Stream,
-    shards: list[list[np.ndarray]],
+    shards: Sequence[Sequence[np.ndarray]],
     labelled: np.ndarray,
     images: Callable[[], tuple[torch.Tensor, torch.Tensor]],
     folder: Path,
@@ -137,7 +137,7 @@ def adapt(
             log.info("adaptation: %s", "taken over" if hit else f"going on after round {saved[0]['rounds_done']}")
         state = federation.run(lambda done: checkpoint.save(*done.save()), every)
     ledger = state.ledger
-    ledger.uploads = [dataclasses.replace(row, stage=STAGE) for row in ledger.uploads]
+    ledger.rename_stages(STAGE)
     tests = np.array([len(stream.test[0])])
     accuracy = float(pooled_accuracy(state.answers["correct"], tests)[0]) if tests[0] else None
     body = adapted_body(federation.server.state_dict(), problem)

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -16,7 +17,11 @@ from fcl_bench.errors import UserError
 log = logging.getLogger(__name__)
 
 
-def content_hash() -> hashlib.blake2b:
+#: What `content_hash` returns.
+Hash = hashlib.blake2b
+
+
+def content_hash() -> Hash:
     """The hash behind every fingerprint and checksum (BLAKE2b, 128 bits)."""
     return hashlib.blake2b(digest_size=16)
 
@@ -50,6 +55,22 @@ def replacing(path: Path) -> Iterator[Path]:
         _to_disk(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def appending(path: Path, size: int) -> Iterator[BinaryIO]:
+    """The file at `path`, made if need be, cut to its first `size` bytes, to be written on; on disk when it ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = not path.exists()
+    with path.open("r+b" if not fresh else "w+b") as file:
+        # Only where there is more: on some file systems it takes as long as the rest, even to the size that it has.
+        if file.seek(0, os.SEEK_END) > size:
+            file.truncate(size)
+        file.seek(size)
+        yield file
+    _to_disk(path)
+    if fresh:
+        _to_disk(path.parent)
 
 
 def writable(key: str, folder: Path) -> Path:

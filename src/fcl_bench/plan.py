@@ -17,6 +17,7 @@ from fcl_bench.data.sources import Dataset
 from fcl_bench.data.stream import Stream
 from fcl_bench.errors import UserError
 from fcl_bench.features.backbone import Extractor
+from fcl_bench.federation.holdings import Holdings
 from fcl_bench.federation.message import WIRE_DTYPES, WireFormat
 from fcl_bench.files import slug
 from fcl_bench.methods.base import Problem
@@ -39,7 +40,7 @@ class Dealt:
 
     dataset: Dataset
     stream: Stream
-    shards: list[list[np.ndarray]]
+    shards: list[Holdings]
     labelled: np.ndarray
 
 
@@ -61,7 +62,7 @@ class Plan:
     device: torch.device
     dataset: Dataset
     stream: Stream
-    shards: list[list[np.ndarray]]
+    shards: list[Holdings]
     labelled: np.ndarray
     extractor: Extractor | None
     problem: Problem
@@ -111,12 +112,12 @@ def deal(settings: Settings) -> Dealt:
     dataset = settings.data.load()
     stream = settings.split.cut(dataset, scalars.tasks, scalars.seed)
     shards = [
-        [
+        Holdings.of(
             indices[part]
             for part in settings.partition.deal(
                 stream.train_columns[indices], scalars.clients, scalars.beta, generator(scalars.seed, "partition", t)
             )
-        ]
+        )
         for t, indices in enumerate(stream.train)
     ]
     return Dealt(dataset, stream, shards, _labelled(settings, stream, shards))
@@ -146,7 +147,7 @@ def _require_fit(settings: Settings) -> None:
         )
 
 
-def _labelled(settings: Settings, stream: Stream, shards: list[list[np.ndarray]]) -> np.ndarray:
+def _labelled(settings: Settings, stream: Stream, shards: list[Holdings]) -> np.ndarray:
     """(n,) bool: which training samples' labels their clients know."""
     rate, seed = settings.scalars.label_rate, settings.scalars.seed
     labelled = np.ones(len(stream.train_columns), dtype=bool)

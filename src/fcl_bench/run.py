@@ -16,7 +16,7 @@ import torch
 from fcl_bench import environment
 from fcl_bench.config import Settings
 from fcl_bench.errors import UserError
-from fcl_bench.evaluation.metrics import pooled_accuracy
+from fcl_bench.evaluation.metrics import pooled_after
 from fcl_bench.federation.engine import Federation
 from fcl_bench.files import locked, writable
 from fcl_bench.inputs import prepare_inputs
@@ -133,7 +133,7 @@ def _tell(tracker: Tracker, federation: Federation) -> None:
     """What a tracker hears after a task: accuracy on all classes so far in percent, bytes, seconds."""
     state = federation.state
     task = federation.stream.tasks[state.tasks_done - 1]
-    accuracy = float(pooled_accuracy(state.answers["correct"], test_sizes(federation))[task.index])
+    accuracy = pooled_after(task.index, state.answers["correct"], test_sizes(federation))
     known = {"classes_seen": task.columns_seen, **state.ledger.task_totals(task.index)}
     tracker.task(numbers({"accuracy": None if np.isnan(accuracy) else accuracy, **known}), task.index)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
+from fcl_bench.federation.growing import GROWING
+from fcl_bench.report import checkpoint as checkpoint_module
 from fcl_bench.report.checkpoint import Checkpoint, for_disk, read_json, write_json
 
 STATE = {"tasks_done": 2, "seconds": 0.1 + 0.2, "rows": [{"drift": 1e-17, "none": None}], "kept": {"3": ["a", "b"]}}
@@ -206,3 +209,135 @@ def test_json_reads_back_as_it_was_returned_and_notices_a_change(tmp_path):
     path.write_text(path.read_text().replace("2", "4", 1))
     with pytest.raises(ValueError, match="checksum"):
         read_json(path)
+
+
+def growing(rows: int) -> dict[str, torch.Tensor]:
+    """What a run has after so many tasks: a small model, and tables with a few rows a task."""
+    return {
+        "W": torch.full((3, 4), float(rows)),
+        GROWING + "uploads": torch.arange(5 * rows * 7, dtype=torch.uint8).reshape(5 * rows, 7),
+        GROWING + "answers": torch.arange(rows * 8).reshape(rows, 4, 2),
+        GROWING + "server_seconds": torch.arange(rows, dtype=torch.float64) / 3,
+    }
+
+
+def row_files(checkpoint: Checkpoint) -> list[Path]:
+    return sorted(checkpoint.folder.glob("rows-*.bin"))
+
+
+def grown_to(folder, *sizes: int) -> Checkpoint:
+    checkpoint = Checkpoint(folder / "checkpoint", 1)
+    for rows in sizes:
+        checkpoint.save({"tasks_done": rows}, growing(rows))
+    return checkpoint
+
+
+def holds_rows(checkpoint: Checkpoint, rows: int) -> bool:
+    found = checkpoint.load()
+    return found is not None and found[0]["tasks_done"] == rows and same(found[1], growing(rows))
+
+
+@pytest.mark.parametrize("sizes", [(0,), (1,), (0, 1, 2), (1, 1, 4), (2, 5, 5, 6)])
+def test_rows_are_added_to_and_loaded_as_a_whole(tmp_path, sizes):
+    checkpoint = grown_to(tmp_path, *sizes)
+    assert holds_rows(checkpoint, sizes[-1])
+    assert holds_rows(Checkpoint(tmp_path / "checkpoint", 1), sizes[-1])
+    assert len(row_files(checkpoint)) == 3
+
+
+def test_a_loaded_state_is_gone_on_with_in_the_same_files(tmp_path):
+    before = row_files(grown_to(tmp_path, 1, 2))
+    again = Checkpoint(tmp_path / "checkpoint", 1)
+    assert again.load() is not None
+    again.save({"tasks_done": 3}, growing(3))
+    assert row_files(again) == before
+    assert holds_rows(Checkpoint(tmp_path / "checkpoint", 1), 3)
+
+
+@pytest.mark.parametrize("sizes", [(5, 2), (3, 0)])
+def test_a_state_with_fewer_rows_and_one_that_was_never_loaded_start_new_files(tmp_path, sizes):
+    assert holds_rows(grown_to(tmp_path, *sizes), sizes[-1])
+    fresh = Checkpoint(tmp_path / "checkpoint", 1)
+    fresh.save({"tasks_done": 1}, growing(1))
+    assert holds_rows(fresh, 1)
+    assert len(row_files(fresh)) == 3
+
+
+def test_each_row_is_written_once(tmp_path, monkeypatch):
+    """Bytes, not seconds: those of a hundred tasks are twice those of fifty, and no JSON grows with the rows."""
+    written: list[int] = []
+    appending = checkpoint_module.appending
+
+    @contextmanager
+    def counted(path, size):
+        with appending(path, size) as file:
+            begin = file.tell()
+            yield file
+            written.append(file.tell() - begin)
+
+    monkeypatch.setattr(checkpoint_module, "appending", counted)
+    monkeypatch.setattr("fcl_bench.files._to_disk", lambda path: None)
+    checkpoint, jsons = Checkpoint(tmp_path / "checkpoint", 1), []
+    for rows in range(1, 101):
+        checkpoint.save({"tasks_done": rows}, growing(rows))
+        jsons.append((checkpoint.folder / "state.json").stat().st_size)
+    grown = sum(tensor.nbytes for name, tensor in growing(100).items() if name.startswith(GROWING))
+    assert sum(written) == grown == sum(file.stat().st_size for file in row_files(checkpoint))
+    assert max(jsons) - min(jsons) < 40  # longer numbers
+    assert holds_rows(Checkpoint(tmp_path / "checkpoint", 1), 100)
+
+
+@pytest.mark.parametrize("moment", ["while rows are added", "between rows and state"])
+def test_killed_while_adding_rows_the_state_before_is_there(tmp_path, monkeypatch, moment):
+    """The tail that the killed process left is cut off by the next one that goes on."""
+    checkpoint = grown_to(tmp_path, 1, 2)
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if moment == "while rows are added":
+            patch.setattr("fcl_bench.files._to_disk", lambda path: dies() if path.suffix == ".bin" else None)
+        else:
+            patch.setattr(checkpoint_module, "write_json", dies)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.save({"tasks_done": 9}, growing(9))
+    assert sum(file.stat().st_size for file in row_files(checkpoint)) > sum(
+        tensor.nbytes for name, tensor in growing(2).items() if name.startswith(GROWING)
+    )
+    again = Checkpoint(tmp_path / "checkpoint", 1)
+    assert holds_rows(again, 2)
+    again.save({"tasks_done": 3}, growing(3))
+    assert holds_rows(Checkpoint(tmp_path / "checkpoint", 1), 3)
+    assert sum(file.stat().st_size for file in row_files(again)) == sum(
+        tensor.nbytes for name, tensor in growing(3).items() if name.startswith(GROWING)
+    )
+
+
+@pytest.mark.parametrize("damage", ["cut", "altered", "gone"])
+def test_damaged_rows_are_told_and_nothing_is_taken_over(tmp_path, caplog, damage):
+    checkpoint = grown_to(tmp_path, 1, 2)
+    file = row_files(checkpoint)[0]
+    {
+        "cut": lambda: file.write_bytes(file.read_bytes()[:-1]),
+        "altered": lambda: flip(file, 3),
+        "gone": file.unlink,
+    }[damage]()
+    assert Checkpoint(tmp_path / "checkpoint", 1).load() is None
+    assert "starting from the first task" in caplog.text
+
+
+def test_a_checkpoint_of_an_older_form_is_left_alone_and_told(tmp_path, caplog):
+    checkpoint = grown_to(tmp_path, 1)
+    edit(checkpoint.folder / "state.json", format=1)
+    assert checkpoint.load() is None
+    assert "another version's form; starting from the first task" in caplog.text
+    checkpoint.save({"tasks_done": 2}, growing(2))
+    assert holds_rows(Checkpoint(tmp_path / "checkpoint", 1), 2)
+
+
+def test_a_tensor_that_needs_no_copy_for_disk_is_not_copied():
+    matrix = torch.rand(5, 5)
+    made = for_disk({"G": matrix, "again": matrix, "part": matrix[1:3]})
+    assert made["G"].data_ptr() == matrix.data_ptr()
+    assert len({tensor.untyped_storage().data_ptr() for tensor in made.values()}) == 3

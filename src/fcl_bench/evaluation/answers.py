@@ -23,11 +23,12 @@ class Answers:
     """
 
     def __init__(self, tasks: int) -> None:
-        self._counts = {way: np.zeros((tasks, tasks), dtype=np.int64) for way in WAYS}
+        # A task's counts lie together: what is known after it never changes again.
+        self._counts = np.zeros((tasks, len(WAYS), tasks), dtype=np.int64)
         self.routes = False
 
     def __getitem__(self, way: str) -> np.ndarray:
-        return self._counts[way]
+        return self._counts[:, WAYS.index(way)]
 
     def add(
         self,
@@ -57,24 +58,34 @@ class Answers:
             right["correct"] = _best_of(prediction, classes, tasks) == columns
             right["routed"] = tasks == true_tasks
         for way, hits in right.items():
-            self._counts[way][after] += np.bincount(true_tasks[hits].cpu().numpy(), minlength=len(self[way]))
+            self[way][after] += np.bincount(true_tasks[hits].cpu().numpy(), minlength=len(self[way]))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Answers):
+            return NotImplemented
+        return self.routes == other.routes and np.array_equal(self._counts, other._counts)
 
     def state(self) -> dict[str, Any]:
-        """The counts as JSON."""
-        return {"routes": self.routes, **{way: counts.tolist() for way, counts in self._counts.items()}}
+        """What is no count, as JSON."""
+        return {"routes": self.routes}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
+    def tensor(self, done: int) -> torch.Tensor:
+        """(done, 4, T): the rows of the first `done` tasks, of each of `WAYS`, which never change again."""
+        return torch.from_numpy(self._counts[:done])
+
+    def restore(self, state: dict[str, Any], rows: torch.Tensor) -> None:
+        """Take over what `state` and `tensor` returned."""
         self.routes = bool(state["routes"])
-        self._counts = {way: np.array(state[way], dtype=np.int64) for way in WAYS}
+        self._counts[: len(rows)] = rows.numpy()
 
 
 def _best_of(prediction: Prediction, classes: list[torch.Tensor], tasks: torch.Tensor) -> torch.Tensor:
     """The best class (n,) among those of each sample's task."""
     if prediction.heads is None:
         member = prediction.scores.new_zeros(len(classes), prediction.scores.shape[1], dtype=torch.bool)
-        for task, columns in enumerate(classes):
-            member[task, columns] = True
+        sizes = torch.tensor([len(columns) for columns in classes], device=tasks.device)
+        task_of = torch.arange(len(classes), device=tasks.device).repeat_interleave(sizes)
+        member[task_of, torch.cat(classes)] = True
         return prediction.scores.masked_fill(~member[tasks], -torch.inf).argmax(dim=1)
     best = torch.empty_like(tasks)
     for task, columns in enumerate(classes):

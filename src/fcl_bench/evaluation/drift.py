@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ class FeatureDrift:
         rows: task s, reference_task tau, client k, samples, drift, and the mean norm of the reference features.
     """
 
-    def __init__(self, samples: int, seed: int, shards: list[list[np.ndarray]]) -> None:
+    def __init__(self, samples: int, seed: int, shards: Sequence[Sequence[np.ndarray]]) -> None:
         self._chosen = [
             [
                 np.sort(generator(seed, "drift", task, client).permutation(indices)[:samples])

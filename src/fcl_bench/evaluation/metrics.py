@@ -24,6 +24,12 @@ def pooled_accuracy(correct: np.ndarray, tests: np.ndarray) -> np.ndarray:
     return _percent((correct * seen).sum(axis=1), seen @ tests)
 
 
+def pooled_after(task: int, correct: np.ndarray, tests: np.ndarray) -> float:
+    """A_t in percent after one task alone; NaN where there is no test sample yet."""
+    seen = slice(0, task + 1)
+    return float(_percent(correct[task, seen].sum(), tests[seen].sum()))
+
+
 def _percent(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return np.divide(100.0 * part, whole, out=np.full(np.shape(part), np.nan), where=whole > 0)
 

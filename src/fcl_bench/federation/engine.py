@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,16 +12,20 @@ import torch
 from fcl_bench.data.stream import Stream, Task
 from fcl_bench.evaluation.answers import Answers
 from fcl_bench.evaluation.drift import FeatureDrift
-from fcl_bench.federation.ledger import Ledger, Stopwatch, Upload
-from fcl_bench.federation.message import Message
-from fcl_bench.methods.base import Method, Problem, Shard
+from fcl_bench.federation.growing import GROWING
+from fcl_bench.federation.holdings import Holdings
+from fcl_bench.federation.kept_batches import KeptBatches
+from fcl_bench.federation.ledger import Ledger, Stopwatch
+from fcl_bench.federation.message import Message, all_finite
+from fcl_bench.methods.base import Method, Prediction, Problem, Shard
 from fcl_bench.progress import progress
 from fcl_bench.randomness import generator
 
 #: Samples scored at a time: their random features are the largest thing that evaluation holds.
-EVALUATION_BATCH = 4096
+EVALUATION_BATCH = 2048
 #: Prefixes of what a checkpoint keeps beside the server's tensors.
 _AUDIT, _DRIFT, _CLIENT = "audit.", "drift.", "client."
+_ANSWERS = GROWING + "answers"
 
 
 @dataclass
@@ -44,9 +48,9 @@ class FederationState:
     rounds_done: int = 0
     server_seconds: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        """All of it, as JSON."""
-        return {
+    def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """All of it: a little JSON, and what grows with tasks, clients and rounds as tensors that only gain rows."""
+        saved = {
             "tasks_done": self.tasks_done,
             "answers": self.answers.state(),
             "ledger": self.ledger.state(),
@@ -54,12 +58,13 @@ class FederationState:
             "rounds_done": self.rounds_done,
             "server_seconds": self.server_seconds,
         }
+        return saved, {**self.ledger.tensors(), _ANSWERS: self.answers.tensor(self.tasks_done)}
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Take over what `to_json` returned."""
+    def restore(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        """Take over what `save` returned."""
         self.tasks_done = saved["tasks_done"]
-        self.answers.restore(saved["answers"])
-        self.ledger.restore(saved["ledger"])
+        self.answers.restore(saved["answers"], tensors[_ANSWERS])
+        self.ledger.restore(saved["ledger"], tensors)
         self.bounds = saved["bounds"]
         self.rounds_done = saved["rounds_done"]
         self.server_seconds = saved["server_seconds"]
@@ -83,7 +88,7 @@ class Federation:
         method: Method,
         problem: Problem,
         stream: Stream,
-        shards: list[list[np.ndarray]],
+        shards: Sequence[Sequence[np.ndarray]],
         labelled: np.ndarray,
         train: torch.Tensor,
         test: torch.Tensor,
@@ -91,7 +96,7 @@ class Federation:
     ) -> None:
         self.problem = problem
         self.stream = stream
-        self.shards = shards
+        self.shards = [Holdings.of(clients) for clients in shards]
         self.labelled = labelled
         # Images are small as bytes, and every round needs them: they live on the device.
         where = problem.device if train.dtype == torch.uint8 else train.device
@@ -99,29 +104,35 @@ class Federation:
         self.client = method.client(problem)
         self.server = method.server(problem)
         self.audit = method.audit(problem)
-        self.drift = FeatureDrift(drift_samples, problem.seed, shards) if drift_samples else None
+        self.drift = FeatureDrift(drift_samples, problem.seed, self.shards) if drift_samples else None
         self._resumes_within_tasks = method.resumes_within_tasks
         self._after_round: Callable[[int, int], None] = lambda round_, of: None
-        self.state = FederationState(0, Answers(len(stream.tasks)), Ledger(len(shards[0])))
+        self.state = FederationState(0, Answers(len(stream.tasks)), Ledger(len(self.shards[0])))
         self._classes = [torch.tensor(task.columns, device=problem.device) for task in stream.tasks]
+        self._kept = KeptBatches(EVALUATION_BATCH)
         self._task_of_test = np.full(len(stream.test_columns), -1)
         for task in stream.tasks:
             self._task_of_test[stream.test[task.index]] = task.index
 
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Everything that a resumed run needs, as JSON and tensors."""
-        saved = {**self.state.to_json(), "drift": [] if self.drift is None else self.drift.rows}
+        """Everything that a resumed run needs, as JSON and tensors.
+
+        The tensors whose names start with `GROWING` only gain rows from one call to the next, and like the others they
+        are not copies.
+        """
+        state, growing = self.state.save()
+        saved = {**state, "drift": [] if self.drift is None else self.drift.rows}
         audit = {} if self.audit is None else self.audit.state_dict()
         drift = {} if self.drift is None else self.drift.tensors()
         extras = {_AUDIT + name: tensor for name, tensor in audit.items()}
         extras |= {_DRIFT + name: tensor for name, tensor in drift.items()}
         extras |= {_CLIENT + name: tensor for name, tensor in self.client.state_dict().items()}
-        return saved, {**self.server.state_dict(), **extras}
+        return saved, {**self.server.state_dict(), **extras, **growing}
 
     def restore(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Go on from what `save` returned."""
-        self.state.restore(saved)
-        parts: dict[str, dict[str, torch.Tensor]] = {_AUDIT: {}, _DRIFT: {}, _CLIENT: {}, "": {}}
+        self.state.restore(saved, tensors)
+        parts: dict[str, dict[str, torch.Tensor]] = {_AUDIT: {}, _DRIFT: {}, _CLIENT: {}, GROWING: {}, "": {}}
         for name, tensor in tensors.items():
             prefix = next(prefix for prefix in parts if name.startswith(prefix))
             parts[prefix][name.removeprefix(prefix)] = tensor
@@ -161,7 +172,8 @@ class Federation:
 
     def _learn(self, task: Task) -> None:
         watch = Stopwatch(self.problem.device, self.state.server_seconds)
-        available = [k for k, indices in enumerate(self.shards[task.index]) if self.labelled[indices].any()]
+        known = self.shards[task.index].chosen(self.labelled)
+        available = np.flatnonzero(known).tolist()
         with watch.running():
             self.server.start_task(task)
             rounds = self.server.rounds(task)
@@ -169,7 +181,7 @@ class Federation:
             with watch.running():
                 present = self.server.participants(task, round_, available)
                 broadcast = self.server.broadcast(task, round_)
-            self._exchange_all(task, round_, present, broadcast, watch)
+            self._exchange_all(task, round_, present, known, broadcast, watch)
             with watch.running():
                 self.server.finish_round()
             if self.audit is not None:
@@ -182,21 +194,34 @@ class Federation:
         self.state.ledger.server_seconds.append(watch.seconds)
         self.state.rounds_done, self.state.server_seconds = 0, 0.0
 
-    def _exchange_all(self, task: Task, round_: int, present: list[int], broadcast: Message, server: Stopwatch) -> None:
-        """The turns of those present; to and from the others nothing is sent, and their rows say so."""
-        uploads = {client: self._exchange(task, round_, client, broadcast, server) for client in present}
-        for client in set(range(len(self.shards[task.index]))) - set(present):
-            known, unknown = self._samples(task, client)
-            held = len(known) + len(unknown), len(known)
-            uploads[client] = Upload(task.index, round_, client, self.server.stage, *held, 0, 0, 0, 0, 0.0)
-            if self.audit is not None and round_ == 0 and len(known):
-                self.audit.observe(task, self._shard(task, client))
-        self.state.ledger.uploads += [uploads[client] for client in sorted(uploads)]
+    def _exchange_all(
+        self, task: Task, round_: int, present: list[int], known: np.ndarray, broadcast: Message, server: Stopwatch
+    ) -> None:
+        """The turns of those present; to and from the others nothing is sent, and their rows say so.
 
-    def _exchange(self, task: Task, round_: int, client: int, broadcast: Message, server: Stopwatch) -> Upload:
-        """One client's turn."""
+        Args:
+            known: (K,) labelled samples of each client.
+        """
+        ledger, held = self.state.ledger, self.shards[task.index].sizes()
+        counted = ("accepted", "right", "up_bytes", "down_bytes")
+        columns: dict[str, np.ndarray] = {name: np.zeros(len(held), dtype=np.int64) for name in counted}
+        columns |= {"client": np.arange(len(held)), "samples": held, "labelled": known}
+        columns["client_seconds"] = seconds = np.zeros(len(held))
+        for client in present:
+            message, guessed, seconds[client] = self._exchange(task, round_, client, broadcast, server)
+            columns["accepted"][client], columns["right"][client] = guessed
+            columns["up_bytes"][client] = message.nbytes
+            columns["down_bytes"][client] = ledger.send(client, broadcast)
+        if self.audit is not None and round_ == 0:
+            for client in sorted(set(np.flatnonzero(known).tolist()) - set(present)):
+                self.audit.observe(task, self._shard(task, client))
+        ledger.add_round(task.index, round_, self.server.stage, columns)
+
+    def _exchange(
+        self, task: Task, round_: int, client: int, broadcast: Message, server: Stopwatch
+    ) -> tuple[Message, tuple[int, int], float]:
+        """One client's turn: what it sent, how many labels it gave itself, how many of them are right, its seconds."""
         problem = self.problem
-        known, unknown = self._samples(task, client)
         shard = self._shard(task, client)
         accepted = right = 0
         watch = Stopwatch(problem.device)
@@ -208,28 +233,18 @@ class Federation:
         with server.running():
             self.server.absorb(client, message.from_wire(problem.dtype, problem.device))
         if guesses is not None:
+            _, unknown = self._samples(task, client)
             accepted = int((guesses >= 0).sum())
             right = int((guesses.cpu() == self._columns(unknown)).sum())
         if self.audit is not None and round_ == 0:
             self.audit.observe(task, shard)
-        return Upload(
-            task.index,
-            round_,
-            client,
-            self.server.stage,
-            len(known) + len(unknown),
-            len(known),
-            accepted,
-            right,
-            message.nbytes,
-            self.state.ledger.send(client, broadcast),
-            watch.seconds,
-        )
+        return message, (accepted, right), watch.seconds
 
     def _samples(self, task: Task, client: int) -> tuple[np.ndarray, np.ndarray]:
         """Indices of a client's labelled samples of a task, and of the others."""
         indices = self.shards[task.index][client]
-        return indices[self.labelled[indices]], indices[~self.labelled[indices]]
+        known = self.labelled[indices]
+        return (indices, indices[:0]) if known.all() else (indices[known], indices[~known])
 
     def _shard(self, task: Task, client: int) -> Shard:
         known, unknown = self._samples(task, client)
@@ -244,22 +259,30 @@ class Federation:
     def _columns(self, indices: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(self.stream.train_columns[indices])
 
-    def _test_batches(self, task: Task) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
-        """Indices and inputs (n, ...) of the test samples of all tasks so far, in batches as the server wants them."""
-        for batch in test_batches(self.stream.test[: task.index + 1], self.server.pure_batches, self.problem.seed):
-            yield batch, self._inputs(self._test, batch)
+    def _test_batches(self, task: Task) -> Iterator[np.ndarray]:
+        """Indices of the test samples of all tasks so far, in batches as the server wants them."""
+        return test_batches(self.stream.test[: task.index + 1], self.server.pure_batches, self.problem.seed)
+
+    def _classify(self, number: int, batch: np.ndarray) -> Prediction:
+        """What the server says of the batch of this number."""
+        if self.server.pure_batches is not None:
+            return self.server.classify(self._inputs(self._test, batch), one_task=True)
+        prepared = self._kept.get(number, lambda: self.server.prepare(self._inputs(self._test, batch)))
+        if prepared is None:
+            return self.server.classify(self._inputs(self._test, batch))
+        return self.server.classify_prepared(prepared)
 
     def _examine(self, task: Task) -> None:
         """Everything that is measured after a task."""
-        for batch, inputs in self._test_batches(task):
-            prediction = self.server.classify(inputs, one_task=self.server.pure_batches is not None)
-            if not bool(torch.isfinite(prediction.scores).all()):
+        for number, batch in enumerate(self._test_batches(task)):
+            prediction = self._classify(number, batch)
+            if not all_finite(prediction.scores):
                 raise FloatingPointError(f"class scores after task {task.index} are not finite")
             truth = self.stream.test_columns[batch], self._task_of_test[batch]
             columns, tasks = (torch.from_numpy(values).to(self.problem.device) for values in truth)
             self.state.answers.add(task.index, prediction, columns, tasks, self._classes[: task.index + 1])
         if self.audit is not None:
-            tests = (inputs for _, inputs in self._test_batches(task))
+            tests = (self._inputs(self._test, batch) for batch in self._test_batches(task))
             self.state.bounds.append(self.audit.report(task, self.server, tests))
         if self.drift is not None:
             self.drift.observe(task.index, lambda chosen: self.server.embed(self._inputs(self._train, chosen)))

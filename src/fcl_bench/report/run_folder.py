@@ -6,7 +6,7 @@ import csv
 import json
 import logging
 import shutil
-from collections.abc import Container
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
 from fcl_bench.data.stream import Stream
+from fcl_bench.federation.holdings import Holdings
 from fcl_bench.files import content_hash, file_checksum, replacing
 from fcl_bench.report.checkpoint import Checkpoint, for_disk, read_json, write_json
 
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 
 #: Version of the run folder's files; part of the run id. What changes a method's numbers raises its `revision` instead.
 SCHEMA = 3
+
+#: Most clients times tasks whose samples are arrays of their own in partition.npz.
+SEPARATE = 20_000
 
 
 def run_id(identity: dict[str, Any]) -> str:
@@ -85,7 +89,7 @@ class RunFolder:
         self,
         record: dict[str, Any],
         config: dict[str, Any],
-        tables: dict[str, tuple[list[str], list[list[Any]]]],
+        tables: dict[str, tuple[list[str], Iterable[Iterable[Any]]]],
         partition: dict[str, np.ndarray],
         model: dict[str, torch.Tensor],
         figures: dict[str, Any],
@@ -121,10 +125,19 @@ class RunFolder:
         return record
 
 
-def partition_arrays(stream: Stream, shards: list[list[np.ndarray]], labelled: np.ndarray) -> dict[str, np.ndarray]:
-    """`class_order`, and index arrays into the data set: `train_t<t>_c<k>`, `test_t<t>`, `unlabelled`; t, k from 0."""
+def partition_arrays(stream: Stream, shards: Sequence[Holdings], labelled: np.ndarray) -> dict[str, np.ndarray]:
+    """`class_order`, and index arrays into the data set: `train_t<t>_c<k>`, `test_t<t>`, `unlabelled`; t, k from 0.
+
+    Of more than `SEPARATE` clients and tasks, `train_t<t>` with the samples of one client after the other, and
+    `train_ends_t<t>` (K + 1,): client k has `train_t<t>[train_ends_t<t>[k]:train_ends_t<t>[k + 1]]`. A file of its own
+    for every client and task in the archive would be ten million of 300 bytes each, most of them of no sample.
+    """
     arrays = {"class_order": stream.class_order, "unlabelled": np.flatnonzero(~labelled)}
+    separate = sum(map(len, shards)) <= SEPARATE
     for task, (clients, test) in enumerate(zip(shards, stream.test, strict=True)):
         arrays[f"test_t{task}"] = test
-        arrays.update({f"train_t{task}_c{client}": indices for client, indices in enumerate(clients)})
+        if separate:
+            arrays.update({f"train_t{task}_c{client}": indices for client, indices in enumerate(clients)})
+        else:
+            arrays |= {f"train_t{task}": clients.indices, f"train_ends_t{task}": clients.ends}
     return arrays

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from collections.abc import Iterable
+from dataclasses import fields
+from itertools import chain
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,7 @@ from fcl_bench.evaluation.metrics import accuracy_matrix
 from fcl_bench.federation.engine import Federation
 from fcl_bench.federation.ledger import Upload
 
-Table = tuple[list[str], list[list[Any]]]
+Table = tuple[list[str], Iterable[Iterable[Any]]]
 _TASKS = (
     *("task", "classes_seen", "classes", "train_samples", "labelled", "accepted", "right"),
     *("test_samples", "accuracy"),
@@ -34,12 +37,12 @@ def run_tables(
     """
     state = federation.state
     tests = np.array([len(indices) for indices in stream.test])
-    uploads = [*(adapted.ledger.uploads if adapted else []), *state.ledger.uploads]
+    uploads = chain(adapted.ledger.values() if adapted else (), state.ledger.values())
     tables = {
         "tasks.csv": _tasks(stream, federation, accuracy),
         "accuracy_matrix.csv": _matrix(accuracy_matrix(state.answers["correct"], tests)),
         "task_aware_matrix.csv": _matrix(accuracy_matrix(state.answers["aware"], tests)),
-        "uploads.csv": ([field.name for field in fields(Upload)], [list(asdict(row).values()) for row in uploads]),
+        "uploads.csv": ([field.name for field in fields(Upload)], uploads),
     }
     if state.answers.routes:
         tables["routing_matrix.csv"] = _matrix(accuracy_matrix(state.answers["routed"], tests))
@@ -72,7 +75,7 @@ def _tasks(stream: Stream, federation: Federation, accuracy: list[float | None])
 
 def _matrix(matrix: np.ndarray) -> Table:
     header = [f"task_{task}" for task in range(len(matrix))]
-    return header, [["" if np.isnan(value) else float(value) for value in row] for row in matrix]
+    return header, (["" if isnan(value) else value for value in row.tolist()] for row in matrix)
 
 
 def _rows(rows: list[dict[str, Any]]) -> Table:
