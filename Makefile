@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables quick results training gpu bench-training bench-extraction bench-partitions test lint types clean
+.PHONY: run tables quick results training gpu bench bench-compare bench-memory bench-training bench-extraction bench-partitions test lint types clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -80,6 +80,8 @@ outputs/quick/done/%: conf/experiment/%.yaml $(VENV)/.run
 PAPERS := $(BIN)/fcl-bench -m device=cuda out=outputs/gpu
 gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python benchmarks/gpu_lines.py
+	$(SUITE) --size full --device cuda --benchmark-json=outputs/bench/cuda.json
 	$(BIN)/python benchmarks/training_throughput.py --device cuda --backbone resnet18_cifar --samples 25000
 	$(BIN)/python benchmarks/extraction_throughput.py --device cuda --backbone resnet18
 	$(BIN)/python benchmarks/extraction_throughput.py --device cuda --backbone vit_b16
@@ -88,6 +90,22 @@ gpu: $(VENV)/.dev
 	$(PAPERS) experiment=fedprotip_pretrained_cifar100
 	$(PAPERS) experiment=training_pretrained_cifar100 method=finetune,fot,joint_training
 	$(BIN)/fcl-tables --out outputs/gpu --name papers
+
+# Every stage and method beside the bare products and beside plain code: about 25 minutes on two cores, SIZE=quick two.
+SUITE := $(BIN)/python -m pytest benchmarks/suite
+SIZE ?= full
+NAME ?= $(SIZE)
+bench: $(VENV)/.dev
+	$(SUITE) --size $(SIZE) --features $(FEATURES) --benchmark-json=outputs/bench/$(NAME).json $(BENCH)
+
+# Fails if a stage of NEW is slower than in OLD, by its ratio to the bare work: make bench-compare OLD=a.json NEW=b.json
+TOLERANCE ?= 0.2
+bench-compare: $(VENV)/.dev
+	$(BIN)/python benchmarks/compare.py $(OLD) $(NEW) --tolerance $(TOLERANCE)
+
+# Peak memory of the largest runs; not timed yet, an hour or so on two cores.
+bench-memory: $(VENV)/.dev
+	$(SUITE)/bench_memory.py --long --features $(FEATURES) --benchmark-json=outputs/bench/memory.json $(BENCH)
 
 bench-extraction: $(VENV)/.run
 	$(BIN)/python benchmarks/extraction_throughput.py $(BENCH)

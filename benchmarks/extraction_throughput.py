@@ -161,7 +161,8 @@ def measure(arguments: argparse.Namespace, device: torch.device) -> dict[str, An
     }
 
 
-def main() -> None:
+def parse(typed: list[str] | None = None) -> argparse.Namespace:
+    """The options, those that depend on others filled in; None: of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
     parser.add_argument("--backbone", default="resnet18", help="a YAML of conf/backbone with a timm network")
@@ -173,8 +174,13 @@ def main() -> None:
     parser.add_argument("--precision", default="auto", help="backbone.precision")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("outputs/benchmarks"))
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(typed)
     arguments.images = arguments.images or ("cifar100" if arguments.data.is_dir() else "webp32")
+    return arguments
+
+
+def main() -> None:
+    arguments = parse()
     device = environment.choose_device(arguments.device)
     result = measure(arguments, device)
     arguments.out.mkdir(parents=True, exist_ok=True)

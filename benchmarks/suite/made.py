@@ -1,0 +1,77 @@
+"""Made-up features, shards, problems and uploads of any size."""
+
+from __future__ import annotations
+
+import torch
+
+from fcl_bench.data.stream import Task
+from fcl_bench.federation.message import Message, WireFormat
+from fcl_bench.linalg.random_features import RandomFeatures
+from fcl_bench.linalg.spectral import Spectrum
+from fcl_bench.methods.analytic import projection_seed
+from fcl_bench.methods.base import Method, Problem, Shard
+
+CPU = torch.device("cpu")
+
+
+def problem(d: int, dtype: torch.dtype, device: torch.device = CPU) -> Problem:
+    """What both halves know; uploads travel in float32, as by default."""
+    return Problem(inputs=d, seed=0, dtype=dtype, device=device, wire=WireFormat(torch.float32))
+
+
+def problem_projection(known: Problem, M: int) -> torch.Tensor:
+    """P (d, M), the one that all clients of the problem draw."""
+    projection = RandomFeatures(projection_seed(known), known.inputs, M, known.dtype, known.device).projection
+    assert projection is not None
+    return projection
+
+
+def labels(n: int, C: int, device: torch.device = CPU) -> torch.Tensor:
+    """(n,) of the classes in turn."""
+    return torch.arange(n, device=device) % C
+
+
+def features(n: int, d: int, C: int, dtype: torch.dtype, device: torch.device = CPU, seed: int = 0) -> torch.Tensor:
+    """(n, d) around class centres, with variances that fall off as a backbone's do (as 1 / i); the classes in turn."""
+    rng = torch.Generator().manual_seed(1 + seed)
+    scales = torch.arange(1, d + 1, dtype=torch.float64).rsqrt()
+    centres = torch.randn(C, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    Z = (centres[labels(n, C)] + torch.randn(n, d, generator=rng, dtype=torch.float64)) * scales
+    return Z.to(device, dtype)
+
+
+def random_features(
+    n: int, d: int, M: int, dtype: torch.dtype, device: torch.device = CPU, seed: int = 0
+) -> torch.Tensor:
+    """H (n, M) of made-up features of ten classes."""
+    return RandomFeatures(0, d, M, dtype, device).map(features(n, d, 10, dtype, device, seed))
+
+
+def shard(n: int, d: int, C: int, dtype: torch.dtype, device: torch.device = CPU, client: int = 0) -> Shard:
+    """One client's samples of the first task, all labelled."""
+    Z = features(n, d, C, dtype, device, seed=client)
+    return Shard(client, 0, Z, labels(n, C, device), Z[:0])
+
+
+def task(C: int, index: int = 0) -> Task:
+    """A task of C new classes, after `index` others like it."""
+    return Task(index, range(index * C, (index + 1) * C), (index + 1) * C)
+
+
+def uploads(method: Method, known: Problem, shards: list[Shard], one: Task) -> list[Message]:
+    """What the clients send in the only round of a task, as the server gets it from the wire."""
+    server, client = method.server(known), method.client(known)
+    server.start_task(one)
+    sent = (client.update(each, server.broadcast(one, 0)).to_wire(known.wire) for each in shards)
+    return [message.from_wire(known.dtype, known.device) for message in sent]
+
+
+def spectra(count: int, M: int, r: int, dtype: torch.dtype, device: torch.device = CPU) -> list[Spectrum]:
+    """Sketches of rank r, singular values falling off as 1 / sqrt(i), directions at random."""
+    sketches = []
+    for seed in range(count):
+        rng = torch.Generator().manual_seed(seed)
+        V, _ = torch.linalg.qr(torch.randn(M, r, generator=rng, dtype=torch.float64))
+        sigma = 100 * torch.arange(1, r + 1, dtype=torch.float64).rsqrt()
+        sketches.append(Spectrum(V.to(device, dtype), sigma.to(device, dtype)))
+    return sketches
