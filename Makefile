@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables quick results training gpu bench bench-compare bench-memory bench-training bench-extraction bench-partitions test lint types clean
+.PHONY: run tables quick results training gpu bench bench-compare bench-memory bench-scaling bench-training bench-extraction bench-partitions test lint types clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -106,6 +106,10 @@ bench-compare: $(VENV)/.dev
 # Peak memory of the largest runs; not timed yet, an hour or so on two cores.
 bench-memory: $(VENV)/.dev
 	$(SUITE)/bench_memory.py --long --features $(FEATURES) --benchmark-json=outputs/bench/memory.json $(BENCH)
+
+# How seconds, memory and bytes grow with clients, tasks, classes, M and samples; ten minutes, BENCH=--quick one or two.
+bench-scaling: $(VENV)/.run
+	$(BIN)/python benchmarks/scaling.py --markdown outputs/bench/scaling.md $(BENCH)
 
 bench-extraction: $(VENV)/.run
 	$(BIN)/python benchmarks/extraction_throughput.py $(BENCH)

@@ -31,7 +31,8 @@ INPUTS = 64
 DUMMY_CLIENTS = 10
 RANK = 64
 MIB = 2**20
-EVALUATION_BATCH = 4096
+#: Samples scored at a time, and bytes of test samples that are kept (`federation/engine.py`, `kept_batches.py`).
+EVALUATION_BATCH, KEPT = 1024, 2**28
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Method:
 
 
 def _gram_state(s: Size) -> int:
-    return 8 * (4 * s.M**2 + 3 * s.M * s.C)
+    return 8 * (3 * s.M**2 + 3 * s.M * s.C)
 
 
 METHODS = {
@@ -191,6 +192,7 @@ def held(name: str, size: Size) -> int:
         + 54 * 3 // 2 * size.K * size.T * rounds  # the ledger, with room to grow
         + 8 * 4 * size.T**2  # right answers
         + method.state(size)
+        + min(KEPT, 8 * tests * size.M)
         + 8 * min(EVALUATION_BATCH, tests) * (d + size.M + 3 * size.C)
     )
 

@@ -83,12 +83,13 @@ class Adapted:
         """Its part of the run record."""
         communication = self.ledger.communication()
         del communication["by_stage"]
-        rounds = 1 + max(row.round for row in self.ledger.uploads)
+        uploads = self.ledger.uploads
+        rounds = 1 + max(row.round for row in uploads)
         return {
             "rounds": rounds,
             "accuracy": self.accuracy,
             **communication,
-            "client_seconds": sum(row.client_seconds for row in self.ledger.uploads),
+            "client_seconds": sum(row.client_seconds for row in uploads),
             "server_seconds": sum(self.ledger.server_seconds),
             "seconds": self.seconds,
             "cache_hit": self.hit,

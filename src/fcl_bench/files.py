@@ -1,5 +1,6 @@
 """Files that are either whole or absent, and the checksums that show which."""
 
+import errno
 import hashlib
 import logging
 import os
@@ -59,12 +60,19 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def appending(path: Path, size: int) -> Iterator[BinaryIO]:
-    """The file at `path`, made if need be, cut to its first `size` bytes, to be written on; on disk when it ends."""
+    """The file at `path`, made if need be, cut to its first `size` bytes, to be written on; on disk when it ends.
+
+    Raises:
+        OSError: it has fewer.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = not path.exists()
     with path.open("r+b" if not fresh else "w+b") as file:
         # Only where there is more: on some file systems it takes as long as the rest, even to the size that it has.
-        if file.seek(0, os.SEEK_END) > size:
+        there = file.seek(0, os.SEEK_END)
+        if there < size:
+            raise OSError(errno.EIO, f"{size - there} bytes of it are gone", str(path))
+        if there > size:
             file.truncate(size)
         file.seek(size)
         yield file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 
 import numpy as np
 import torch
@@ -107,6 +108,23 @@ def test_the_engine_runs_tasks_rounds_and_clients_in_order():
     first_task = [("start", 0), *one_round, *second, "finish task", "after"]
     assert log[: len(first_task)] == first_task
     assert log[len(first_task)] == ("start", 1)
+
+
+def test_no_upload_outlives_its_turn(monkeypatch):
+    made, _ = federation()
+    uploads: list[weakref.ref[Message]] = []
+    alive: list[int] = []
+    encode = Message.to_wire
+
+    def encoded(self, wire):
+        sent = encode(self, wire)
+        alive.append(sum(upload() is not None for upload in uploads))
+        uploads.append(weakref.ref(sent))
+        return sent
+
+    monkeypatch.setattr(Message, "to_wire", encoded)
+    made.run(checkpoint=lambda _: None)
+    assert alive == [0] * 8
 
 
 def test_right_answers_are_counted_per_task():

@@ -9,37 +9,25 @@ from fcl_bench.federation import engine, kept_batches
 from fcl_bench.federation.kept_batches import KeptBatches
 
 
-def test_a_full_batch_is_made_once_and_a_partial_one_every_time():
-    kept, made = KeptBatches(size=3), []
+def batch(rows: int) -> torch.Tensor:
+    return torch.zeros(rows, 2, dtype=torch.float64)
 
-    def make(number: int, rows: int):
-        def once() -> torch.Tensor:
-            made.append(number)
-            return torch.full((rows, 2), float(number))
 
-        return once
-
-    for _ in range(3):
-        for number, rows in ((0, 3), (1, 3), (2, 1)):
-            batch = kept.get(number, make(number, rows))
-            assert batch is not None
-            assert batch.tolist() == [[number, number]] * rows
-    assert made == [0, 1, 2, 2, 2]
+def test_a_full_batch_is_kept_and_a_partial_one_is_not():
+    kept, full = KeptBatches(size=3), batch(3)
+    assert kept.get(0) is None
+    kept.offer(0, full)
+    kept.offer(1, batch(1))
+    assert kept.get(0) is full
+    assert kept.get(1) is None
 
 
 def test_what_does_not_fit_is_not_kept(monkeypatch):
-    monkeypatch.setattr(kept_batches, "BUDGET", 2 * 3 * 8)
-    kept, made = KeptBatches(size=3), []
-    for _ in range(2):
-        for number in range(2):
-            kept.get(number, lambda number=number: made.append(number) or torch.zeros(3, 2, dtype=torch.float64))
-    assert made == [0, 1, 1]
-
-
-def test_a_server_that_prepares_nothing_is_asked_again():
-    kept, asked = KeptBatches(size=3), []
-    assert [kept.get(0, lambda: asked.append(0)) for _ in range(2)] == [None, None]
-    assert len(asked) == 2
+    monkeypatch.setattr(kept_batches, "BUDGET", batch(3).nbytes)
+    kept = KeptBatches(size=3)
+    for number in range(2):
+        kept.offer(number, batch(3))
+    assert [kept.get(number) is not None for number in range(2)] == [True, False]
 
 
 @pytest.mark.parametrize("budget", [0, 2**28])

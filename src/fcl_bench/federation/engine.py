@@ -22,7 +22,7 @@ from fcl_bench.progress import progress
 from fcl_bench.randomness import generator
 
 #: Samples scored at a time: their random features are the largest thing that evaluation holds.
-EVALUATION_BATCH = 2048
+EVALUATION_BATCH = 1024
 #: Prefixes of what a checkpoint keeps beside the server's tensors.
 _AUDIT, _DRIFT, _CLIENT = "audit.", "drift.", "client."
 _ANSWERS = GROWING + "answers"
@@ -79,7 +79,7 @@ class Federation:
         stream: the data cut into tasks.
         shards: [task][client] -> indices of training samples.
         labelled: (n,) bool, which training samples' labels their clients know.
-        train, test: the whole data set: features (n, d), or images (n, 3, h, w) in uint8, which move to the device.
+        train, test: the whole data set: features (n, d), or images (n, 3, h, w) in uint8; both move to the device.
         drift_samples: reference samples per client and task for the feature drift; 0: it is not measured.
     """
 
@@ -98,9 +98,8 @@ class Federation:
         self.stream = stream
         self.shards = [Holdings.of(clients) for clients in shards]
         self.labelled = labelled
-        # Images are small as bytes, and every round needs them: they live on the device.
-        where = problem.device if train.dtype == torch.uint8 else train.device
-        self._train, self._test = train.to(where), test.to(where)
+        # They live on the device: a copy per client and round would cost more than what is done with it there.
+        self._train, self._test = train.to(problem.device), test.to(problem.device)
         self.client = method.client(problem)
         self.server = method.server(problem)
         self.audit = method.audit(problem)
@@ -208,9 +207,9 @@ class Federation:
         columns |= {"client": np.arange(len(held)), "samples": held, "labelled": known}
         columns["client_seconds"] = seconds = np.zeros(len(held))
         for client in present:
-            message, guessed, seconds[client] = self._exchange(task, round_, client, broadcast, server)
+            up_bytes, guessed, seconds[client] = self._exchange(task, round_, client, broadcast, server)
             columns["accepted"][client], columns["right"][client] = guessed
-            columns["up_bytes"][client] = message.nbytes
+            columns["up_bytes"][client] = up_bytes
             columns["down_bytes"][client] = ledger.send(client, broadcast)
         if self.audit is not None and round_ == 0:
             for client in sorted(set(np.flatnonzero(known).tolist()) - set(present)):
@@ -219,8 +218,11 @@ class Federation:
 
     def _exchange(
         self, task: Task, round_: int, client: int, broadcast: Message, server: Stopwatch
-    ) -> tuple[Message, tuple[int, int], float]:
-        """One client's turn: what it sent, how many labels it gave itself, how many of them are right, its seconds."""
+    ) -> tuple[int, tuple[int, int], float]:
+        """One client's turn: bytes sent, how many labels it gave itself, how many of them are right, its seconds.
+
+        Nothing of the upload outlives it.
+        """
         problem = self.problem
         shard = self._shard(task, client)
         accepted = right = 0
@@ -238,7 +240,7 @@ class Federation:
             right = int((guesses.cpu() == self._columns(unknown)).sum())
         if self.audit is not None and round_ == 0:
             self.audit.observe(task, shard)
-        return message, (accepted, right), watch.seconds
+        return message.nbytes, (accepted, right), watch.seconds
 
     def _samples(self, task: Task, client: int) -> tuple[np.ndarray, np.ndarray]:
         """Indices of a client's labelled samples of a task, and of the others."""
@@ -265,11 +267,15 @@ class Federation:
 
     def _classify(self, number: int, batch: np.ndarray) -> Prediction:
         """What the server says of the batch of this number."""
+        if (kept := self._kept.get(number)) is not None:
+            return self.server.classify_prepared(kept)
+        inputs = self._inputs(self._test, batch)
         if self.server.pure_batches is not None:
-            return self.server.classify(self._inputs(self._test, batch), one_task=True)
-        prepared = self._kept.get(number, lambda: self.server.prepare(self._inputs(self._test, batch)))
+            return self.server.classify(inputs, one_task=True)
+        prepared = self.server.prepare(inputs)
         if prepared is None:
-            return self.server.classify(self._inputs(self._test, batch))
+            return self.server.classify(inputs)
+        self._kept.offer(number, prepared)
         return self.server.classify_prepared(prepared)
 
     def _examine(self, task: Task) -> None:

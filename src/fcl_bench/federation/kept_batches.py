@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 #: Bytes that may be kept: what the evaluation of a run takes whatever the size of its data.
@@ -22,12 +20,12 @@ class KeptBatches:
         self._room = BUDGET
         self._kept: dict[int, torch.Tensor] = {}
 
-    def get(self, number: int, make: Callable[[], torch.Tensor | None]) -> torch.Tensor | None:
-        """Batch `number`, from `make` where it is not kept; None where `make` has none."""
-        if number in self._kept:
-            return self._kept[number]
-        batch = make()
-        if batch is not None and len(batch) == self._size and batch.nbytes <= self._room:
+    def get(self, number: int) -> torch.Tensor | None:
+        """Batch `number`, if it is kept."""
+        return self._kept.get(number)
+
+    def offer(self, number: int, batch: torch.Tensor) -> None:
+        """Keep `batch` under `number`, if it is full and there is room."""
+        if len(batch) == self._size and batch.nbytes <= self._room:
             self._kept[number] = batch
             self._room -= batch.nbytes
-        return batch

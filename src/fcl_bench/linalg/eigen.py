@@ -22,27 +22,47 @@ def leading_eigenpairs(G: torch.Tensor, count: int) -> tuple[torch.Tensor, torch
         count: 1 to n.
 
     Raises:
-        LinAlgError: the eigenvalues did not converge, or some number of G is none.
+        LinAlgError: the eigenvalues were not found, as where some number of G is none.
     """
     n = len(G)
-    if G.device.type != "cpu" or n < _LARGE:
-        return _of_all(G, count)
+    find = _of_all if G.device.type != "cpu" or n < _LARGE else _one_by_one if count < _FEW * n else _turned_back
+    values, vectors = find(G, count)
+    if len(values) != count or not bool(torch.isfinite(values).all()):
+        raise torch.linalg.LinAlgError(f"the eigenvalues of a matrix of {n} x {n} were not found")
+    return values, vectors
+
+
+def _of_all(G: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    values, vectors = torch.linalg.eigh(G, UPLO="U")
+    return values[len(G) - count :], vectors[:, len(G) - count :]
+
+
+def _one_by_one(G: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """LAPACK's syevr, for which torch has no call; it gives up on some spectra, nearly equal eigenvalues for one."""
     import scipy.linalg
+
+    which = [len(G) - count, len(G) - 1]
+    try:
+        values, vectors = scipy.linalg.eigh(G.numpy().T, subset_by_index=which, check_finite=False)
+    except scipy.linalg.LinAlgError:
+        return _turned_back(G, count)
+    if len(values) != count:
+        return _turned_back(G, count)
+    return torch.from_numpy(values), torch.from_numpy(vectors)
+
+
+def _turned_back(G: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """T by divide and conquer, then Q by the vectors asked for."""
     from scipy.linalg import lapack
 
-    if count < _FEW * n:
-        # LAPACK's syevr, for which torch has no call.
-        values, vectors = scipy.linalg.eigh(
-            G.numpy().T, subset_by_index=[n - count, n - 1], overwrite_a=True, check_finite=False
-        )
-        return torch.from_numpy(values), torch.from_numpy(vectors)
     stevd = getattr(lapack, "dstevd", None)
     if stevd is None:  # SciPy before 1.16
         return _of_all(G, count)
+    n = len(G)
     lwork, _ = lapack.dsytrd_lwork(n, lower=1)
     reflectors, diagonal, off, scales, failed = lapack.dsytrd(G.numpy().T, lower=1, lwork=int(lwork), overwrite_a=1)
     values, vectors, diverged = stevd(diagonal, off, overwrite_d=1, overwrite_e=1)
-    if failed or diverged or not np.isfinite(values).all():
+    if failed or diverged:
         raise torch.linalg.LinAlgError(f"the eigenvalues of a matrix of {n} x {n} did not converge")
     chosen = np.asfortranarray(vectors[:, n - count :])
     # The first row is T's own; Q's reflectors, below the first subdiagonal, are those of a QR factorisation.
@@ -53,8 +73,3 @@ def leading_eigenpairs(G: torch.Tensor, count: int) -> tuple[torch.Tensor, torch
     if failed:
         raise torch.linalg.LinAlgError(f"LAPACK's dormqr refused argument {-failed}")
     return torch.from_numpy(values[n - count :]), torch.from_numpy(chosen)
-
-
-def _of_all(G: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    values, vectors = torch.linalg.eigh(G, UPLO="U")
-    return values[len(G) - count :], vectors[:, len(G) - count :]

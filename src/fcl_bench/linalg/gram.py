@@ -48,7 +48,7 @@ def _transposed(A: torch.Tensor) -> tuple[np.ndarray, bool]:
 
 
 def _large(A: torch.Tensor) -> bool:
-    return A.device.type == "cpu" and A.numel() * A.shape[1] >= _WORTHWHILE
+    return A.device.type == "cpu" and A.numel() * A.shape[1] >= max(1, _WORTHWHILE)
 
 
 def _add_upper_half(G: torch.Tensor, A: torch.Tensor, weight: float) -> None:

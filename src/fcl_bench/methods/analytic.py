@@ -200,7 +200,7 @@ class AnalyticServer(Server):
         return {"B": self.B, **self.statistics()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.B = state["B"].to(self.problem.device, self.problem.dtype)
+        self.B, self._own = state["B"].to(self.problem.device, self.problem.dtype), None
         self.load_statistics({name: tensor.to(self.problem.device) for name, tensor in state.items() if name != "B"})
         self._solve()
 

@@ -164,7 +164,8 @@ class Server(ABC):
     def prepare(self, inputs: torch.Tensor) -> torch.Tensor | None:
         """What scoring `inputs` begins with, if nothing that the server learns can change it; None: nothing such.
 
-        The engine keeps it for as many samples as it has room for, and asks `classify_prepared` from then on.
+        The engine keeps it for as many samples as it has room for, and asks `classify_prepared` of them, `classify`
+        of the others only: whoever overrides one of the three has to have the others agree.
         """
         return None
 

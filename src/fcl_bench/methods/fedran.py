@@ -236,6 +236,7 @@ class FedRANServer(AnalyticServer):
         }
 
     def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
-        self.sketch = Spectrum(state["V"].to(self.B), state["sigma"].to(self.B))
+        # In columns as `merge` leaves it, since a product may round by layout and a resumed run is to be the same.
+        self.sketch = Spectrum(state["V"].to(self.B).T.contiguous().T, state["sigma"].to(self.B))
         self._rank = int(state["rank"])
         self.merge_error, self._cut = float(state["merge_error"]), float(state["cut"])

@@ -98,6 +98,7 @@ class Checkpoint:
     def load(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
         """What `save` kept; None where there is none, or it is damaged or of another schema."""
         file = self.folder / "state.json"
+        self._grown = {}
         if not file.exists():
             return None
         try:
@@ -109,8 +110,10 @@ class Checkpoint:
             if state["schema"] != self._schema or file_checksum(tensors) != state["tensors_checksum"]:
                 raise ValueError("it does not match its checksum or schema")
             read = {name: self._read(entry) for name, entry in state["row_files"].items()}
+            whole = load_file(tensors)
+            # Only now: what is found to be damaged is not to be gone on with.
             self._grown = {name: (state["row_files"][name]["file"], done) for name, (_, done) in read.items()}
-            return state, {**load_file(tensors), **{name: rows for name, (rows, _) in read.items()}}
+            return state, {**whole, **{name: rows for name, (rows, _) in read.items()}}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             log.warning("checkpoint %s is damaged (%s); starting from the first task", self.folder, error)
             return None
