@@ -33,7 +33,7 @@ def shared(path: str) -> Path:
 
 
 def pytest_sessionfinish() -> None:
-    """The command sets imports aside for good (`fcl_bench.garbage`); in a process that goes on they may leave again.
+    """The command sets imports aside (`fcl_bench.garbage`); in a process that goes on they may leave again.
 
     nanobind, in whose modules the tests' many imports end, would list them all as leaks.
     """

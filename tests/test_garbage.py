@@ -9,7 +9,8 @@ import weakref
 
 import pytest
 
-from fcl_bench.garbage import resting_collector, set_imports_aside
+from fcl_bench import garbage
+from fcl_bench.garbage import first_job_begins, resting_collector
 
 
 @pytest.mark.parametrize("was_on", [True, False])
@@ -32,12 +33,24 @@ class Cycle:
         self.itself = self
 
 
-def test_garbage_that_is_made_later_is_still_collected():
-    set_imports_aside()
+def test_before_the_first_job_what_was_imported_is_set_aside(monkeypatch):
+    monkeypatch.setattr(garbage._Start, "over", False)
+    with resting_collector():
+        made = Cycle()
+    assert gc.get_freeze_count() > 0
+    assert not any(one is made for one in gc.get_objects())
+    gc.unfreeze()
+
+
+def test_garbage_that_a_job_leaves_is_still_collected(monkeypatch):
+    """The second job of a sweep must not keep what the first one left."""
+    monkeypatch.setattr(garbage._Start, "over", False)
+    first_job_begins()
     cycle = Cycle()
     gone = weakref.ref(cycle)
-    set_imports_aside()  # the second job of a sweep must not keep what the first one left
     del cycle
+    with resting_collector():
+        pass
     gc.collect()
     assert gone() is None
 
@@ -49,14 +62,14 @@ def test_a_run_starts_without_looking_for_garbage_among_its_imports(feature_file
         "from fcl_bench import app\n"
         "full = []\n"
         "gc.callbacks.append(lambda phase, info: full.append(0) if info['generation'] == 2 else 0)\n"
-        "set_aside = app.set_imports_aside\n"
+        "begins = app.first_job_begins\n"
         "def at_start():\n"
         "    assert 'torch' in sys.modules\n"
-        "    assert len(full) <= 6, len(full)  # two calls each\n"
-        "    set_aside()\n"
+        "    assert len(full) <= 2, len(full)  # two calls each\n"
+        "    begins()\n"
         "    assert gc.get_freeze_count() > 100_000\n"
         "    print('set aside')\n"
-        "app.set_imports_aside = at_start\n"
+        "app.first_job_begins = at_start\n"
         f"sys.argv = ['fcl-bench', *{arguments!r}]\n"
         "sys.exit(app.main())"
     )

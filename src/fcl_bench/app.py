@@ -15,7 +15,7 @@ from typing import Any
 from fcl_bench import __version__
 from fcl_bench.command_line import SEE_HELP, composition_error, ordered
 from fcl_bench.errors import UserError, first_line
-from fcl_bench.garbage import resting_collector, set_imports_aside
+from fcl_bench.garbage import first_job_begins, resting_collector
 from fcl_bench.sweep.workers import SPIN
 from fcl_bench.terminal import drop_output, output_to, say
 
@@ -193,7 +193,7 @@ def _carry_out(config: Any) -> _End:
         with resting_collector():
             from fcl_bench.report.screen import print_record
             from fcl_bench.run import run
-        set_imports_aside()
+        first_job_begins()
 
         outcome = run(settings, tracking)
         end = _End(DONE, run=str(outcome.folder), was_complete=outcome.was_complete)
