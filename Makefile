@@ -91,7 +91,7 @@ gpu: $(VENV)/.dev
 	$(PAPERS) experiment=training_pretrained_cifar100 method=finetune,fot,joint_training
 	$(BIN)/fcl-tables --out outputs/gpu --name papers
 
-# Every stage and method beside the bare products and beside plain code: about 25 minutes on two cores, SIZE=quick two.
+# Every stage and method beside the bare products and beside plain code: about 20 minutes on two cores, SIZE=quick two.
 SUITE := $(BIN)/python -m pytest benchmarks/suite
 SIZE ?= full
 NAME ?= $(SIZE)
@@ -103,7 +103,7 @@ TOLERANCE ?= 0.2
 bench-compare: $(VENV)/.dev
 	$(BIN)/python benchmarks/compare.py $(OLD) $(NEW) --tolerance $(TOLERANCE)
 
-# Peak memory of the largest runs; not timed yet, an hour or so on two cores.
+# Peak memory of the largest runs; five minutes on two cores.
 bench-memory: $(VENV)/.dev
 	$(SUITE)/bench_memory.py --long --features $(FEATURES) --benchmark-json=outputs/bench/memory.json $(BENCH)
 

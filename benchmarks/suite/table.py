@@ -30,9 +30,15 @@ def machine_line(results: Results) -> str:
         f"Python {ours.get('python', '?')}",
         f"commit {_short(ours.get('git_commit') or results.commit)}",
         f"load {ours.get('load_average', float('nan')):.1f}",
-        f"medians of {ours.get('rounds', '?')} rounds",
+        _rounds(results),
     ]
     return ", ".join(told)
+
+
+def _rounds(results: Results) -> str:
+    """How many measurements stand behind a number."""
+    counts = sorted({len(case.ours.seconds) for case in results.cases.values()})
+    return "one measurement each" if counts == [1] else f"medians of {' or '.join(map(str, counts))} rounds"
 
 
 def _short(commit: str) -> str:

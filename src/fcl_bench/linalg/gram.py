@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 #: Multiplications in the full product from which it pays to load SciPy for it.
-_WORTHWHILE = 2**29
+_WORTHWHILE = 2**27
 #: Rows and columns of a Gram matrix mirrored at a time.
 _BLOCK = 512
 

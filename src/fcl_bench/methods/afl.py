@@ -61,9 +61,10 @@ class LocalRidge(AnalyticClient):
         rounding = relative_rounding(X.dtype)
         if n < d:
             W, _, trouble = solve_symmetric(gram(X.T), Y, rounding, gamma)
-            W = X.T @ W
+            W = (W.T @ X).T
         else:
-            W, _, trouble = solve_symmetric(G, X.T @ Y, rounding, gamma)
+            # In this order the few columns of Y cost a third of what X'Y takes.
+            W, _, trouble = solve_symmetric(G, (Y.T @ X).T, rounding, gamma)
         G.diagonal().add_(gamma)
         if trouble:
             self.notices.tell("client", f"a client's own solution with method.gamma={gamma:g}: {trouble}")
