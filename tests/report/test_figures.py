@@ -9,6 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.transforms import Bbox
 
+from fcl_bench.report import figures
 from fcl_bench.report.figures import accuracy_figure
 
 
@@ -73,3 +74,16 @@ def test_the_figure_is_drawn_once(tmp_path, monkeypatch):
     monkeypatch.setattr(Axes, "draw", lambda self, renderer: (drawn.append(self), draw(self, renderer))[1])
     figure.savefig(tmp_path / "figure.png")
     assert len(drawn) == len(set(map(id, drawn))) == 3
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [((97.0, 100.0), (95, 100)), ((0.0, 1.0), (0, 5)), ((50.0, 51.0), (48, 53)), ((20.0, 90.0), (20, 90))],
+)
+def test_a_short_axis_is_widened_within_what_an_accuracy_can_be(interval, expected):
+    assert figures._spanned(*interval) == pytest.approx(expected)
+
+
+def test_the_margin_around_what_is_drawn_stays():
+    low, high = figures._spanned(97.1, 100.2)
+    assert (low, high) == pytest.approx((95.2, 100.2))

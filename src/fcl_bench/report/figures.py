@@ -63,9 +63,10 @@ def accuracy_figure(title: str, pooled: list[float | None], matrix: np.ndarray, 
 
 
 def _spanned(low: float, high: float) -> tuple[float, float]:
-    """The interval, made wider on both sides if it is too short."""
+    """The interval, made wider if it is too short: on both sides, but not into what no accuracy can be."""
     more = max(0.0, _LEAST_SPAN - (high - low)) / 2
-    return low - more, high + more
+    low, high = min(low, max(low - more, 0.0)), max(high, min(high + more, 100.0))
+    return min(low, max(high - _LEAST_SPAN, 0.0)), max(high, min(low + _LEAST_SPAN, 100.0))
 
 
 def _panel(figure: Figure, left: float, width: float) -> Axes:
