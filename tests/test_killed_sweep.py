@@ -36,7 +36,7 @@ def sweep_in_fork(arguments: list[str]) -> None:
     import fcl_bench.run
     from fcl_bench.app import main
 
-    fcl_bench.run.run_figures = lambda *_: {}
+    fcl_bench.run.drawn = lambda _: {}
     sys.argv = ["fcl-bench", *arguments]
     sys.exit(main())
 

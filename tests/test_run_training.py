@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from fcl_bench.federation import engine
-from fcl_bench.report import run_pictures
+from fcl_bench.report import pictures
 from fcl_bench.report.collect import collect
 from fcl_bench.report.summary import summarise, used_runs, varying_setting
 from fcl_bench.run import Outcome
@@ -56,12 +56,12 @@ EXACT = ("model.safetensors", "accuracy_matrix.csv", "task_aware_matrix.csv", "p
 @pytest.fixture(autouse=True)
 def without_pictures(monkeypatch):
     """They take two thirds of such a run, and are not what most of these tests look at."""
-    monkeypatch.setattr("fcl_bench.run.run_figures", lambda *_: {})
+    monkeypatch.setattr("fcl_bench.run.drawn", lambda _: {})
 
 
 @pytest.fixture
 def with_pictures(without_pictures, monkeypatch):
-    monkeypatch.setattr("fcl_bench.run.run_figures", run_pictures.run_figures)
+    monkeypatch.setattr("fcl_bench.run.drawn", pictures.drawn)
 
 
 @pytest.fixture(scope="module")

@@ -131,9 +131,12 @@ def _job(config: Any) -> int:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
+    from fcl_bench.report.drawing_process import drawing_beside
+
     hydra_job = HydraConfig.get()
     if hydra_job.mode != RunMode.MULTIRUN:
-        return _carry_out(config).code
+        with drawing_beside() as draw:
+            return _carry_out(config, draw).code
     try:
         return _job_of_sweep(config, hydra_job)
     except OSError as error:
@@ -173,8 +176,8 @@ def _job_of_sweep(config: Any, hydra_job: Any) -> int:
         write_report(folder, report)
 
 
-def _carry_out(config: Any) -> _End:
-    """Check and run what was composed, and print what came out."""
+def _carry_out(config: Any, draw: Any = None) -> _End:
+    """Check and run what was composed, and print what came out; `draw` as in `run`."""
     from fcl_bench.config import load_settings
     from fcl_bench.tracking.base import load_tracking
 
@@ -195,7 +198,7 @@ def _carry_out(config: Any) -> _End:
             from fcl_bench.run import run
         first_job_begins()
 
-        outcome = run(settings, tracking)
+        outcome = run(settings, tracking, draw)
         end = _End(DONE, run=str(outcome.folder), was_complete=outcome.was_complete)
         if outcome.was_complete:
             say("this run is complete already; its record follows (force=true repeats the run)")

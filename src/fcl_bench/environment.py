@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import resource
 import subprocess
@@ -18,11 +17,6 @@ import fcl_bench
 from fcl_bench.errors import UserError
 
 _RECORDED = ("torch", "numpy", "timm", "torchvision", "hydra-core")
-
-
-def available_cores() -> int:
-    """Cores that this process may use (a cluster's job has fewer than its machine)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def choose_device(name: str) -> torch.device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +22,17 @@ from fcl_bench.files import locked, writable
 from fcl_bench.inputs import prepare_inputs
 from fcl_bench.plan import Plan, make_plan
 from fcl_bench.report.checkpoint import read_json
+from fcl_bench.report.pictures import Pictures, drawn
 from fcl_bench.report.record import run_record, test_sizes
 from fcl_bench.report.run_folder import SCHEMA, RunFolder, partition_arrays
-from fcl_bench.report.run_pictures import run_figures
+from fcl_bench.report.run_pictures import run_pictures
 from fcl_bench.report.run_tables import run_tables
 from fcl_bench.tracking.base import NoTracking, TrackedRun, Tracker, Tracking, flat, numbers
 
 log = logging.getLogger(__name__)
+
+#: Pictures -> file name -> PNG.
+Draw = Callable[[Pictures], dict[str, bytes]]
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Outcome:
     was_complete: bool
 
 
-def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
+def run(settings: Settings, tracking: Tracking | None = None, draw: Draw | None = None) -> Outcome:
     """Do the run that `settings` describe, or report it if it is already complete.
 
     An interrupted run goes on after its last complete task, with the result of an uninterrupted one.
@@ -48,6 +52,7 @@ def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
     Args:
         settings: the whole configuration.
         tracking: who else is told how the run goes; it has no bearing on the result.
+        draw: what draws its pictures, if not `pictures.drawn` in this process.
 
     Raises:
         UserError: the input can't work, or another version of the program made what is in the run's folder; nothing has
@@ -69,7 +74,7 @@ def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
             return Outcome(record, folder.path, was_complete=True)
         folder.clear(keep_checkpoint=True)
         with _logged_to(writable(f"out={out}", folder.path) / "run.log"):
-            record = _carry_out(plan, folder, begin, tracking or NoTracking())
+            record = _carry_out(plan, folder, begin, tracking or NoTracking(), draw or drawn)
             return Outcome(record, folder.path, was_complete=False)
 
 
@@ -90,7 +95,7 @@ def _refuse_other_schema(folder: RunFolder) -> None:
             )
 
 
-def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking) -> dict[str, Any]:
+def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, draw: Draw) -> dict[str, Any]:
     settings = plan.settings
     inputs = prepare_inputs(plan, folder.path)
     drift = settings.scalars.drift
@@ -125,7 +130,7 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking) 
         run_tables(plan.stream, federation, record["metrics"]["accuracy"], inputs.adapted),
         partition_arrays(plan.stream, plan.shards, plan.labelled),
         {**federation.server.model(), "class_order": torch.from_numpy(plan.stream.class_order)},
-        run_figures(record, plan.stream, federation),
+        draw(run_pictures(record, plan.stream, federation)),
     )
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from fcl_bench.federation.local_training import Training
 from fcl_bench.methods.fedprotip import FedProTIP
 from fcl_bench.methods.finetune import FineTune
 from fcl_bench.report.drift_figure import drift_figure
-from fcl_bench.report.run_pictures import run_figures
+from fcl_bench.report.pictures import drawn
+from fcl_bench.report.run_pictures import run_pictures
 from fcl_bench.report.theory_figure import theory_figure
 from tests.methods.training_harness import federation_of, image_tasks, tiny_problem
 
@@ -101,7 +105,11 @@ def test_a_run_leaves_pictures_of_what_it_measured(drift, theory, tasks, expecte
         **{"method": method.name, "data": "made", "backbone": "tiny", "tasks": tasks, "clients": 2, "seed": 0},
         **{"partition": "iid", "beta": None, "bounds": state.bounds, "metrics": {"accuracy": [50.0] * tasks}},
     }
-    figures = run_figures(record, federation.stream, federation)
-    assert set(figures) == expected
-    for figure in figures.values():
-        assert figure.get_suptitle().startswith(f"{method.name} on made (tiny)")
+    pictures = run_pictures(record, federation.stream, federation)
+    assert pictures.title.startswith(f"{method.name} on made (tiny)")
+    files = drawn(pictures)
+    assert set(files) == expected
+    for file in files.values():
+        with Image.open(io.BytesIO(file)) as picture:
+            assert picture.format == "PNG"
+            assert min(picture.size) > 500

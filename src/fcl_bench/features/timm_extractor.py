@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fcl_bench.cores import available_cores
 from fcl_bench.data.images import decoded
 from fcl_bench.data.sources import Split
-from fcl_bench.environment import available_cores
 from fcl_bench.features.network_extractor import FrozenNetwork
 
 #: Decoded batches that wait for the network: enough to overlap, few enough to keep memory flat.

@@ -92,7 +92,7 @@ class RunFolder:
         tables: dict[str, tuple[list[str], Iterable[Iterable[Any]]]],
         partition: dict[str, np.ndarray],
         model: dict[str, torch.Tensor],
-        figures: dict[str, Any],
+        pictures: dict[str, bytes],
     ) -> dict[str, Any]:
         """Write every file, then run.json; returns the record with the checksums in it.
 
@@ -102,7 +102,7 @@ class RunFolder:
             tables: file name -> (header, rows).
             partition: name -> index array.
             model: name -> tensor.
-            figures: file name -> matplotlib figure.
+            pictures: file name -> PNG.
         """
         with replacing(self.path / "config.yaml") as temporary:
             temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
@@ -115,10 +115,10 @@ class RunFolder:
             np.savez_compressed(temporary, **partition)  # type: ignore[arg-type]
         with replacing(self.path / "model.safetensors") as temporary:
             save_file(for_disk(model), temporary)
-        for name, figure in figures.items():
+        for name, content in pictures.items():
             with replacing(self.path / name) as temporary:
-                figure.savefig(temporary, dpi=150)
-        names = ["config.yaml", *tables, "partition.npz", "model.safetensors", *figures]
+                temporary.write_bytes(content)
+        names = ["config.yaml", *tables, "partition.npz", "model.safetensors", *pictures]
         record = {**record, "files": {name: file_checksum(self.path / name) for name in names}}
         record = write_json(self.path / "run.json", record)
         self.checkpoint.remove()
