@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.linalg import gram as module
+from fcl_bench.linalg import product as module
 from fcl_bench.linalg.gram import add_gram, add_grams, gram
 
 SHAPES = [(40, 30), (30, 40), (1, 7), (600, 513)]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 import torch
 
-#: Multiplications in the full product from which it pays to load SciPy for it.
-_WORTHWHILE = 2**27
+from fcl_bench.linalg.product import by_columns, large
+
 #: Rows and columns of a Gram matrix mirrored at a time.
 _BLOCK = 512
 
 
 def gram(A: torch.Tensor) -> torch.Tensor:
     """A'A (M, M) of A (n, M), symmetric to the last bit where it is large."""
-    return add_gram(A.new_zeros(A.shape[1], A.shape[1]), A) if _large(A) else A.T @ A
+    if not large(A, A.shape[1]):
+        return A.T @ A
+    rows = (A if A.T.is_contiguous() else A.contiguous()).numpy()
+    return torch.from_numpy(rows.T @ rows)  # NumPy sees that they are one matrix, and calls syrk
 
 
 def add_gram(G: torch.Tensor, A: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
@@ -34,21 +36,12 @@ def add_grams(G: torch.Tensor, blocks: Iterable[torch.Tensor], weight: float = 1
     half = False
     for A in blocks:
         A = A.to(G.dtype)
-        if _large(A) and G.is_contiguous():
+        if large(A, A.shape[1]) and G.is_contiguous():
             _add_upper_half(G, A, weight)
             half = True
         else:
             G.addmm_(A.T, A, alpha=weight)
     return _mirror(G) if half and whole else G
-
-
-def _transposed(A: torch.Tensor) -> tuple[np.ndarray, bool]:
-    """A' by columns without a copy, or A by columns and that it is to be transposed."""
-    return (A.numpy(), True) if A.T.is_contiguous() else (A.contiguous().numpy().T, False)
-
-
-def _large(A: torch.Tensor) -> bool:
-    return A.device.type == "cpu" and A.numel() * A.shape[1] >= max(1, _WORTHWHILE)
 
 
 def _add_upper_half(G: torch.Tensor, A: torch.Tensor, weight: float) -> None:
@@ -58,8 +51,8 @@ def _add_upper_half(G: torch.Tensor, A: torch.Tensor, weight: float) -> None:
     syrk = blas.dsyrk if G.dtype == torch.float64 else blas.ssyrk
     # By columns G is its own transpose.
     target = G.numpy().T
-    a, turn = _transposed(A)
-    result = syrk(weight, a, beta=1.0, c=target, trans=turn, lower=1, overwrite_c=1)
+    a, turned = by_columns(A.T)
+    result = syrk(weight, a, beta=1.0, c=target, trans=turned, lower=1, overwrite_c=1)
     if result.ctypes.data != target.ctypes.data:
         raise ValueError("syrk copied the matrix it was to add to")
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
+from fcl_bench.linalg.product import product
+
 #: Most bytes of H that are made at a time, and fewest rows, where H is not needed whole.
 _BLOCK_BYTES, _BLOCK_ROWS = 2**26, 256
 
@@ -39,7 +41,7 @@ class RandomFeatures:
 
     def map(self, z: torch.Tensor) -> torch.Tensor:
         """H (n, M) of features `z` (n, d)."""
-        return z if self.projection is None else (z @ self.projection).relu_()
+        return z if self.projection is None else product(self.projection.T, z.T).T.relu_()
 
     def blocks(self, z: torch.Tensor) -> Iterator[torch.Tensor]:
         """H by blocks of `rows` rows, so that it is never whole in memory."""

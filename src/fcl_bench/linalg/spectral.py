@@ -9,6 +9,7 @@ import torch
 
 from fcl_bench.linalg.eigen import leading_eigenpairs
 from fcl_bench.linalg.gram import add_grams
+from fcl_bench.linalg.product import product
 
 #: Smallest ratio of kept singular values at which V = H'U / sigma is orthonormal to 1e-10.
 _WELL_CONDITIONED = 1e-3
@@ -100,8 +101,8 @@ def _gram(A: torch.Tensor) -> torch.Tensor:
 
 def _product(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
     """AB in float64 for a B in float64, columns together in memory."""
-    blocks = [B.T @ block.to(torch.float64).T for block in _blocks(A)]
-    return (blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)).T
+    blocks = [product(block.to(torch.float64), B) for block in _blocks(A)]
+    return blocks[0] if len(blocks) == 1 else torch.cat([block.T for block in blocks], dim=1).T
 
 
 def _blocks(A: torch.Tensor) -> Sequence[torch.Tensor]:
