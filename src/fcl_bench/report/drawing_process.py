@@ -9,11 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, cast
 
+import numpy as np
+
 from fcl_bench.cores import available_cores
 from fcl_bench.report.pictures import Pictures, drawn
 
 #: By the caller's own path, since Python would put the working folder, and any `random.py` in it, before the libraries.
 _CODE = "import sys; sys.path[:] = {path!r}; from fcl_bench.report.drawing_process import serve; serve()"
+
+
+#: Drawn for nobody while there is nothing to draw: it has Matplotlib imported, and fonts read.
+_FIRST = Pictures("", [0.0, 1.0], np.tri(2), [1, 2])
 
 
 @contextmanager
@@ -62,8 +68,7 @@ def _answer(process: subprocess.Popen[bytes], pictures: Pictures) -> dict[str, b
 
 def serve() -> None:
     """Draw the pictures that come through standard input, and write the files to standard output."""
-    import matplotlib.backends.backend_agg  # noqa: F401  # while there is nothing to draw
-
+    drawn(_FIRST)
     if asked := sys.stdin.buffer.read():
         pickle.dump(drawn(pickle.loads(asked)), sys.stdout.buffer)
         sys.stdout.flush()
