@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.conftest import write_features
@@ -240,6 +241,35 @@ NOT_FOR_FEATURES = {
 def test_a_run_without_a_network_imports_neither_timm_nor_pandas(tmp_path, feature_file):
     features = ("data=features", f"data.path={feature_file}")
     without_importing(NOT_FOR_FEATURES, f"out={tmp_path}", *features, *SMALL)
+
+
+def wide_features(folder: Path) -> tuple[str, str]:
+    rng = np.random.default_rng(0)
+    arrays = {f"x_{side}": rng.standard_normal((1200, 512)).astype(np.float32) for side in ("train", "test")}
+    labels = np.arange(1200) % 4
+    np.savez(folder / "wide.npz", **arrays, y_train=labels, y_test=labels)
+    return "data=features", f"data.path={folder / 'wide.npz'}"
+
+
+def test_afl_on_features_as_they_are_does_without_scipy(tmp_path):
+    without_importing(NOT_FOR_FEATURES, *wide_features(tmp_path), f"out={tmp_path}", "method=afl", "tasks=2")
+
+
+def test_no_clients_seconds_have_the_import_of_scipy_in_them(tmp_path):
+    arguments = ["fcl-bench", *wide_features(tmp_path), f"out={tmp_path}", "method.M=1024", "tasks=2"]
+    program = (
+        f"import sys; sys.argv = {arguments!r}\n"
+        "from fcl_bench.app import main\n"
+        "from fcl_bench.methods.fedran import FedRANClient\n"
+        "update, loaded = FedRANClient.update, []\n"
+        "def watched(*a): loaded.append('scipy.linalg' in sys.modules); return update(*a)\n"
+        "FedRANClient.update = watched\n"
+        "code = main()\n"
+        "assert loaded and all(loaded), loaded\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_run_that_is_complete_already_imports_no_matplotlib(tmp_path, feature_file, command):

@@ -7,6 +7,8 @@ import torch
 
 #: Multiplications from which it pays to call it.
 _WORTHWHILE = 2**27
+#: Samples that a client has at least, where its seconds matter.
+_LEAST_ROWS = 128
 
 
 def product(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
@@ -21,6 +23,12 @@ def product(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
 
     (a, a_turned), (b, b_turned) = by_columns(A), by_columns(B)
     return torch.from_numpy(blas.dgemm(1.0, a, b, trans_a=a_turned, trans_b=b_turned))
+
+
+def expect_products(columns: int) -> None:
+    """Load SciPy now if products with so many columns will be large: the first client's seconds are not to have it."""
+    if _LEAST_ROWS * columns**2 >= _WORTHWHILE:
+        import scipy.linalg  # noqa: F401
 
 
 def large(A: torch.Tensor, columns: int) -> bool:

@@ -76,8 +76,11 @@ def merge(summaries: Sequence[Spectrum], rank: int) -> tuple[Spectrum, float]:
     summaries = [summary for summary in summaries if len(summary.sigma)] or list(summaries[:1])
     if len(summaries) == 1 and len(summaries[0].sigma) <= rank:
         return summaries[0], 0.0
-    rows = torch.cat([V.T for V, _ in summaries])
-    return summarise(rows.mul_(torch.cat([sigma for _, sigma in summaries]).unsqueeze(1)), rank)
+    ranks = [len(sigma) for _, sigma in summaries]
+    rows = summaries[0].V.new_empty(sum(ranks), len(summaries[0].V))
+    for (V, sigma), own in zip(summaries, rows.split(ranks), strict=True):
+        torch.mul(V.T, sigma.unsqueeze(1), out=own)
+    return summarise(rows, rank)
 
 
 def _orthonormalised(A: torch.Tensor) -> Spectrum:

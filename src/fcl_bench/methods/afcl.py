@@ -33,6 +33,7 @@ class AFCL(GramMethod):
     """
 
     name: ClassVar[str] = "afcl"
+    light: ClassVar[bool] = True
 
     M: int | None = None
     gamma: float = 1.0

@@ -35,6 +35,7 @@ class AFL(GramMethod):
     """
 
     name: ClassVar[str] = "afl"
+    light: ClassVar[bool] = True
 
     M: int | None = None
     gamma: float = 1.0

@@ -6,7 +6,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -14,6 +14,7 @@ from fcl_bench.data.stream import Task
 from fcl_bench.errors import require_count, require_memory
 from fcl_bench.federation.accounting import accountings, stsa_values
 from fcl_bench.federation.message import Message
+from fcl_bench.linalg.product import expect_products, product
 from fcl_bench.linalg.random_features import RandomFeatures
 from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
 from fcl_bench.methods.base import Client, Method, Prediction, Problem, Server, Shard
@@ -30,6 +31,9 @@ class AnalyticMethod(Method):
     Args:
         M: number of random features; None: the backbone's features themselves, H = Z.
     """
+
+    #: Whether without random features nothing needs `linalg.product`.
+    light: ClassVar[bool] = False
 
     M: int | None = 2048
 
@@ -132,6 +136,8 @@ class AnalyticServer(Server):
         self._own: torch.Tensor | None = None
         self._label = method.name
         self.random_features = shared_features(method, problem)
+        if method.M is not None or not method.light:
+            expect_products(self.dimension)
         self._condition: float | None = None
         self._trouble = ""
 
@@ -178,7 +184,7 @@ class AnalyticServer(Server):
         """The classifier from the statistics so far."""
 
     def predict(self, inputs: torch.Tensor) -> torch.Tensor:
-        return torch.cat([H @ self.W for H in self.random_features.blocks(inputs)])
+        return torch.cat([self._scores(H) for H in self.random_features.blocks(inputs)])
 
     def prepare(self, inputs: torch.Tensor) -> torch.Tensor | None:
         """H (n, M), unless it is so wide that `predict` had better make it by blocks."""
@@ -186,7 +192,11 @@ class AnalyticServer(Server):
         return features.map(inputs) if len(inputs) <= features.rows else None
 
     def classify_prepared(self, prepared: torch.Tensor) -> Prediction:
-        return Prediction(prepared @ self.W)
+        return Prediction(self._scores(prepared))
+
+    def _scores(self, H: torch.Tensor) -> torch.Tensor:
+        """H W (n, C), the classes of a sample together in memory."""
+        return product(self.W.T, H.T).T
 
     def model(self) -> dict[str, torch.Tensor]:
         projection = self.random_features.projection
