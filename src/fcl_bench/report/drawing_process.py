@@ -26,8 +26,8 @@ _FIRST = Pictures("", [0.0, 1.0], np.tri(2), [1, 2])
 def drawing_beside() -> Iterator[Callable[[Pictures], dict[str, bytes]]]:
     """What draws a run's pictures in this block, once: `pictures.drawn`, in a process of its own where that saves time.
 
-    It takes about half a second off a run. Nothing that a run measures shares the cores with it: Matplotlib is imported
-    in a third of the time of torch, and until there is something to draw the process waits.
+    It takes 0.3 to 0.5 s off a run. Nothing that a run measures shares the cores with it: it is ready in half the time
+    that torch takes to be imported, and then waits.
     """
     if not _pays():
         yield drawn
