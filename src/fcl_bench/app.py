@@ -10,7 +10,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fcl_bench import __version__
 from fcl_bench.command_line import SEE_HELP, composition_error, ordered
@@ -18,6 +18,9 @@ from fcl_bench.errors import UserError, first_line
 from fcl_bench.garbage import first_job_begins, resting_collector
 from fcl_bench.sweep.workers import SPIN
 from fcl_bench.terminal import drop_output, output_to, say
+
+if TYPE_CHECKING:
+    from fcl_bench.run import Draw
 
 DONE, BUG, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 
@@ -176,7 +179,7 @@ def _job_of_sweep(config: Any, hydra_job: Any) -> int:
         write_report(folder, report)
 
 
-def _carry_out(config: Any, draw: Any = None) -> _End:
+def _carry_out(config: Any, draw: Draw | None = None) -> _End:
     """Check and run what was composed, and print what came out; `draw` as in `run`."""
     from fcl_bench.config import load_settings
     from fcl_bench.tracking.base import load_tracking
