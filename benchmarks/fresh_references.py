@@ -17,12 +17,12 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from fcl_bench.config import load_settings
-from fcl_bench.federation.local_training import Trainer
-from fcl_bench.federation.network import Network
-from fcl_bench.inputs import load_images
 from fcl_bench.linalg.task_identity import relevance, route
-from fcl_bench.methods.fedprotip import FedProTIP
-from fcl_bench.plan import Plan, make_plan
+from fcl_bench.methods.gradient.fedprotip import FedProTIP
+from fcl_bench.runs.inputs import load_images
+from fcl_bench.runs.plan import Plan, make_plan
+from fcl_bench.training.network import Network
+from fcl_bench.training.trainer import Trainer
 
 
 def share_right(

@@ -21,8 +21,8 @@ import pandas as pd
 from hydra import compose, initialize_config_dir
 
 from fcl_bench.config import Settings, config_dir, load_settings
-from fcl_bench.data.sources import Dataset
-from fcl_bench.data.stream import Stream
+from fcl_bench.data.sources.base import Dataset
+from fcl_bench.data.splits.stream import Stream
 from fcl_bench.errors import UserError
 from fcl_bench.randomness import generator
 

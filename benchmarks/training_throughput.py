@@ -19,19 +19,19 @@ import numpy as np
 import torch
 
 from fcl_bench import environment
+from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.config import config_dir, load_settings
-from fcl_bench.data.images import ArrayImages
-from fcl_bench.data.sources import Dataset, image_split
-from fcl_bench.data.stream import ClassIncremental
-from fcl_bench.features.trainable import Trainable
-from fcl_bench.federation.engine import Federation
-from fcl_bench.federation.local_training import Training
-from fcl_bench.federation.message import WireFormat
-from fcl_bench.federation.network import Network
-from fcl_bench.methods.base import Method, Problem
-from fcl_bench.methods.fedprotip import FedProTIP
-from fcl_bench.methods.finetune import FineTune
-from fcl_bench.methods.gradient import GradientMethod
+from fcl_bench.data.images.stored import ArrayImages
+from fcl_bench.data.sources.base import Dataset, image_split
+from fcl_bench.data.splits.stream import ClassIncremental
+from fcl_bench.engine.federation import Federation
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.fedprotip import FedProTIP
+from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.protocol.message import WireFormat
+from fcl_bench.protocol.method import Method, Problem
+from fcl_bench.training.network import Network
+from fcl_bench.training.trainer import Training
 
 CLASSES, SIDE = 10, 32
 

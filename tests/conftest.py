@@ -34,7 +34,7 @@ def shared(path: str) -> Path:
 
 
 def pytest_sessionfinish() -> None:
-    """The command sets imports aside (`fcl_bench.garbage`); in a process that goes on they may leave again.
+    """The command sets imports aside (`fcl_bench.cli.garbage`); in a process that goes on they may leave again.
 
     nanobind, in whose modules the tests' many imports end, would list them all as leaks.
     """
@@ -44,7 +44,7 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """`fcl-bench` in this process: arguments -> (exit code, stdout, stderr)."""
-    from fcl_bench.app import main
+    from fcl_bench.cli.app import main
 
     def call(*arguments: Any) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["fcl-bench", *map(str, arguments)])
@@ -60,7 +60,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 def no_pictures() -> Iterator[None]:
     """Runs draw none, which is half of a short one's time; `pytestmark = pytest.mark.usefixtures("no_pictures")`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fcl_bench.run.drawn", lambda _: {})
+        patch.setattr("fcl_bench.runs.run.drawn", lambda _: {})
         yield
 
 

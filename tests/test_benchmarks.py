@@ -22,12 +22,12 @@ from suite.bench_methods import METHODS, learned, plain_task
 from suite.bench_stsa_e_server import joined, one_task
 from suite.sides import Beside, case_name, each, limit, ours, peer
 
-from fcl_bench.federation.message import WireFormat
 from fcl_bench.linalg.spectral import merge, summarise
-from fcl_bench.methods.afl import AFL
-from fcl_bench.methods.base import Problem
-from fcl_bench.methods.stsa import STSA
-from fcl_bench.methods.stsa_e import STSAE
+from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.methods.closed_form.stsa import STSA
+from fcl_bench.methods.closed_form.stsa_e import STSAE
+from fcl_bench.protocol.message import WireFormat
+from fcl_bench.protocol.method import Problem
 from tests.conftest import REPOSITORY, write_features
 
 CPU = torch.device("cpu")

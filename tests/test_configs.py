@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from fcl_bench.config import GROUPS, config_dir, load_settings, target_class
 
 EXPERIMENTS = sorted(file.stem for file in config_dir().glob("experiment/*.yaml"))
-#: Tested elsewhere: `track` in tests/test_tracking.py, experiments and profiles here and in tests/test_experiments.py.
+#: Tested elsewhere: `track` in tests/tracking, experiments and profiles here and in tests/papers.
 CHOICES = sorted(
     (file.parent.name, file.stem)
     for file in config_dir().glob("*/*.yaml")

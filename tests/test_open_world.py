@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fcl_bench.run import Outcome
+from fcl_bench.runs.run import Outcome
 from tests.conftest import write_features
-from tests.runs import run_in
+from tests.small_runs import run_in
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

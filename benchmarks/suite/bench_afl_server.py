@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from fcl_bench.federation.message import Message
-from fcl_bench.methods.afl import AFL
+from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.protocol.message import Message
 from suite import made, peers
 from suite.lines import PAIRWISE
 from suite.sides import Beside, Work, limit, ours, peer, sizes

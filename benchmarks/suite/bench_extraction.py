@@ -6,7 +6,7 @@ import timm.data
 import torch
 from extraction_throughput import backbone_of, bare_pass, encoded_images
 
-from fcl_bench.data.sources import Dataset
+from fcl_bench.data.sources.base import Dataset
 from suite.sides import Beside, Work, each, limit, ours, peer, sizes
 
 

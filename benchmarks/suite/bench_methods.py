@@ -11,14 +11,14 @@ from types import SimpleNamespace
 
 import torch
 
-from fcl_bench.methods.afcl import AFCL
-from fcl_bench.methods.afl import AFL
-from fcl_bench.methods.base import Method, Problem, Server, Shard
-from fcl_bench.methods.centred_sketch import CentredSketch
-from fcl_bench.methods.fedran import FedRAN
-from fcl_bench.methods.joint import Joint
-from fcl_bench.methods.stsa import STSA
-from fcl_bench.methods.stsa_e import STSAE
+from fcl_bench.methods.closed_form.afcl import AFCL
+from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
+from fcl_bench.methods.closed_form.fedran import FedRAN
+from fcl_bench.methods.closed_form.joint import Joint
+from fcl_bench.methods.closed_form.stsa import STSA
+from fcl_bench.methods.closed_form.stsa_e import STSAE
+from fcl_bench.protocol.method import Method, Problem, Server, Shard
 from suite import made, peers
 from suite.sides import Beside, Side, Work, each, limit, ours, peer, sizes
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from fcl_bench.methods.stsa import STSA
+from fcl_bench.methods.closed_form.stsa import STSA
 from suite import made, peers
 from suite.sides import Beside, each, limit, ours, peer, sizes
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
-from fcl_bench.methods.stsa import STSA
+from fcl_bench.methods.closed_form.stsa import STSA
 from suite import made, peers
 from suite.sides import Beside, Side, each, limit, ours, peer, sizes
 

@@ -6,9 +6,9 @@ from functools import partial
 
 import torch
 
-from fcl_bench.federation.message import Message
-from fcl_bench.methods.base import Server
-from fcl_bench.methods.stsa_e import STSAE
+from fcl_bench.methods.closed_form.stsa_e import STSAE
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Server
 from suite import made, peers
 from suite.sides import Beside, each, limit, ours, peer, sizes
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from fcl_bench.app import main
+from fcl_bench.cli.app import main
 
 sys.exit(main())

@@ -15,12 +15,12 @@ from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBas
 from fcl_bench.errors import UserError, choices, first_line, require_choice, require_count, require_positive
 
 if TYPE_CHECKING:
-    from fcl_bench.adaptation import FedAvgAdaptation, NoAdaptation
-    from fcl_bench.data.partition import Partition
-    from fcl_bench.data.sources import Source
-    from fcl_bench.data.stream import TaskSplit
-    from fcl_bench.features.backbone import Backbone
-    from fcl_bench.methods.base import Method
+    from fcl_bench.backbones.backbone import Backbone
+    from fcl_bench.data.partitions.base import Partition
+    from fcl_bench.data.sources.base import Source
+    from fcl_bench.data.splits.stream import TaskSplit
+    from fcl_bench.protocol.method import Method
+    from fcl_bench.runs.adapt import FedAvgAdaptation, NoAdaptation
 
 #: Each group's choice names its class in `_target_`; the class is a dataclass of the choice's knobs.
 GROUPS = ("method", "backbone", "data", "split", "partition", "adapt")

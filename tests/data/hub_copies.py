@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from fcl_bench.data.vtab import PARTS
+from fcl_bench.data.sources.vtab import PARTS
 
 DOMAINS = ["clipart", "infograph", "painting", "quickdraw", "real", "sketch"]
 

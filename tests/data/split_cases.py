@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from fcl_bench.data.sources import Dataset, Split
-from fcl_bench.data.stream import Stream
+from fcl_bench.data.sources.base import Dataset, Split
+from fcl_bench.data.splits.stream import Stream
 
 
 def dataset_of(train, test, domains=None, names: tuple[str, ...] = ()) -> Dataset:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from fcl_bench.data.sources import Dataset
+from fcl_bench.data.sources.base import Dataset
 from fcl_bench.randomness import generator
 
 Tasks = tuple[list[int | None], list[int | None]]

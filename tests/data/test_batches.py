@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import interpolate, pad
 
-from fcl_bench.data.batches import AUGMENTATIONS, Augment, Standardise, epoch_batches
+from fcl_bench.data.images.batches import AUGMENTATIONS, Augment, Standardise, epoch_batches
 from fcl_bench.errors import UserError
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.data.class_overlap import ClassOverlap
+from fcl_bench.data.splits.class_overlap import ClassOverlap
 from fcl_bench.errors import UserError
 from tests.data.split_cases import class_table, dataset_of, even_dataset
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fcl_bench.data.hub import fetch
-from fcl_bench.data_command import main
+from fcl_bench.cli.data import main
+from fcl_bench.data.sources.hub import fetch
 from tests.conftest import write_features
 from tests.data.fake_hub import FakeHub
 from tests.data.hub_copies import COPIES, png
-from tests.runs import settings_for
+from tests.small_runs import settings_for
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_the_command_downloads_from_the_address_in_the_environment(hub, tmp_path
     pinned(hub, tmp_path, "cifar10")
     variables = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
     done = subprocess.run(
-        [sys.executable, "-m", "fcl_bench.data_command", "prepare", "cifar10"],
+        [sys.executable, "-m", "fcl_bench.cli.data", "prepare", "cifar10"],
         capture_output=True,
         text=True,
         env={**variables, "NO_PROXY": "127.0.0.1", "HF_DATASETS_CACHE": str(tmp_path / "arrow")},
@@ -199,7 +199,7 @@ def test_the_command_downloads_from_the_address_in_the_environment(hub, tmp_path
 
 
 def test_a_run_goes_from_the_hub_to_a_result(hub, tmp_path):
-    from tests.runs import run_in
+    from tests.small_runs import run_in
 
     COPIES["vtab"](hub.root)
     pinned(hub, tmp_path, "vtab")
@@ -214,7 +214,7 @@ def test_a_run_goes_from_the_hub_to_a_result(hub, tmp_path):
 
 def test_pictures_of_any_kind_are_my_own_data(tmp_path):
     """Seven unequal classes; spaces and other alphabets; grey, RGBA, palette and 16-bit images of several sizes."""
-    from tests.runs import run_in
+    from tests.small_runs import run_in
 
     root = write_own_images(tmp_path / "my pictures")
     outcome = run_in(
@@ -237,7 +237,7 @@ def test_pictures_of_any_kind_are_my_own_data(tmp_path):
 
 def test_an_unreadable_picture_in_the_middle_is_named(tmp_path):
     from fcl_bench.errors import UserError
-    from tests.runs import run_in
+    from tests.small_runs import run_in
 
     root = write_own_images(tmp_path / "my pictures")
     broken = sorted((root / "train" / "猫 und Hund").iterdir())[3]

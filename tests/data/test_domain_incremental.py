@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.data.domain_incremental import DomainIncremental
+from fcl_bench.data.splits.domain_incremental import DomainIncremental
 from fcl_bench.errors import UserError
 from tests.data.split_cases import check_cover, check_stream, dataset_of, even_dataset, same
 

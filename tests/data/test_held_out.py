@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.data.held_out import held_out, read_index, write_index
+from fcl_bench.data.sources.held_out import held_out, read_index, write_index
 from fcl_bench.errors import UserError
 
 #: Labels and hashes; few distinct hashes, so that equal images occur.

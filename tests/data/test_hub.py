@@ -13,13 +13,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.data import hub as hub_module
-from fcl_bench.data.hub import Repository, damaged, download, fetch, incomplete, locate, own_folder, readable, split_of
-from fcl_bench.data.sources import Dataset, HubImages
+from fcl_bench.data.sources import hub as hub_module
+from fcl_bench.data.sources.base import Dataset, HubImages
+from fcl_bench.data.sources.hub import (
+    Repository,
+    damaged,
+    download,
+    fetch,
+    incomplete,
+    locate,
+    own_folder,
+    readable,
+    split_of,
+)
 from fcl_bench.errors import UserError
 from tests.data.fake_hub import FakeHub
 from tests.data.hub_copies import COPIES, DOMAINS
-from tests.runs import settings_for
+from tests.small_runs import settings_for
 
 
 def source(name: str, hub: FakeHub, tmp_path: Path, *keys: str):

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fcl_bench.data.domainnet import DomainNet
-from fcl_bench.data.imagenet_r import INDEX, ImageNetR
-from fcl_bench.data.sources import HubImages
-from fcl_bench.data.vtab import PARTS, Vtab
+from fcl_bench.data.sources.base import HubImages
+from fcl_bench.data.sources.domainnet import DomainNet
+from fcl_bench.data.sources.imagenet_r import INDEX, ImageNetR
+from fcl_bench.data.sources.vtab import PARTS, Vtab
 from fcl_bench.errors import UserError
 from tests.data.hub_copies import COPIES, DOMAINS, png
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fcl_bench.data.label_rate import keep_labels
+from fcl_bench.data.partitions.label_rate import keep_labels
 
 
 @given(

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fcl_bench.data.partition import Dirichlet, Iid, Partition, Shards
-from fcl_bench.data.partition_all_classes import DirichletAllClasses
+from fcl_bench.data.partitions.all_classes import DirichletAllClasses
+from fcl_bench.data.partitions.base import Dirichlet, Iid, Partition, Shards
 from tests.data.partition_cases import counts, same_mean
 
 PYTHON = os.environ.get("FLWR_PYTHON") or (sys.executable if find_spec("flwr_datasets") else None)

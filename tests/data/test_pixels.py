@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import functional
 
-from fcl_bench.data import pixels
-from fcl_bench.data.images import ArrayImages, EncodedImages, FileImages
-from fcl_bench.data.pixels import load_pixels
-from fcl_bench.data.sources import Split, image_split
+from fcl_bench.data.images import pixels
+from fcl_bench.data.images.pixels import load_pixels
+from fcl_bench.data.images.stored import ArrayImages, EncodedImages, FileImages
+from fcl_bench.data.sources.base import Split, image_split
 from fcl_bench.errors import UserError
 
 

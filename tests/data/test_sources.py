@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fcl_bench.data.sources import Digits, FeatureFile, HubImages, ImageFolder
+from fcl_bench.data.sources.base import Digits, FeatureFile, HubImages, ImageFolder
 from fcl_bench.errors import UserError
 from tests.conftest import shared, write_features
 
@@ -377,7 +377,7 @@ def test_subsets_are_part_of_a_runs_identity_and_the_whole_is_null():
         )
     knobs = {"classes": None, "per_class": None, "test_per_class": None}
     assert whole == {
-        "_target_": "fcl_bench.data.sources.HubImages",
+        "_target_": "fcl_bench.data.sources.base.HubImages",
         "name": "cifar100",
         "repo": "uoft-cs/cifar100",
         "revision": "aadb3af77e9048adbea6b47c21a81e47dd092ae5",
@@ -386,7 +386,7 @@ def test_subsets_are_part_of_a_runs_identity_and_the_whole_is_null():
         **knobs,
     }
     assert part == {**whole, "per_class": 5}
-    assert folder == {"_target_": "fcl_bench.data.sources.ImageFolder", "name": "imagefolder", **knobs}
+    assert folder == {"_target_": "fcl_bench.data.sources.base.ImageFolder", "name": "imagefolder", **knobs}
 
 
 def test_the_real_cifar100_is_whole():

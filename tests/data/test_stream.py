@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.data.sources import Dataset, Split
-from fcl_bench.data.stream import ClassIncremental, stream_of_samples
+from fcl_bench.data.sources.base import Dataset, Split
+from fcl_bench.data.splits.stream import ClassIncremental, stream_of_samples
 from fcl_bench.errors import UserError
 
 

@@ -10,13 +10,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fcl_bench.config import _identity
-from fcl_bench.data.class_overlap import ClassOverlap
-from fcl_bench.data.domain_incremental import DomainIncremental
-from fcl_bench.data.partition import Dirichlet, Iid, Shards
-from fcl_bench.data.partition_all_classes import DirichletAllClasses
-from fcl_bench.data.partition_equal_sizes import DirichletEqualSizes
-from fcl_bench.data.si_blurry import SiBlurry
-from fcl_bench.data.stream import ClassIncremental, TaskSplit
+from fcl_bench.data.partitions.all_classes import DirichletAllClasses
+from fcl_bench.data.partitions.base import Dirichlet, Iid, Shards
+from fcl_bench.data.partitions.equal_sizes import DirichletEqualSizes
+from fcl_bench.data.splits.class_overlap import ClassOverlap
+from fcl_bench.data.splits.domain_incremental import DomainIncremental
+from fcl_bench.data.splits.si_blurry import SiBlurry
+from fcl_bench.data.splits.stream import ClassIncremental, TaskSplit
 from fcl_bench.errors import UserError
 from fcl_bench.randomness import generator
 from tests.data import split_oracle
@@ -100,7 +100,7 @@ def test_an_own_seed_is_part_of_the_run_id_and_its_absence_is_not(name):
 
 def test_the_identity_of_class_incremental_runs_has_not_changed():
     assert _identity(ClassIncremental()) == {
-        "_target_": "fcl_bench.data.stream.ClassIncremental",
+        "_target_": "fcl_bench.data.splits.stream.ClassIncremental",
         "first": None,
         "shuffle": True,
     }

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from fcl_bench.features.trainable import Trainable, copies, seeded
-from fcl_bench.federation.local_training import Training
-from fcl_bench.federation.message import WIRE_DTYPES, Message, WireFormat
-from fcl_bench.methods.base import Problem, Server
-from fcl_bench.methods.fedprotip import FedProTIP
+from fcl_bench.backbones.trainable import Trainable, copies, seeded
+from fcl_bench.methods.gradient.fedprotip import FedProTIP
+from fcl_bench.protocol.message import WIRE_DTYPES, Message, WireFormat
+from fcl_bench.protocol.method import Problem, Server
+from fcl_bench.training.trainer import Training
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.training_harness import (
     CPU,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fcl_bench.data.stream import Task
-from fcl_bench.federation.message import WIRE_DTYPES, WireFormat
-from fcl_bench.methods.base import Method, Problem, Server, Shard
+from fcl_bench.data.splits.stream import Task
+from fcl_bench.protocol.message import WIRE_DTYPES, WireFormat
+from fcl_bench.protocol.method import Method, Problem, Server, Shard
 
 CPU = torch.device("cpu")
 

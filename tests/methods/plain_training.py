@@ -7,14 +7,14 @@ import dataclasses
 import numpy as np
 import torch
 
-from fcl_bench.data.batches import Augment, Standardise, epoch_batches
-from fcl_bench.data.images import ArrayImages
-from fcl_bench.data.sources import Dataset, image_split
-from fcl_bench.features.timm_backbone import Timm, Transform
-from fcl_bench.federation.local_training import Training
-from fcl_bench.methods.base import Problem
-from fcl_bench.methods.finetune import FineTune
+from fcl_bench.backbones.timm_backbone import Timm, Transform
+from fcl_bench.data.images.batches import Augment, Standardise, epoch_batches
+from fcl_bench.data.images.stored import ArrayImages
+from fcl_bench.data.sources.base import Dataset, image_split
+from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.protocol.method import Problem
 from fcl_bench.randomness import derived_seed
+from fcl_bench.training.trainer import Training
 from tests.methods.training_harness import (
     ImageTasks,
     image_tasks,

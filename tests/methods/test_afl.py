@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.methods.afcl import AFCL, AFCLServer
-from fcl_bench.methods.afl import AFL
-from fcl_bench.methods.joint import Joint
+from fcl_bench.methods.closed_form.afcl import AFCL, AFCLServer
+from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.methods.closed_form.joint import Joint
 from tests.methods import afcl_oracle, afl_oracle, stsa_oracle
 from tests.methods.harness import (
     CPU,

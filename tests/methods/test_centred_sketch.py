@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcl_bench.errors import UserError
-from fcl_bench.federation.accounting import centred_sketch_values
 from fcl_bench.linalg.low_rank_sum import LowRankSum
-from fcl_bench.methods.centred_sketch import CentredSketch, CentredSketchServer
-from fcl_bench.methods.stsa import STSA
+from fcl_bench.methods.closed_form.centred_sketch import CentredSketch, CentredSketchServer
+from fcl_bench.methods.closed_form.stsa import STSA
+from fcl_bench.papers.byte_conventions import centred_sketch_values
 from tests.methods import centred_sketch_oracle as oracle
 from tests.methods.harness import (
     CPU,

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.afcl import AFCL
-from fcl_bench.methods.afl import AFL
-from fcl_bench.methods.centred_sketch import CentredSketch
-from fcl_bench.methods.fedran import FedRAN
-from fcl_bench.methods.joint import Joint
-from fcl_bench.methods.stsa import STSA
-from fcl_bench.methods.stsa_e import STSAE
+from fcl_bench.methods.closed_form.afcl import AFCL
+from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
+from fcl_bench.methods.closed_form.fedran import FedRAN
+from fcl_bench.methods.closed_form.joint import Joint
+from fcl_bench.methods.closed_form.stsa import STSA
+from fcl_bench.methods.closed_form.stsa_e import STSAE
 from tests.methods.harness import draw_tasks, learn, learn_task, problem_of, shard_of, stream_of
 
 METHODS = {

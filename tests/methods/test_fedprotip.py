@@ -10,18 +10,18 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fcl_bench.config import typed_instance
+from fcl_bench.engine import federation as engine
 from fcl_bench.errors import UserError
-from fcl_bench.federation import engine
-from fcl_bench.federation.local_training import add_weight_decay
-from fcl_bench.methods.fedprotip import FedProTIP
-from fcl_bench.report.collect import collect
-from fcl_bench.report.summary import summarise, used_runs, varying_setting
+from fcl_bench.methods.gradient.fedprotip import FedProTIP
+from fcl_bench.results.collect import collect
+from fcl_bench.results.summarise import summarise, used_runs, varying_setting
+from fcl_bench.training.trainer import add_weight_decay
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import (
     HEADS,
     SMALL,
 )
-from tests.runs import run_in
+from tests.small_runs import run_in
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -134,8 +134,8 @@ def test_the_ledger_has_every_stage_and_its_bytes(runs):
 
 
 def test_the_model_file_alone_routes_and_predicts_as_the_run_did(runs):
-    from fcl_bench.data.sources import Digits
-    from fcl_bench.features.tiny import Tiny
+    from fcl_bench.backbones.tiny import Tiny
+    from fcl_bench.data.sources.base import Digits
 
     outcome = runs[1]["sample"]
     model, data = load_file(outcome.folder / "model.safetensors"), Digits().load()

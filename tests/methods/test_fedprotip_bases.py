@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.federation.message import Message
-from fcl_bench.methods.base import Problem, Server
-from fcl_bench.methods.fedprotip import FedProTIP
+from fcl_bench.methods.gradient.fedprotip import FedProTIP
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Problem, Server
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import (
     HEADS,

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.data.batches import epoch_batches
-from fcl_bench.federation.network import Network
-from fcl_bench.methods.base import Problem
-from fcl_bench.methods.fedprotip import FedProTIP
-from fcl_bench.methods.gradient import head_seed
+from fcl_bench.data.images.batches import epoch_batches
+from fcl_bench.methods.gradient.base import head_seed
+from fcl_bench.methods.gradient.fedprotip import FedProTIP
+from fcl_bench.protocol.method import Problem
 from fcl_bench.randomness import derived_seed
+from fcl_bench.training.network import Network
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import (
     HEADS,

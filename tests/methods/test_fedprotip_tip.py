@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from fcl_bench.features.trainable import seeded
-from fcl_bench.methods.base import Server
+from fcl_bench.backbones.trainable import seeded
+from fcl_bench.protocol.method import Server
 from tests.methods.fedprotip_harness import (
     fedprotip_of,
     linear_problem,

@@ -11,19 +11,19 @@ import pytest
 import torch
 from torch import nn
 
-from fcl_bench.data.images import ArrayImages
-from fcl_bench.data.sources import Dataset, image_split
-from fcl_bench.features.timm_backbone import Timm, Transform
-from fcl_bench.features.trainable import frozen_names
-from fcl_bench.federation.heads import Heads
-from fcl_bench.federation.local_training import Objective
-from fcl_bench.federation.message import WireFormat
-from fcl_bench.federation.network import Network
+from fcl_bench.backbones.timm_backbone import Timm, Transform
+from fcl_bench.backbones.trainable import frozen_names
+from fcl_bench.data.images.stored import ArrayImages
+from fcl_bench.data.sources.base import Dataset, image_split
 from fcl_bench.linalg.subspace import Projection
-from fcl_bench.methods import fedprotip
-from fcl_bench.methods.base import Problem
-from fcl_bench.methods.fedprotip import FedProTIP, ProjectedDescent
-from fcl_bench.methods.finetune import FineTune
+from fcl_bench.methods.gradient import fedprotip
+from fcl_bench.methods.gradient.fedprotip import FedProTIP, ProjectedDescent
+from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.protocol.message import WireFormat
+from fcl_bench.protocol.method import Problem
+from fcl_bench.training.heads import Heads
+from fcl_bench.training.network import Network
+from fcl_bench.training.trainer import Objective
 from tests.methods.fedprotip_harness import (
     HEADS,
     Observed,

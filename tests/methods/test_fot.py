@@ -11,12 +11,12 @@ import torch
 
 from fcl_bench.config import typed_instance
 from fcl_bench.errors import UserError
-from fcl_bench.federation.local_training import Training
-from fcl_bench.federation.message import Message
-from fcl_bench.methods.base import Problem
-from fcl_bench.methods.fedprotip import FedProTIP
-from fcl_bench.methods.finetune import FineTune
-from fcl_bench.methods.fot import FOT
+from fcl_bench.methods.gradient.fedprotip import FedProTIP
+from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.gradient.fot import FOT
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Problem
+from fcl_bench.training.trainer import Training
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import (
     HEADS,
@@ -41,7 +41,7 @@ from tests.methods.training_harness import (
     learn_images,
     tiny_problem,
 )
-from tests.runs import run_in
+from tests.small_runs import run_in
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runs import interrupted_in, run_in
+from tests.small_runs import interrupted_in, run_in
 
 pytestmark = pytest.mark.gpu
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.data.stream import Task
+from fcl_bench.data.splits.stream import Task
 from fcl_bench.errors import UserError
-from fcl_bench.federation.local_training import Training
-from fcl_bench.federation.message import Message
-from fcl_bench.methods.base import Problem
-from fcl_bench.methods.finetune import FineTune
-from fcl_bench.methods.joint_training import JointTraining
+from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.gradient.joint_training import JointTraining
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Problem
+from fcl_bench.training.trainer import Training
 from tests.methods.plain_training import (
     FAST,
     STAGE,

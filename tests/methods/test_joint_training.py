@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.federation.local_training import Training
-from fcl_bench.methods.joint_training import JointTraining
+from fcl_bench.methods.gradient.joint_training import JointTraining
+from fcl_bench.training.trainer import Training
 from tests.methods.plain_training import (
     FAST,
     cloned,

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.data.images import ArrayImages
-from fcl_bench.data.sources import Dataset, image_split
-from fcl_bench.features.adapters import Adapters
-from fcl_bench.features.timm_backbone import Timm, Transform
-from fcl_bench.federation.ledger import Ledger
-from fcl_bench.federation.message import Message
-from fcl_bench.methods.base import Problem
+from fcl_bench.backbones.adapters import Adapters
+from fcl_bench.backbones.timm_backbone import Timm, Transform
+from fcl_bench.data.images.stored import ArrayImages
+from fcl_bench.data.sources.base import Dataset, image_split
+from fcl_bench.engine.ledger import Ledger
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Problem
 from tests.methods.plain_training import (
     cloned,
     differing,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import timm
 
-from fcl_bench.features.trainable import Trainable
-from fcl_bench.federation.network import Network
-from fcl_bench.methods.layer_inputs import projectable
+from fcl_bench.backbones.trainable import Trainable
+from fcl_bench.training.layer_inputs import projectable
+from fcl_bench.training.network import Network
 
 
 @pytest.fixture(scope="module")

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.federation.local_training import Training
-from fcl_bench.methods.afcl import AFCL
-from fcl_bench.methods.afl import AFL
-from fcl_bench.methods.centred_sketch import CentredSketch
-from fcl_bench.methods.fedprotip import FedProTIP
-from fcl_bench.methods.fedran import FedRAN
-from fcl_bench.methods.finetune import FineTune
-from fcl_bench.methods.fot import FOT
-from fcl_bench.methods.joint import Joint
-from fcl_bench.methods.stsa import STSA
-from fcl_bench.methods.stsa_e import STSAE
+from fcl_bench.methods.closed_form.afcl import AFCL
+from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
+from fcl_bench.methods.closed_form.fedran import FedRAN
+from fcl_bench.methods.closed_form.joint import Joint
+from fcl_bench.methods.closed_form.stsa import STSA
+from fcl_bench.methods.closed_form.stsa_e import STSAE
+from fcl_bench.methods.gradient.fedprotip import FedProTIP
+from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.gradient.fot import FOT
+from fcl_bench.training.trainer import Training
 from tests.methods.harness import learn, problem_of, projection_of, relative_error
 from tests.methods.training_harness import ImageTasks, federation_of, image_tasks, learn_images, tiny_problem
 

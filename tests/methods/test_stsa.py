@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.methods.afcl import AFCL
-from fcl_bench.methods.fedran import FedRAN
-from fcl_bench.methods.joint import Joint
-from fcl_bench.methods.stsa import STSA
-from fcl_bench.methods.stsa_e import STSAE, STSAEServer
+from fcl_bench.methods.closed_form.afcl import AFCL
+from fcl_bench.methods.closed_form.fedran import FedRAN
+from fcl_bench.methods.closed_form.joint import Joint
+from fcl_bench.methods.closed_form.stsa import STSA
+from fcl_bench.methods.closed_form.stsa_e import STSAE, STSAEServer
 from fcl_bench.randomness import generator
 from tests.methods import stsa_oracle as oracle
 from tests.methods.harness import (

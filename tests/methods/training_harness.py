@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from fcl_bench.data.images import ArrayImages
-from fcl_bench.data.sources import Dataset, image_split
-from fcl_bench.data.stream import Stream, Task
-from fcl_bench.features.tiny import Tiny
-from fcl_bench.federation.engine import Federation
-from fcl_bench.federation.message import WIRE_DTYPES, Message, WireFormat
-from fcl_bench.methods.base import Method, Problem, Server, Shard
+from fcl_bench.backbones.tiny import Tiny
+from fcl_bench.data.images.stored import ArrayImages
+from fcl_bench.data.sources.base import Dataset, image_split
+from fcl_bench.data.splits.stream import Stream, Task
+from fcl_bench.engine.federation import Federation
+from fcl_bench.protocol.message import WIRE_DTYPES, Message, WireFormat
+from fcl_bench.protocol.method import Method, Problem, Server, Shard
 from tests.methods.harness import stream_of
 
 CPU = torch.device("cpu")

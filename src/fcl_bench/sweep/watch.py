@@ -18,7 +18,7 @@ from fcl_bench.sweep.jobs import DONE, FAILED, RUNNING, WAITING, JobReport, outp
 from fcl_bench.sweep.launchers import jobs_at_once, runs_here
 from fcl_bench.sweep.summary import end_line, failures, progress_line
 from fcl_bench.sweep.workers import announce_gpus, share_cores
-from fcl_bench.terminal import say
+from fcl_bench.tracking.console import say
 
 #: Added to a multirun's arguments, so that Hydra says when the sweep starts, and with which configuration.
 CALLBACK = f"+hydra.callbacks.fcl_bench_sweep._target_={__name__}.Begin"

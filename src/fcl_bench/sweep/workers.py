@@ -9,7 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-#: GNU OpenMP's limit on spinning that the command sets for a run alone; see `fcl_bench.app.main`.
+#: GNU OpenMP's limit on spinning that the command sets for a run alone; see `fcl_bench.cli.app.main`.
 SPIN = "1000"
 #: What the parent tells the workers: the machine's GPUs, as CUDA_VISIBLE_DEVICES lists them.
 _GPUS = "FCL_BENCH_GPUS"

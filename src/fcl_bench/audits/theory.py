@@ -1,0 +1,110 @@
+"""The two quantities of FedProTIP's bounds, estimated on real gradients (Assumptions 4 and 5, Fig. 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from fcl_bench.data.splits.stream import Task
+from fcl_bench.linalg.subspace import project_out
+from fcl_bench.methods.gradient.base import MODEL, _Half, start_of
+from fcl_bench.methods.gradient.projected import ProjectedMethod, ProjectedServer, protected_weights
+from fcl_bench.protocol.method import Audit, Problem, Server, Shard
+from fcl_bench.training.network import Network
+
+
+class ProjectionAudit(Audit):
+    """rho_t and beta_{tau -> t} at the models that the rounds of task t start from, before the average.
+
+    rho_t = ||P g_t||^2 / ||g_t||^2, the share of the task's own gradient that projection leaves, and
+    beta_{tau -> t} = ||P g_tau|| / ||g_tau||, what is left of an old task's. P is the projector of the round, layer by
+    layer; g is the gradient over all projected weights of the mean loss of each task's reference samples.
+
+    Args:
+        method: its knob `theory` is the number of reference samples per client and task.
+        problem: as the method's halves get it.
+    """
+
+    def __init__(self, method: ProjectedMethod, problem: Problem) -> None:
+        self._method = method
+        self._problem = problem
+        self._half = _Half(method, problem)
+        self._images: dict[int, list[torch.Tensor]] = {}
+        self._labels: dict[int, list[torch.Tensor]] = {}
+        #: Of the task at hand, per round and task tau <= t, (||P g||, ||g||).
+        self._norms: list[list[tuple[float, float]]] = []
+
+    def observe(self, task: Task, shard: Shard) -> None:
+        """The first samples of a shard, which is in the data set's order."""
+        count = self._method.theory
+        self._images.setdefault(task.index, []).append(shard.inputs[:count].cpu())
+        self._labels.setdefault(task.index, []).append(shard.labels[:count].cpu())
+
+    def look(self, task: Task, round_: int, server: Server) -> None:
+        assert isinstance(server, ProjectedServer)
+        if server.stage != MODEL:
+            return
+        half = self._half
+        half.prepare(server.heads)
+        # The server's network is one average further; `sent` is where the round started.
+        half.network.load({**server.network.state(), **server.sent})
+        self._norms.append([self._norm(half.network, server, tau) for tau in range(task.index + 1)])
+
+    def _norm(self, network: Network, server: ProjectedServer, tau: int) -> tuple[float, float]:
+        """||P g_tau|| and ||g_tau||; 0 for a task without a reference sample."""
+        if tau not in self._images:
+            return 0.0, 0.0
+        device = self._problem.device
+        images, labels = torch.cat(self._images[tau]).to(device), torch.cat(self._labels[tau]).to(device)
+        network.zero_grad(set_to_none=True)
+        network.eval()
+        size = self._method.training.batch_size
+        logits, position = server.heads.competition(self._method.loss_over, server.tasks[tau], tau)
+        for batch, truth in zip(images.split(size), labels.split(size), strict=True):
+            scores = network(self._half.trainer.standardise(batch))
+            if logits is not None and position is not None:
+                scores, truth = scores[:, logits.to(device)], position.to(device)[truth]
+            (torch.nn.functional.cross_entropy(scores, truth, reduction="sum") / len(images)).backward()
+        whole = left = 0.0
+        own = dict(network.named_parameters())
+        for name, layer in protected_weights(self._method, network, start_of(self._problem).stages).items():
+            gradient = own[name].grad
+            if gradient is None:
+                continue
+            Phi = server.known(layer)
+            gradient = gradient.double()
+            whole += float(gradient.square().sum())
+            left += float((gradient if Phi is None else project_out(gradient, Phi)).square().sum())
+        return left**0.5, whole**0.5
+
+    def report(self, task: Task, server: Server, tests: Iterable[torch.Tensor]) -> dict[str, float | None]:
+        """`rho` (mean over rounds), `rho_min`; `beta`, `beta_max` over old tasks; and `beta_<tau>` of each, from 0."""
+        assert isinstance(server, ProjectedServer)
+        rounds, self._norms = self._norms, []
+        ratio = [[left / whole if whole else None for left, whole in norms] for norms in rounds]
+        rho = [values[-1] ** 2 for values in ratio if values[-1] is not None]
+        row: dict[str, float | None] = {"rho": _mean(rho), "rho_min": min(rho, default=None)}
+        old = {tau: [v for values in ratio if (v := values[tau]) is not None] for tau in range(task.index)}
+        every = [value for values in old.values() for value in values]
+        row |= {"beta": _mean(every), "beta_max": max(every, default=None)}
+        return row | {f"beta_{tau}": _mean(values) for tau, values in old.items()}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        norms = torch.tensor(self._norms, dtype=torch.float64)
+        samples = {f"images.{task}": torch.cat(images) for task, images in self._images.items()}
+        samples |= {f"labels.{task}": torch.cat(labels) for task, labels in self._labels.items()}
+        return {**samples, "norms": norms}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        for name, value in state.items():
+            kind, _, task = name.partition(".")
+            if kind == "images":
+                self._images[int(task)] = [value]
+            elif kind == "labels":
+                self._labels[int(task)] = [value]
+        self._norms = [[(left, whole) for left, whole in norms] for norms in state["norms"].tolist()]
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

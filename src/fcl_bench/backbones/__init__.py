@@ -1,0 +1,1 @@
+"""Networks: frozen feature extractors, and networks to train."""

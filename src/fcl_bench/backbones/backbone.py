@@ -1,0 +1,149 @@
+"""What `backbone=...` names, and the two that need no network: pixels and identity."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from fcl_bench.backbones.trainable import Trainable
+from fcl_bench.data.sources.base import Dataset, Split
+from fcl_bench.errors import UserError, require_count
+
+
+class Extractor(ABC):
+    """A frozen map from samples to features, opened on one device.
+
+    Attributes:
+        identity: everything besides the data that determines the features (weights' hash, transform, precision).
+        cacheable: whether computing the features costs more than reading them back.
+    """
+
+    identity: dict[str, str]
+    cacheable: bool
+
+    def dimension(self, split: Split) -> int:
+        """d, the number of features of a sample."""
+        return next(iter(self.batches(split))).shape[1]
+
+    @abstractmethod
+    def batches(self, split: Split, start: int = 0) -> Iterator[torch.Tensor]:
+        """Features (b, d) on the CPU of samples start, start + 1, ..., batch by batch, in order."""
+
+
+class Backbone(ABC):
+    """What `backbone=...` names: typed knobs, opened once the data and the device are known."""
+
+    name: str
+
+    @property
+    def draws_weights(self) -> bool:
+        """Whether some of the initial weights are random, so that they differ between seeds of one configuration."""
+        return False
+
+    @abstractmethod
+    def open(self, dataset: Dataset, device: torch.device, seed: int = 0) -> Extractor:
+        """Load the weights; those that are random are drawn by `seed`.
+
+        Raises:
+            UserError: backbone and data don't fit.
+        """
+
+    def trainable(self, dataset: Dataset, seed: int) -> Trainable:
+        """The network, to be trained on the images of `dataset`; initial weights that are random are drawn by `seed`.
+
+        Raises:
+            UserError: the backbone has nothing to train, or backbone and data don't fit.
+        """
+        raise UserError(
+            f"backbone={self.name} has nothing to train", "backbone=resnet18_cifar, tiny, or another network"
+        )
+
+
+def require_images(backbone: str, dataset: Dataset) -> None:
+    if dataset.holds_features:
+        raise UserError(f"backbone={backbone} needs images and data={dataset.name} holds features", "backbone=identity")
+
+
+@dataclass
+class Identity(Backbone):
+    """The inputs are features already (`data=features`)."""
+
+    name: ClassVar[str] = "identity"  # type: ignore[misc]  # a network's name is a knob, this one is not
+
+    def open(self, dataset: Dataset, device: torch.device, seed: int = 0) -> Extractor:
+        if not dataset.holds_features:
+            raise UserError(
+                f"backbone={self.name} needs ready features and data={dataset.name} holds images",
+                "backbone=pixels or a network such as backbone=resnet18",
+            )
+        return _IdentityExtractor()
+
+
+class _IdentityExtractor(Extractor):
+    def __init__(self) -> None:
+        self.identity = {"backbone": "identity"}
+        self.cacheable = False
+
+    def batches(self, split: Split, start: int = 0) -> Iterator[torch.Tensor]:
+        assert isinstance(split.inputs, np.ndarray)
+        yield torch.from_numpy(np.ascontiguousarray(split.inputs[start:]))
+
+
+@dataclass
+class Pixels(Backbone):
+    """The image itself: flattened, scaled to 0..1.
+
+    Args:
+        size: side to which images are resized (bicubic, square); None: they must all have one size already.
+    """
+
+    name: ClassVar[str] = "pixels"  # type: ignore[misc]  # a network's name is a knob, this one is not
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        require_count("backbone.size", self.size)
+
+    def open(self, dataset: Dataset, device: torch.device, seed: int = 0) -> Extractor:
+        require_images(self.name, dataset)
+        return _PixelExtractor(self.size)
+
+
+class _PixelExtractor(Extractor):
+    BATCH = 1024
+
+    def __init__(self, size: int | None) -> None:
+        self.identity = {"backbone": "pixels", "size": str(size)}
+        self.cacheable = False
+        self._size = size
+
+    def batches(self, split: Split, start: int = 0) -> Iterator[torch.Tensor]:
+        assert not isinstance(split.inputs, np.ndarray)
+        shape: tuple[int, ...] | None = None
+        for begin in range(start, len(split), self.BATCH):
+            rows = []
+            for index in range(begin, min(begin + self.BATCH, len(split))):
+                pixels = self._pixels(split, index)
+                shape = shape or pixels.shape
+                if pixels.shape != shape:
+                    raise UserError(
+                        f"backbone=pixels: {split.inputs.describe(index)} has shape {pixels.shape}, others {shape}",
+                        "backbone.size=32 resizes them all",
+                    )
+                rows.append(pixels.reshape(-1))
+            yield torch.from_numpy(np.stack(rows)).to(torch.float32) / 255
+
+    def _pixels(self, split: Split, index: int) -> np.ndarray:
+        from PIL import Image
+
+        image = split.inputs[index]
+        assert isinstance(image, Image.Image)
+        if self._size is not None:
+            image = image.convert("RGB").resize((self._size, self._size), Image.Resampling.BICUBIC)
+        elif image.mode not in ("L", "RGB"):
+            image = image.convert("RGB")
+        return np.asarray(image)

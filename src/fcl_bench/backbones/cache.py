@@ -1,0 +1,191 @@
+"""Extracted features on disk: keyed by what determines them, whole or absent, shared by parallel runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from fcl_bench.files import content_hash, locked, remove_leftovers, replacing
+from fcl_bench.tracking.progress import progress
+
+log = logging.getLogger(__name__)
+
+#: An interrupted extraction loses at most this many seconds of work (plus one batch).
+SECONDS_PER_CHUNK = 20.0
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """Features (n, d) of one split, and what they cost.
+
+    Attributes:
+        features: (n, d) on the CPU.
+        seconds: spent on the forward pass in this run; 0 for a cache hit.
+        cost: seconds that the whole forward pass took, in whichever run it was made.
+        hit: whether the cache held them.
+    """
+
+    features: torch.Tensor
+    seconds: float
+    cost: float
+    hit: bool
+
+
+def tensor_checksum(tensor: torch.Tensor) -> str:
+    """Hash of a tensor's type, shape and bytes."""
+    digest = content_hash()
+    digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _save(path: Path, features: torch.Tensor, seconds: float, key: dict[str, str]) -> None:
+    metadata = {
+        "checksum": tensor_checksum(features),
+        "seconds": repr(seconds),
+        "key": json.dumps(key, sort_keys=True),
+    }
+    with replacing(path) as temporary:
+        save_file({"features": features.contiguous()}, temporary, metadata=metadata)
+
+
+def _load(path: Path) -> tuple[torch.Tensor, float] | None:
+    """Features and their cost in seconds; None where the file is absent or damaged."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            features, metadata = file.get_tensor("features"), file.metadata() or {}
+        checksum, seconds = metadata["checksum"], float(metadata["seconds"])
+    except (SafetensorError, OSError, LookupError, ValueError) as error:
+        log.warning("cached features %s are damaged (%s); extracting again", path, error)
+        return None
+    if checksum != tensor_checksum(features):
+        log.warning("cached features %s do not match their checksum; extracting again", path)
+        return None
+    return features, seconds
+
+
+class FeatureCache:
+    """A folder of features, one .safetensors file per (weights, transform, precision, data split).
+
+    While a split is extracted, finished chunks lie in a `.partial` folder, from which an interrupted pass goes on.
+    A lock lets parallel runs share the work: one extracts, the others wait and read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(
+        self,
+        label: str,
+        key: dict[str, str],
+        count: int,
+        batches: Callable[[int], Iterator[torch.Tensor]],
+    ) -> Extraction:
+        """The features for `key`, from the cache or, once, from `batches`.
+
+        Args:
+            label: readable start of the file name; has no bearing on identity.
+            key: everything that determines the features.
+            count: number of samples n.
+            batches: yields features (b, d) in order from a given sample on.
+        """
+        digest = content_hash()
+        digest.update(json.dumps(key, sort_keys=True).encode())
+        path = self.folder / f"{label}-{digest.hexdigest()}.safetensors"
+        if (found := self._hit(path, count)) is not None:
+            return found
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_suffix(".lock"), f"extracting {label}"):
+            remove_leftovers(path)
+            # Another run may have finished while this one waited for the lock.
+            return self._hit(path, count) or self._extract(path, label, key, count, batches)
+
+    @staticmethod
+    def _hit(path: Path, count: int) -> Extraction | None:
+        found = _load(path)
+        if found is None or len(found[0]) != count:
+            return None
+        return Extraction(found[0], seconds=0.0, cost=found[1], hit=True)
+
+    @staticmethod
+    def _extract(
+        path: Path,
+        label: str,
+        key: dict[str, str],
+        count: int,
+        batches: Callable[[int], Iterator[torch.Tensor]],
+    ) -> Extraction:
+        partial = _Partial(path.with_suffix(".partial"), key)
+        before = partial.seconds
+        if partial.rows:
+            log.info("extraction of %s goes on after %d of %d samples", label, partial.rows, count)
+        with progress(count, f"extracting {label}", "image", done=partial.rows) as bar:
+            for features in batches(partial.rows):
+                partial.add(features)
+                bar.update(len(features))
+        features = partial.concatenated()
+        if len(features) != count:
+            raise RuntimeError(f"the backbone gave {len(features)} features for the {count} samples of {label}")
+        _save(path, features, partial.seconds, key)
+        partial.remove()
+        return Extraction(features, seconds=partial.seconds - before, cost=partial.seconds, hit=False)
+
+
+class _Partial:
+    """The chunks of an extraction under way, on disk in order, and the batches since the last one."""
+
+    def __init__(self, folder: Path, key: dict[str, str]) -> None:
+        self.folder = folder
+        self.rows = 0
+        self.seconds = 0.0
+        self._key = key
+        self._chunks: list[torch.Tensor] = []
+        self._pending: list[torch.Tensor] = []
+        while (found := _load(self._next())) is not None:
+            self._chunks.append(found[0])
+            self.rows += len(found[0])
+            self.seconds += found[1]
+        self._since = time.perf_counter()
+
+    def _next(self) -> Path:
+        return self.folder / f"{self.rows:010d}.safetensors"
+
+    def add(self, features: torch.Tensor) -> None:
+        self._pending.append(features)
+        if time.perf_counter() - self._since >= SECONDS_PER_CHUNK:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        chunk = torch.cat(self._pending)
+        seconds = time.perf_counter() - self._since
+        _save(self._next(), chunk, seconds, self._key)
+        self._chunks.append(chunk)
+        self._pending = []
+        self.rows += len(chunk)
+        self.seconds += seconds
+        self._since = time.perf_counter()
+
+    def concatenated(self) -> torch.Tensor:
+        """All features (n, d), the pending ones included."""
+        if self._pending:
+            seconds = time.perf_counter() - self._since
+            self._chunks += self._pending
+            self._pending = []
+            self.seconds += seconds
+        return torch.cat(self._chunks)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)

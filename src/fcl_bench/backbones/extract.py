@@ -1,0 +1,94 @@
+"""From a data set and a backbone to features, through the cache where that pays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from fcl_bench.backbones.backbone import Extractor
+from fcl_bench.backbones.cache import Extraction, FeatureCache
+from fcl_bench.data.images.finite import rows_not_finite
+from fcl_bench.data.sources.base import Dataset, Split
+from fcl_bench.errors import UserError
+from fcl_bench.files import slug
+from fcl_bench.tracking.progress import progress
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features of a whole data set on the CPU, in the precision they were extracted in.
+
+    Attributes:
+        train, test: (n, d).
+        seconds: spent extracting in this run; 0 where the cache held them.
+        cost: what the extraction took when it was made.
+        cache_hit: whether both splits came from the cache.
+    """
+
+    train: torch.Tensor
+    test: torch.Tensor
+    seconds: float
+    cost: float
+    cache_hit: bool
+
+
+def extract_features(name: str, extractor: Extractor, dataset: Dataset, cache: FeatureCache | None) -> Features:
+    """Run the frozen backbone over both splits of `dataset`.
+
+    Args:
+        name: of the backbone, for messages and file names.
+        extractor: the opened backbone.
+        cache: where features are kept, or None.
+
+    Raises:
+        UserError: an image can't be read, or a feature is not finite.
+    """
+    made = {}
+    for side, split in (("train", dataset.train), ("test", dataset.test)):
+        label = "-".join(map(slug, (dataset.name, side, name)))
+        if cache is not None and extractor.cacheable:
+            key = {**extractor.identity, "data": split.fingerprint}
+
+            def batches(start: int, split: Split = split) -> Iterator[torch.Tensor]:
+                return extractor.batches(split, start)
+
+            made[side] = cache.get(label, key, len(split), batches)
+        else:
+            made[side] = _uncached(label, extractor, split)
+        _require_finite(made[side].features, name, side)
+    train, test = made["train"], made["test"]
+    if train.features.shape[1] != test.features.shape[1]:
+        raise UserError(
+            f"backbone={name} gave {train.features.shape[1]} features for train and {test.features.shape[1]} for test",
+            "backbone.size=32 brings images of several sizes or colours to one",
+        )
+    return Features(
+        train.features,
+        test.features,
+        train.seconds + test.seconds,
+        train.cost + test.cost,
+        train.hit and test.hit,
+    )
+
+
+def _uncached(label: str, extractor: Extractor, split: Split) -> Extraction:
+    begin = time.perf_counter()
+    parts = []
+    with progress(len(split), f"extracting {label}", "sample") as bar:
+        for features in extractor.batches(split):
+            parts.append(features)
+            bar.update(len(features))
+    seconds = time.perf_counter() - begin
+    return Extraction(parts[0] if len(parts) == 1 else torch.cat(parts), seconds, seconds, hit=False)
+
+
+def _require_finite(features: torch.Tensor, name: str, side: str) -> None:
+    bad = rows_not_finite(features)
+    if len(bad):
+        raise UserError(
+            f"backbone={name} gave a feature that is not finite for {side} sample {int(bad[0])}",
+            "backbone.precision=float32, or other weights",
+        )

@@ -1,0 +1,231 @@
+"""Networks from timm: by hub name, from a local checkpoint, or from scratch; frozen, or to be trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fcl_bench.backbones.adapters import Adapters, add_adapters
+from fcl_bench.backbones.backbone import Backbone, Extractor, require_images
+from fcl_bench.backbones.network_extractor import PRECISIONS
+from fcl_bench.backbones.timm_extractor import TimmExtractor
+from fcl_bench.backbones.timm_stem import cifar_stem, has_stem, put_stem
+from fcl_bench.backbones.timm_weights import hub_network, load_weights, random_network, read_checkpoint
+from fcl_bench.backbones.trainable import Trainable, copies, seeded, weights_hash
+from fcl_bench.data.sources.base import NOT_IDENTITY, Dataset
+from fcl_bench.errors import UserError, first_line, require_choice, require_count
+from fcl_bench.randomness import derived_seed
+
+__all__ = ["Adapters", "Timm", "Transform", "weights_hash"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Transform:
+    """Preprocessing; what is None comes from the model's own data config.
+
+    Args:
+        size: side in pixels of the square that the network sees.
+        crop_pct: centre crop as a share of the resized image.
+        interpolation: "bicubic", "bilinear", ...
+        mean, std: per channel, on pixels scaled to 0..1.
+    """
+
+    size: int | None = None
+    crop_pct: float | None = None
+    interpolation: str | None = None
+    mean: list[float] | None = None
+    std: list[float] | None = None
+
+    def __post_init__(self) -> None:
+        require_count("backbone.transform.size", self.size)
+        if self.crop_pct is not None and not 0 < self.crop_pct <= 1:
+            raise UserError(f"backbone.transform.crop_pct={self.crop_pct} is out of range", "above 0, at most 1")
+        if self.interpolation is not None:
+            require_choice(
+                "backbone.transform.interpolation",
+                self.interpolation,
+                ["bicubic", "bilinear", "nearest", "lanczos"],
+            )
+        for key, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and len(values) not in (1, 3):
+                raise UserError(f"backbone.transform.{key}={values} has {len(values)} numbers", "one per channel: 3")
+        if self.std is not None and min(self.std) <= 0:
+            raise UserError(f"backbone.transform.std={self.std} is out of range", "numbers above 0")
+
+    def over(self, config: dict[str, Any]) -> dict[str, Any]:
+        """timm's data config of a model with this laid over it."""
+        config = dict(config)
+        if self.size is not None:
+            config["input_size"] = (3, self.size, self.size)
+        for name in ("crop_pct", "interpolation"):
+            if getattr(self, name) is not None:
+                config[name] = getattr(self, name)
+        for name in ("mean", "std"):
+            if (values := getattr(self, name)) is not None:
+                config[name] = tuple(values) * (3 // len(values))
+        return config
+
+
+@dataclass
+class Timm(Backbone):
+    """A timm network without its classifier; features are what its classifier would see (`pre_logits`).
+
+    Args:
+        name: full `arch.tag` name ("resnet18.tv_in1k"); with a checkpoint, or from scratch, the architecture is enough.
+        pretrained: False: random weights, drawn by the run's seed.
+        checkpoint: local .safetensors, .pth or .pt file with the weights (no code in it is run); None: the hub's.
+        model_args: further arguments of the architecture (`{pad_type: same}`).
+        stem: own, or cifar: one 3x3 convolution of stride 1 and no pooling (ResNets). Under pretrained weights it is
+            drawn by the run's seed, unless the checkpoint has such a stem itself.
+        adapters: bottlenecks beside the MLPs of a ViT, the only part that then trains; None: none, and all trains.
+        transform: preprocessing where it differs from the model's own.
+        precision: auto (float16 autocast on CUDA, float32 elsewhere), float32, float16 or bfloat16; frozen pass only.
+        batch_size: images per forward pass; None: 256 on CUDA, 4 elsewhere (a CPU's caches hold no more: MobileNetV2
+            does 118 images/s at 4 and 57 at 32 on two cores); frozen pass only.
+        workers: threads that decode and resize; None: one for each core.
+    """
+
+    name: str
+    pretrained: bool = True
+    checkpoint: str | None = field(default=None, metadata=NOT_IDENTITY)
+    model_args: dict[str, Any] = field(default_factory=dict)
+    stem: str = "own"
+    adapters: Adapters | None = None
+    transform: Transform = field(default_factory=Transform)
+    precision: str = "auto"
+    batch_size: int | None = field(default=None, metadata=NOT_IDENTITY)
+    workers: int | None = field(default=None, metadata=NOT_IDENTITY)
+
+    def __post_init__(self) -> None:
+        require_choice("backbone.stem", self.stem, ["own", "cifar"])
+        require_choice("backbone.precision", self.precision, ["auto", *PRECISIONS])
+        require_count("backbone.batch_size", self.batch_size)
+        require_count("backbone.workers", self.workers)
+        if self.checkpoint is not None:
+            path = Path(self.checkpoint).expanduser()
+            if path.suffix not in (".safetensors", ".pth", ".pt"):
+                raise UserError(
+                    f"backbone.checkpoint={self.checkpoint} is no checkpoint",
+                    "a .safetensors, .pth or .pt file",
+                )
+            if not path.is_file():
+                raise UserError(
+                    f"backbone.checkpoint={self.checkpoint} {'is a folder' if path.is_dir() else 'does not exist'}",
+                    "a .safetensors, .pth or .pt file",
+                )
+            if not self.pretrained:
+                raise UserError(
+                    f"backbone.checkpoint={self.checkpoint} would not be read: backbone.pretrained=false",
+                    "one of the two",
+                )
+
+    @property
+    def draws_weights(self) -> bool:
+        return not self.pretrained or self.stem == "cifar" or self.adapters is not None
+
+    def open(self, dataset: Dataset, device: torch.device, seed: int = 0) -> Extractor:
+        require_images(self.name, dataset)
+        model = self._network(seed)
+        config = self._data_config(model)
+        if not self.pretrained:
+            log.warning("backbone.pretrained=false: the features are those of %s with random weights", self.name)
+        made_of = self._made_of()
+        # Named only where they are not the plain network's, whose cached features stay valid.
+        plain = {"stem": "own", "adapters": "null"}
+        made_of = {key: value for key, value in made_of.items() if plain.get(key) != value}
+        dimension = self._dimension(model, config)
+        return TimmExtractor(model, dimension, made_of, config, self.precision, self.batch_size, self.workers, device)
+
+    def trainable(self, dataset: Dataset, seed: int) -> Trainable:
+        """The network, to be trained on whole images of `transform.size` (None: the model's own size).
+
+        Raises:
+            UserError: the data holds features, or the network can't be had as the knobs say.
+        """
+        require_images(self.name, dataset)
+        model = self._network(seed)
+        config = self._data_config(model)
+        size = config["input_size"][-1]
+        return Trainable(
+            name=self.name,
+            build=copies(model),
+            dimension=self._dimension(model, config),
+            size=size,
+            mean=config["mean"],
+            std=config["std"],
+            stages=_stages(model),
+            identity={
+                **self._made_of(),
+                "weights": weights_hash(model),
+                "size": str(size),
+                "mean": json.dumps(config["mean"]),
+                "std": json.dumps(config["std"]),
+            },
+        )
+
+    def _made_of(self) -> dict[str, str]:
+        return {
+            "backbone": self.name.partition(".")[0],
+            "model_args": json.dumps(self.model_args, sort_keys=True),
+            "stem": self.stem,
+            "adapters": json.dumps(self.adapters and dataclasses.asdict(self.adapters), sort_keys=True),
+        }
+
+    def _network(self, seed: int) -> torch.nn.Module:
+        """The network with its weights, still on the CPU; what is random in it is drawn by `seed`."""
+        # timm draws weights even where others replace them; none of it may disturb the caller's generator.
+        with seeded(derived_seed(seed, "network")):
+            from_hub = self.pretrained and self.checkpoint is None
+            model = (hub_network if from_hub else random_network)(self.name, self.model_args)
+        state = None if self.checkpoint is None else read_checkpoint(self.checkpoint)
+        stem = None
+        if self.stem == "cifar":
+            with seeded(derived_seed(seed, "stem")):
+                stem = cifar_stem(model, self.name)
+            if state is not None and has_stem(state, stem):
+                put_stem(model, stem)
+                stem = None
+        if state is not None:
+            load_weights(model, state, self.name, str(self.checkpoint))
+        if stem is not None:
+            put_stem(model, stem)
+            if self.pretrained:
+                log.warning("backbone.stem=cifar: the stem of %s is new, with random weights", self.name)
+        if self.adapters is not None:
+            with seeded(derived_seed(seed, "adapters")):
+                add_adapters(model, self.adapters, self.name)
+        return model
+
+    def _data_config(self, model: torch.nn.Module) -> dict[str, Any]:
+        from timm.data import resolve_model_data_config
+
+        return self.transform.over(resolve_model_data_config(model))
+
+    def _dimension(self, model: torch.nn.Module, config: dict[str, Any]) -> int:
+        """d, found by a forward pass; the model is left in train mode."""
+        try:
+            with torch.no_grad():
+                features = model.eval()(torch.zeros(1, *config["input_size"]))
+        except (AssertionError, RuntimeError, ValueError) as error:
+            raise UserError(
+                f"{self.name} does not take images of {config['input_size'][1:]}: {first_line(error)}",
+                "another backbone.transform.size, or +backbone.model_args.img_size=SIZE for a ViT",
+            ) from error
+        model.train()
+        return features.shape[1]
+
+
+def _stages(model: torch.nn.Module) -> tuple[str, ...]:
+    """The modules that timm lists as the network's feature levels, those without parameters left out."""
+    modules = dict(model.named_modules())
+    listed = [entry.get("module") for entry in getattr(model, "feature_info", None) or ()]
+    owning = [name for name in listed if name in modules and any(True for _ in modules[name].parameters())]
+    return tuple(dict.fromkeys(owning))

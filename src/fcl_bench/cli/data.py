@@ -1,0 +1,193 @@
+"""The command `fcl-bench-data`: list data sets, download them ahead of a run, check what is here."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from fcl_bench.cli.app import DONE
+from fcl_bench.cli.side_command import Parser, run_command
+from fcl_bench.errors import UserError, require_choice
+
+if TYPE_CHECKING:
+    from fcl_bench.data.sources.base import Source
+    from fcl_bench.data.sources.hub import Repository
+
+log = logging.getLogger(__name__)
+
+
+class _Parser(Parser):
+    lists = "commands"
+
+
+def main() -> int:
+    """The console script `fcl-bench-data`; returns the exit code: 0 done, 2 wrong input or data, 130, or 1 (a bug)."""
+    return run_command("fcl-bench-data", _work, "the same command goes on where it stopped")
+
+
+def _work() -> int:
+    arguments = _arguments()
+    with _log_to_terminal():
+        return _command(arguments)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = _Parser(prog="fcl-bench-data", description="The data sets of fcl-bench on this machine.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("list", help="every data set: its size, licence, hub name and revision, and whether it is here")
+    for name, what in (
+        ("check", "look for missing and damaged files, wrong counts and images that can't be decoded"),
+        ("prepare", "download it, or what an interrupted download left, and verify the checksums"),
+    ):
+        command = commands.add_parser(name, help=what, description=f"{name}: {what}")
+        command.add_argument("name", metavar="NAME", help="as in data=NAME")
+        command.add_argument("keys", nargs="*", metavar="data.KEY=VALUE", help="such as data.path=FOLDER")
+    return parser.parse_args()
+
+
+def _command(arguments: argparse.Namespace) -> int:
+    if arguments.command == "list":
+        return _list()
+    source = _source(arguments.name, arguments.keys)
+    return _check(source) if arguments.command == "check" else _prepare(source)
+
+
+def _list() -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fcl_bench.data.sources.hub import readable
+
+    table = Table(box=None, pad_edge=False)
+    for column, justify in (("data", "left"), ("classes", "right"), ("train", "right"), ("test", "right")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    table.add_column("download", justify="right")
+    for column in ("here", "hub name", "revision", "licence"):
+        table.add_column(column)
+    for name in _names():
+        source = _source(name, [])
+        facts = source.facts()
+        wanted = source.repositories()
+        numbers = ["" if number is None else f"{number:,}" for number in (facts.classes, facts.train, facts.test)]
+        size = "" if facts.megabytes is None else readable(facts.megabytes * 1e6)
+        repos, revisions = (
+            ", ".join(one.repo for one in wanted),
+            ", ".join((one.revision or "main")[:8] for one in wanted),
+        )
+        table.add_row(name, *numbers, size, _presence(source, wanted), repos, revisions, facts.licence)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 10_000
+    # Through a string: rich would end the program itself when the reader leaves early.
+    with console.capture() as shown:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in shown.get().splitlines()), flush=True)
+    return DONE
+
+
+def _presence(source: Source, wanted: list[Repository]) -> str:
+    from fcl_bench.data.sources.hub import locate
+
+    if not wanted:
+        return "data.path=..." if hasattr(source, "path") else "yes"
+    here = sum(locate(one) is not None for one in wanted)
+    return "yes" if here == len(wanted) else "no" if not here else f"{here} of {len(wanted)}"
+
+
+def _prepare(source: Source) -> int:
+    from fcl_bench.data.sources.hub import damaged, download, locate, own_folder
+
+    for wanted in source.repositories():
+        found = locate(wanted)
+        bad = [] if found is None else damaged(found.folder) or []
+        for file in bad:
+            log.warning("data %s: %s is damaged and will be downloaded again", wanted.data, file)
+            # What the hub's own cache holds is not ours to delete; our download takes its place.
+            if found is not None and found.folder == own_folder(wanted, found.commit):
+                file.unlink(missing_ok=True)
+        if found is None or bad:
+            found = download(wanted)
+        log.info("data %s: %s at %s is in %s", wanted.data, wanted.repo, found.commit, found.folder)
+    source.prepare()
+    dataset = source.load()
+    print(
+        f"data={source.name} is ready: {len(dataset.train):,} training and {len(dataset.test):,} test samples",
+        flush=True,
+    )
+    return DONE
+
+
+def _check(source: Source) -> int:
+    from fcl_bench.data.sources.checking import check
+
+    findings = check(source)
+    for line in findings.right:
+        print(f"right: {line}")
+    for line in findings.wrong:
+        print(f"wrong: {line}")
+    sys.stdout.flush()
+    if findings.wrong:
+        count = len(findings.wrong)
+        raise UserError(
+            f"data={source.name}: {count} {'thing is' if count == 1 else 'things are'} wrong",
+            "listed above, a line each",
+        )
+    return DONE
+
+
+def _names() -> list[str]:
+    from fcl_bench.config import config_dir
+
+    return sorted(file.stem for file in (config_dir() / "data").glob("*.yaml"))
+
+
+def _source(name: str, keys: list[str]) -> Source:
+    """The source that `fcl-bench data=NAME data.KEY=VALUE ...` would use."""
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from fcl_bench.cli.overrides import composition_error, ordered
+    from fcl_bench.config import config_dir, load_settings
+
+    require_choice("data", name, _names())
+    for key in keys:
+        if not key.lstrip("+").startswith("data."):
+            raise UserError(f"{key} is no key of data", "data.KEY=VALUE, such as data.path=FOLDER")
+    overrides = [f"data={name}", *ordered(keys)]
+    # The report of a wrong key reads what was typed.
+    sys.argv[1:] = overrides
+    try:
+        with initialize_config_dir(str(config_dir()), version_base="1.3"):
+            return load_settings(compose("config", overrides=overrides)).data
+    except (HydraException, OmegaConfBaseException) as error:
+        raise composition_error(error) from error
+
+
+@contextmanager
+def _log_to_terminal() -> Iterator[None]:
+    """The package's notes on stdout, its warnings on stderr; in place of a run's handlers where there was one."""
+    package = logging.getLogger("fcl_bench")
+    package.setLevel(logging.INFO)
+    for old in [handler for handler in package.handlers if handler.name == "terminal"]:
+        package.removeHandler(old)
+    notes, warnings = logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stderr)
+    notes.addFilter(lambda record: record.levelno < logging.WARNING)
+    warnings.setLevel(logging.WARNING)
+    for handler in (notes, warnings):
+        handler.name = "terminal"
+        handler.setFormatter(logging.Formatter("fcl-bench-data: %(message)s"))
+        package.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in (notes, warnings):
+            package.removeHandler(handler)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

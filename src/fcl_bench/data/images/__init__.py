@@ -1,0 +1,1 @@
+"""Images as they are stored, decoded and batched."""

@@ -1,0 +1,1 @@
+"""Space: which client holds which samples of a task."""

@@ -1,0 +1,113 @@
+"""Whether a data set on this machine is what it should be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fcl_bench.data.images.stored import decoded
+from fcl_bench.data.sources.base import Dataset, Source, Split
+from fcl_bench.data.sources.hub import damaged, locate, not_here
+from fcl_bench.errors import UserError
+from fcl_bench.tracking.progress import progress
+
+#: Images decoded in one piece.
+_PIECE = 500
+
+
+@dataclass
+class Findings:
+    """What a check found.
+
+    Attributes:
+        right: what is as it should be, a line each.
+        wrong: what is not.
+    """
+
+    right: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+def check(source: Source) -> Findings:
+    """Look at the files, their checksums, the counts, and decode every image. Downloads nothing."""
+    findings = Findings()
+    _check_files(source, findings)
+    if findings.wrong:
+        return findings
+    try:
+        dataset = source.load()
+    except UserError as error:
+        findings.wrong.append(str(error))
+        return findings
+    _check_counts(source, dataset, findings)
+    if not dataset.holds_features:
+        bad = [line for split in (dataset.train, dataset.test) for line in _unreadable(split)]
+        findings.wrong += bad
+        if not bad:
+            findings.right.append("every image can be decoded")
+    return findings
+
+
+def _check_files(source: Source, findings: Findings) -> None:
+    """The files of the hub: there, and with the right checksums."""
+    folders = []
+    for wanted in source.repositories():
+        found = locate(wanted)
+        if found is None:
+            findings.wrong.append(str(not_here(wanted, "is not on this machine")))
+        else:
+            folders.append(found.folder)
+    path = getattr(source, "path", None)
+    if path is not None and Path(path).expanduser().is_dir():
+        folders.append(Path(path).expanduser())
+    for folder in folders:
+        bad = damaged(folder)
+        if bad is None:
+            findings.right.append(f"no checksums are known for {folder}")
+        elif bad:
+            findings.wrong += [f"{file} is missing or damaged: its checksum is wrong" for file in bad]
+        else:
+            findings.right.append(f"the checksums in {folder} are right")
+
+
+def _check_counts(source: Source, dataset: Dataset, findings: Findings) -> None:
+    facts = source.facts()
+    classes = len(np.unique(dataset.train.labels))
+    train, test = len(dataset.train), len(dataset.test)
+    shown = f"{classes} classes, {train:,} training and {test:,} test samples"
+    wrong = len(findings.wrong)
+    if untested := len(np.setdiff1d(dataset.train.labels, dataset.test.labels)):
+        findings.right.append(f"but {untested} classes have no test sample and count in no accuracy")
+    if unseen := len(np.setdiff1d(dataset.test.labels, dataset.train.labels)):
+        findings.wrong.append(f"{unseen} classes of the test set have no training sample")
+    if source.whole():
+        if facts.classes is not None and classes != facts.classes:
+            findings.wrong.append(f"{classes} classes, not {facts.classes}")
+        # Only the sum: where the cut between the two sides is a rule of ours, each side's size depends on rounding.
+        if facts.train is not None and facts.test is not None and train + test != facts.train + facts.test:
+            findings.wrong.append(f"{train + test:,} samples, not {facts.train + facts.test:,}")
+    if len(findings.wrong) == wrong:
+        findings.right.append(shown)
+
+
+def _unreadable(split: Split) -> list[str]:
+    """A line for each image that can't be decoded."""
+    images = split.inputs
+    assert not isinstance(images, np.ndarray)
+    lines = []
+    with progress(len(images), "decoding", "image") as bar:
+        for begin in range(0, len(images), _PIECE):
+            piece = range(begin, min(begin + _PIECE, len(images)))
+            try:
+                for _ in decoded(images, piece):
+                    pass
+            except UserError:
+                for index in piece:
+                    try:
+                        images[index]
+                    except UserError as error:
+                        lines.append(error.what)
+            bar.update(len(piece))
+    return lines

@@ -1,0 +1,135 @@
+"""ImageNet-R: 30,000 renditions of 200 ImageNet classes, published in one piece and cut 80/20 here."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fcl_bench.data.images.stored import FileImages
+from fcl_bench.data.sources.base import Dataset, HubImages, image_split
+from fcl_bench.data.sources.class_folders import class_names, labelled_files
+from fcl_bench.data.sources.held_out import held_out, read_index, write_index
+from fcl_bench.data.sources.hub import own_folder
+from fcl_bench.data.sources.hub_tables import TableSide, read_table, undecoded
+from fcl_bench.errors import UserError
+from fcl_bench.files import content_hash, file_checksum
+from fcl_bench.tracking.progress import progress
+
+log = logging.getLogger(__name__)
+
+#: The index file that `fcl-bench-data prepare` leaves beside the images.
+INDEX = "imagenet_r-split.csv"
+
+
+@dataclass
+class ImageNetR(HubImages):
+    """ImageNet-R as a training and a test set, 80/20 in each class, by `held_out`'s rule or the index file beside it.
+
+    The label is the rank of the class's WordNet number (`wnid`).
+
+    Args:
+        path: a local folder to read instead: the hub's parquet files, the released folder (<wnid>/*), or images that
+            are cut already (train/<class>/*, test/<class>/*).
+        others: see `HubImages`; `label_column` holds WordNet numbers and both splits are the hub's one split.
+    """
+
+    def load(self) -> Dataset:
+        if (folders := self._class_folders()) is not None:
+            return folders.load()
+        if self.path is not None and not self._has_parquet():
+            return self._from_released_folder()
+        return super().load()
+
+    def sides(self) -> dict[str, TableSide]:
+        table, classes, labels, digests = self._whole_table()
+        test = self._test(classes, labels, digests)
+        return {
+            side: TableSide(table, labels[chosen], np.flatnonzero(chosen))
+            for side, chosen in (("train", ~test), ("test", test))
+        }
+
+    def prepare(self) -> None:
+        """Write the index file beside the images."""
+        if self._class_folders() is None:
+            if self.path is not None and not self._has_parquet():
+                classes, _, labels, digests = self._released()
+            else:
+                _, classes, labels, digests = self._whole_table()
+            index = self._index_path()
+            if not index.exists():
+                write_index(index, classes, labels, digests, held_out(labels, digests))
+                log.info("data %s: which image is on which side is in %s", self.name, index)
+
+    def _test(self, classes: list[str], labels: np.ndarray, digests: list[str]) -> np.ndarray:
+        index = self._index_path()
+        return read_index(index, classes, labels, digests) if index.exists() else held_out(labels, digests)
+
+    def _index_path(self) -> Path:
+        if self.path is not None:
+            return self._folder() / INDEX
+        [wanted] = self.repositories()
+        return own_folder(wanted, self._snapshot.commit) / INDEX
+
+    def _has_parquet(self) -> bool:
+        return any(self._folder().rglob("*.parquet"))
+
+    def _whole_table(self) -> tuple[Any, list[str], np.ndarray, list[str]]:
+        """The table, its classes in the labels' order, the labels (n,) and the images' hashes."""
+        split = self.test_split
+        files = self._local_files("test", split) if self.path is not None else self._snapshot.files[split]
+        table = undecoded(read_table(files, self._key), self.image_column, (self.label_column,), self._key, split)
+        names = table.with_format("numpy")[self.label_column][:]
+        if any(not isinstance(name, str) for name in names):
+            raise UserError(
+                f"{self._key}: column {self.label_column} of {split} holds no names",
+                "WordNet numbers such as n01443537",
+            )
+        classes, labels = np.unique(np.asarray(names), return_inverse=True)
+        return table, list(map(str, classes)), labels.astype(np.int64), self._digests(table)
+
+    def _digests(self, table: Any) -> list[str]:
+        digests = []
+        images = table.select_columns([self.image_column]).with_format("arrow")
+        with progress(len(table), f"cutting {self._key} into train and test", "image") as bar:
+            for batch in images.iter(batch_size=1000):
+                for value in batch.column(self.image_column).combine_chunks().field("bytes"):
+                    digest = content_hash()
+                    digest.update(value.as_buffer() if value.is_valid else b"")
+                    digests.append(digest.hexdigest())
+                bar.update(len(batch))
+        return digests
+
+    def _released(self) -> tuple[list[str], list[Path], np.ndarray, list[str]]:
+        """Classes, files, labels (n,) and hashes of the folder as it was released."""
+        folder = self._folder()
+        classes = class_names(folder)
+        if not classes:
+            raise UserError(
+                f"data.path={folder} has no <wnid>/ folders and no parquet files",
+                f"the released folder, one of the files {self._wanted_layout().removeprefix('a folder with ')},"
+                " or train/<class>/* and test/<class>/*",
+            )
+        files, labels = labelled_files(folder, {name: number for number, name in enumerate(classes)}, folder)
+        digests = []
+        with progress(len(files), f"cutting {self._key} into train and test", "image") as bar:
+            for file in files:
+                digests.append(file_checksum(file))
+                bar.update()
+        return classes, files, labels, digests
+
+    def _from_released_folder(self) -> Dataset:
+        classes, files, labels, digests = self._released()
+        test = self._test(classes, labels, digests)
+        sides = {"train": ~test, "test": test}
+        kept_classes = self._first_classes(labels[~test])
+        splits = []
+        for side, chosen in sides.items():
+            rows = np.flatnonzero(chosen)
+            kept = self._kept(side, labels[rows], kept_classes)
+            rows = rows if kept is None else rows[kept]
+            splits.append(image_split(labels[rows], FileImages(self._folder(), [files[row] for row in rows])))
+        return Dataset(self.name, *splits, origin="local files as released")

@@ -1,0 +1,1 @@
+"""Time: which samples form task t."""

@@ -1,0 +1,98 @@
+"""Time: a domain per task."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from fcl_bench.data.sources.base import Dataset, Split
+from fcl_bench.data.splits.stream import (
+    IDENTITY_IF_SET,
+    Stream,
+    TaskSplit,
+    check_order_seed,
+    checked_classes,
+    parts,
+    stream_of_samples,
+)
+from fcl_bench.errors import UserError, choices
+from fcl_bench.randomness import generator
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class DomainIncremental(TaskSplit):
+    """Task t holds all samples of one domain (FedProTIP 4, E.1).
+
+    Tasks share the label space as far as the domains do: all of it in DomainNet, none of it in VTAB. With fewer tasks
+    than domains the first so many domains are the stream, and the samples of the others are left out. The classes that
+    are new in a task take columns in ascending order of their labels.
+
+    Args:
+        order: the names of the tasks' domains; None: as the data set lists them.
+        shuffle: permute the data set's domains by the seed.
+        order_seed: see `TaskSplit`.
+    """
+
+    name: ClassVar[str] = "domain_incremental"
+    order: list[str] | None = None
+    shuffle: bool = False
+    order_seed: int | None = field(default=None, metadata=IDENTITY_IF_SET)
+
+    def __post_init__(self) -> None:
+        check_order_seed(self.order_seed, self.shuffle)
+        if self.order is None:
+            return
+        shown = f"split.order=[{','.join(self.order)}]"
+        if self.shuffle:
+            raise UserError(f"{shown} and split.shuffle=true exclude each other", "one of the two")
+        if not self.order or len(set(self.order)) < len(self.order):
+            raise UserError(f"{shown} is no order of domains", "each domain once, at least one")
+
+    def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
+        names = dataset.domain_names
+        if not names or dataset.train.domains is None or dataset.test.domains is None:
+            raise UserError(
+                f"split={self.name}: data={dataset.name} has no domains",
+                "a data set with domains, such as data=domainnet, or split=class_incremental",
+            )
+        order = self._order(names, seed)
+        if tasks > len(order):
+            raise UserError(
+                f"tasks={tasks} is more than the {len(order)} domains of"
+                f" {f'data={dataset.name}' if self.order is None else 'split.order'}",
+                f"1 to {len(order)}",
+            )
+        if tasks < len(order):
+            log.info(
+                "split %s: without the domains %s", self.name, ", ".join(names[domain] for domain in order[tasks:])
+            )
+        task_of_domain = np.full(len(names), -1)
+        task_of_domain[order[:tasks]] = np.arange(tasks)
+
+        def members(side: Split) -> list[np.ndarray]:
+            assert side.domains is not None
+            return parts(task_of_domain[side.domains], tasks)
+
+        train = members(dataset.train)
+        for task, indices in enumerate(train):
+            if not len(indices):
+                raise UserError(
+                    f"data={dataset.name}: the domain {names[order[task]]} has no training sample",
+                    "split.order without it, or more samples",
+                )
+        return stream_of_samples(dataset, checked_classes(dataset), train, members(dataset.test))
+
+    def _order(self, names: tuple[str, ...], seed: int) -> np.ndarray:
+        """The numbers of the tasks' domains."""
+        if self.order is None:
+            listed = np.arange(len(names))
+            return generator(self.own_seed(seed), "domain order").permutation(listed) if self.shuffle else listed
+        for name in self.order:
+            if name not in names:
+                raise UserError(f"split.order: there is no domain {name}", choices(names, name))
+        return np.array([names.index(name) for name in self.order])

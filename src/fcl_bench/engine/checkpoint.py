@@ -1,0 +1,178 @@
+"""The state of unfinished work: tensors and JSON, whole or absent, verified before it is trusted."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from fcl_bench.engine.growing import GROWING
+from fcl_bench.files import Hash, appending, content_hash, file_checksum, replacing
+
+log = logging.getLogger(__name__)
+
+
+#: Version of the files below; a checkpoint of another one is left alone, and the run starts from its first task.
+FORMAT = 2
+
+
+@dataclass(frozen=True)
+class _Grown:
+    """What a file of rows holds so far.
+
+    Attributes:
+        rows: how many.
+        size: their bytes; what a file holds beyond them is of a state that was never completed.
+        digest: the hash of these bytes, to go on with.
+    """
+
+    rows: int = 0
+    size: int = 0
+    digest: Hash = field(default_factory=content_hash)
+
+
+class Checkpoint:
+    """A folder with `state.json` and the files that it names; a new state replaces the old one at once.
+
+    A state is JSON and tensors. Those whose names start with `GROWING` only ever gain rows, so each has a file of its
+    own to which the new rows are added: what a whole run writes of them is what it has of them at its end. All others
+    are written anew, in one file.
+
+    Args:
+        folder: made when something is saved.
+        schema: version of what is saved; another one is not taken over.
+    """
+
+    def __init__(self, folder: Path, schema: int) -> None:
+        self.folder = folder
+        self._schema = schema
+        #: Per growing tensor, its file's name and what of it belongs to the last state saved or loaded.
+        self._grown: dict[str, tuple[str, _Grown]] = {}
+
+    def save(self, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        """Keep `state` (JSON) and `tensors`."""
+        before = set(self.folder.glob("tensors-*.safetensors")) | set(self.folder.glob("rows-*.bin"))
+        number = 1 + max((int(file.stem.rpartition("-")[2]) for file in before), default=0)
+        file = self.folder / f"tensors-{number}.safetensors"
+        fixed = {name: tensor for name, tensor in tensors.items() if not name.startswith(GROWING)}
+        with replacing(file) as temporary:
+            save_file(for_disk(fixed), temporary)
+        grown = {name: self._add(name, tensor, number) for name, tensor in tensors.items() if name.startswith(GROWING)}
+        header = {
+            **{"schema": self._schema, "format": FORMAT},
+            **{"tensors": file.name, "tensors_checksum": file_checksum(file)},
+            "row_files": {
+                name: {
+                    **{"file": where, "size": done.size, "checksum": done.digest.hexdigest()},
+                    **{"shape": list(tensors[name].shape), "dtype": str(tensors[name].dtype).removeprefix("torch.")},
+                }
+                for name, (where, done) in grown.items()
+            },
+        }
+        write_json(self.folder / "state.json", {**header, **state})
+        self._grown = grown
+        for old in before - {self.folder / where for where, _ in grown.values()}:
+            old.unlink()
+
+    def _add(self, name: str, tensor: torch.Tensor, number: int) -> tuple[str, _Grown]:
+        """Bring the file of a growing tensor up to it; a file that can't be gone on with is left, for a new one."""
+        where, done = self._grown.get(name, ("", _Grown()))
+        if not where or len(tensor) < done.rows:
+            where, done = f"rows-{name.removeprefix(GROWING)}-{number}.bin", _Grown()
+        new = tensor[done.rows :].cpu().contiguous().numpy().reshape(-1).view(np.uint8).data
+        digest = done.digest.copy()
+        digest.update(new)
+        # From the end of what the last state has: a process killed since may have left more.
+        with appending(self.folder / where, done.size) as file:
+            file.write(new)
+        return where, _Grown(len(tensor), done.size + len(new), digest)
+
+    def load(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
+        """What `save` kept; None where there is none, or it is damaged or of another schema."""
+        file = self.folder / "state.json"
+        self._grown = {}
+        if not file.exists():
+            return None
+        try:
+            state = read_json(file)
+            if state["schema"] == self._schema and state.get("format") != FORMAT:
+                log.warning("checkpoint %s is of another version's form; starting from the first task", self.folder)
+                return None
+            tensors = self.folder / state["tensors"]
+            if state["schema"] != self._schema or file_checksum(tensors) != state["tensors_checksum"]:
+                raise ValueError("it does not match its checksum or schema")
+            read = {name: self._read(entry) for name, entry in state["row_files"].items()}
+            whole = load_file(tensors)
+            # Only now: what is found to be damaged is not to be gone on with.
+            self._grown = {name: (state["row_files"][name]["file"], done) for name, (_, done) in read.items()}
+            return state, {**whole, **{name: rows for name, (rows, _) in read.items()}}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+            log.warning("checkpoint %s is damaged (%s); starting from the first task", self.folder, error)
+            return None
+
+    def _read(self, entry: dict[str, Any]) -> tuple[torch.Tensor, _Grown]:
+        """A growing tensor, and where to go on. Raises ValueError where the file does not match its checksum."""
+        content = np.fromfile(self.folder / entry["file"], dtype=np.uint8, count=entry["size"])
+        digest = content_hash()
+        digest.update(content.data)
+        if digest.hexdigest() != entry["checksum"]:
+            raise ValueError(f"{entry['file']} does not match its checksum")
+        rows = torch.from_numpy(content.view(entry["dtype"]).reshape(entry["shape"]))
+        return rows, _Grown(len(rows), entry["size"], digest)
+
+    def remove(self) -> None:
+        """Forget it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._grown = {}
+
+
+def for_disk(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As safetensors wants them: on the CPU, in the plain layout, none sharing memory with another.
+
+    Copies only where that takes one: a model's largest matrix is as large as all else that a run holds.
+    """
+    made: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu()
+        alone = plain.is_contiguous() and plain.untyped_storage().nbytes() == plain.nbytes
+        made[name] = plain if alone else plain.clone(memory_format=torch.contiguous_format)
+    # Of those that share, all but the first are copied.
+    seen: set[int] = set()
+    for name, tensor in made.items():
+        where = tensor.untyped_storage().data_ptr()
+        if tensor.nbytes and where in seen:
+            made[name] = tensor.clone()
+        seen.add(where)
+    return made
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    digest = content_hash()
+    digest.update(json.dumps({k: v for k, v in content.items() if k != "checksum"}, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def write_json(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Write `content` with a checksum of itself; returns what was written."""
+    # Through JSON once, so that the checksum is of what a reader will see (lists for tuples, text for keys).
+    content = json.loads(json.dumps(content, allow_nan=False))
+    content["checksum"] = _checksum(content)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
+    return content
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What `write_json` wrote. Raises ValueError where it does not match its own checksum."""
+    content = json.loads(path.read_text())
+    if content["checksum"] != _checksum(content):
+        raise ValueError("it does not match its own checksum")
+    return content

@@ -1,0 +1,281 @@
+"""Bytes and seconds: per task, round, client and stage."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from fcl_bench.engine.growing import GROWING, Rows
+from fcl_bench.protocol.message import Message
+
+
+class Stopwatch:
+    """Wall-clock seconds of a block; on CUDA the block ends with a synchronisation."""
+
+    def __init__(self, device: torch.device, seconds: float = 0.0) -> None:
+        self._device = device
+        self.seconds = seconds
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Add the block's seconds."""
+        self._synchronise()
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._synchronise()
+            self.seconds += time.perf_counter() - begin
+
+    def _synchronise(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One exchange of one client: a row of uploads.csv.
+
+    Attributes:
+        samples: the client's samples of the task.
+        labelled: how many of them have a label.
+        accepted: how many of the others the client gave one itself.
+        right: how many of those labels are true.
+    """
+
+    task: int
+    round: int
+    client: int
+    stage: str
+    samples: int
+    labelled: int
+    accepted: int
+    right: int
+    up_bytes: int
+    down_bytes: int
+    client_seconds: float
+
+
+#: A row as it is kept: 54 bytes, the stage as its number among the ledger's stages.
+_ROW = np.dtype(
+    [("task", np.int32), ("round", np.int32), ("client", np.int32), ("stage", np.int16)]
+    + [(name, np.int32) for name in ("samples", "labelled", "accepted", "right")]
+    + [("up_bytes", np.int64), ("down_bytes", np.int64), ("client_seconds", np.float64)]
+)
+#: What `add_round` is given per exchange.
+_COUNTED = ("client", "samples", "labelled", "accepted", "right", "up_bytes", "down_bytes", "client_seconds")
+#: Rows that become Python objects at a time where somebody reads them one by one.
+_BLOCK = 4096
+_ROWS, _SERVER_SECONDS = GROWING + "uploads", GROWING + "server_seconds"
+
+
+class Ledger:
+    """All exchanges so far and the server's seconds per task.
+
+    The exchanges are rows of numbers in order of their tasks, not objects: 10,000 clients and 1,000 tasks make ten
+    million of them. What is asked about one task visits that task's rows only.
+
+    Args:
+        clients: K.
+
+    Attributes:
+        server_seconds: of each complete task.
+        kept: per client, the names of the broadcast tensors that it keeps (see `Message.kept`).
+    """
+
+    def __init__(self, clients: int) -> None:
+        self.clients = clients
+        self.server_seconds: list[float] = []
+        self.kept: dict[int, frozenset[str]] = {}
+        self._rows = Rows(_ROW)
+        self._stages: list[str] = []
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Ledger):
+            return NotImplemented
+        mine, theirs = ((it.clients, it.server_seconds, it.kept, it.uploads) for it in (self, other))
+        return mine == theirs
+
+    @property
+    def uploads(self) -> tuple[Upload, ...]:
+        """The exchanges in order, as objects made anew: for looking at a few, not for a loop over tasks."""
+        return tuple(Upload(*row) for row in self.values())
+
+    def __len__(self) -> int:
+        """How many exchanges there were."""
+        return len(self._rows)
+
+    def values(self) -> Iterator[tuple[Any, ...]]:
+        """The exchanges in order as plain tuples, in the order of `Upload`'s fields."""
+        stage = [field.name for field in fields(Upload)].index("stage")
+        for begin in range(0, len(self), _BLOCK):
+            for row in self._rows.array[begin : begin + _BLOCK].tolist():
+                yield *row[:stage], self._stages[row[stage]], *row[stage + 1 :]
+
+    def add(self, uploads: Iterable[Upload]) -> None:
+        """Enter exchanges one by one."""
+        for upload in uploads:
+            columns = dict(zip(_ROW.names or (), astuple(upload), strict=True))
+            self.add_round(upload.task, upload.round, upload.stage, columns)
+
+    def add_round(self, task: int, round_: int, stage: str, columns: Mapping[str, Any]) -> None:
+        """Enter the exchanges of one round.
+
+        Args:
+            task, round_, stage: of all of them.
+            columns: `client` and the other fields of `Upload`, (m,) each, or one value for all.
+
+        Raises:
+            ValueError: `task` is before the last one entered.
+        """
+        if len(self) and task < int(self._rows.array["task"][-1]):
+            raise ValueError(f"task {task} after task {self._rows.array['task'][-1]}: the ledger is kept in order")
+        if stage not in self._stages:
+            self._stages.append(stage)
+        rows = np.empty(np.size(columns["client"]), dtype=_ROW)
+        rows["task"], rows["round"], rows["stage"] = task, round_, self._stages.index(stage)
+        for name in _COUNTED:
+            rows[name] = columns[name]
+        self._rows.extend(rows)
+
+    def rename_stages(self, stage: str) -> None:
+        """Enter all exchanges so far under `stage`."""
+        self._rows.array["stage"] = 0
+        self._stages = [stage]
+
+    def send(self, client: int, broadcast: Message) -> int:
+        """Bytes that `broadcast` costs this client, who has them from now on."""
+        if not broadcast.kept:
+            return broadcast.nbytes
+        there = self.kept.get(client, frozenset())
+        size, self.kept[client] = broadcast.sent_to(there)
+        return size
+
+    def state(self) -> dict[str, Any]:
+        """What is in no row, as JSON; clients that keep the same share one list of names."""
+        sets = list(dict.fromkeys(self.kept.values()))
+        number = {names: i for i, names in enumerate(sets)}
+        return {
+            "stages": self._stages,
+            "kept": [sorted(names) for names in sets],
+            "kept_by": {str(client): number[names] for client, names in self.kept.items()},
+        }
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The rows, and the seconds, as tensors that only grow."""
+        return {_ROWS: self._rows.tensor(), _SERVER_SECONDS: torch.tensor(self.server_seconds, dtype=torch.float64)}
+
+    def restore(self, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        """Take over what `state` and `tensors` returned."""
+        self._stages = list(state["stages"])
+        sets = [frozenset(names) for names in state["kept"]]
+        self.kept = {int(client): sets[number] for client, number in state["kept_by"].items()}
+        self._rows.restore(tensors[_ROWS])
+        self.server_seconds = tensors[_SERVER_SECONDS].tolist()
+
+    def _of_task(self, task: int) -> np.ndarray:
+        """The rows of one task."""
+        # Not `.searchsorted` on the field of all rows, which would copy the column each time.
+        rows = self._rows.array
+        return rows[_first(rows, task) : _first(rows, task + 1)]
+
+    def _tasks(self) -> Iterator[np.ndarray]:
+        """The rows of each task that has any, in order."""
+        rows = self._rows.array
+        begin = 0
+        while begin < len(rows):
+            end = _first(rows, int(rows["task"][begin]) + 1)
+            yield rows[begin:end]
+            begin = end
+
+    def task_totals(self, task: int) -> dict[str, float]:
+        """Bytes up and down, client and server seconds of one task, summed over clients and rounds."""
+        rows = self._of_task(task)
+        return {
+            "up_bytes": int(rows["up_bytes"].sum()),
+            "down_bytes": int(rows["down_bytes"].sum()),
+            "client_seconds": float(rows["client_seconds"].sum()),
+            "server_seconds": self.server_seconds[task],
+        }
+
+    def labels(self, task: int | None = None) -> dict[str, int]:
+        """Samples, labels, accepted pseudo-labels and right ones, of one task or of all; each client counts once."""
+        totals = dict.fromkeys(("samples", "labelled", "accepted", "right"), 0)
+        for rows in self._tasks() if task is None else (self._of_task(task),):
+            first = rows[rows["round"] == 0]
+            for name in totals:
+                totals[name] += int(first[name].sum(dtype=np.int64))
+        return totals
+
+    def communication(self) -> dict[str, Any]:
+        """FedRAN 2.3: bytes per client and task, summed over rounds, then the maximum; and totals.
+
+        `up_max_bytes`: most that one client uploads for one task; `up_total_max_bytes`: the busiest client over the
+        stream; `down_max_bytes`: most that one client receives for one task; `by_stage`: totals over everyone, and per
+        task the most that one client uploads in that stage (as FedProTIP's Table 9 splits it).
+        """
+        up_total = np.zeros(self._width(), dtype=np.int64)
+        up_max = down_max = down_total = 0
+        stages: dict[str, dict[str, Any]] = {}
+        for rows in self._tasks():
+            up, down = _per_client(rows, "up_bytes"), _per_client(rows, "down_bytes")
+            up_total[: len(up)] += up
+            up_max, down_max = max(up_max, int(up.max())), max(down_max, int(down.max()))
+            down_total += int(down.sum())
+            for number in np.unique(rows["stage"]).tolist():
+                own = stages.setdefault(self._stages[number], {"most": [], "up": 0, "down": 0})
+                of_stage = rows[rows["stage"] == number]
+                sent = _per_client(of_stage, "up_bytes")
+                own["most"] += [0] * (int(rows["task"][0]) - len(own["most"])) + [int(sent.max())]
+                own["up"] += int(sent.sum())
+                own["down"] += int(of_stage["down_bytes"].sum())
+        return {
+            "up_max_bytes": up_max,
+            "up_total_max_bytes": int(up_total.max(initial=0)),
+            "down_max_bytes": down_max,
+            "up_total_bytes": int(up_total.sum()),
+            "down_total_bytes": down_total,
+            "by_stage": {
+                stage: {
+                    "up_max_bytes": max(own["most"]),
+                    "up_max_bytes_by_task": own["most"],
+                    "up_total_bytes": own["up"],
+                    "down_total_bytes": own["down"],
+                }
+                for stage, own in sorted(stages.items())
+            },
+        }
+
+    def _width(self) -> int:
+        """One more than the largest client's number."""
+        return max((int(rows["client"].max()) + 1 for rows in self._tasks()), default=0)
+
+    def runtime(self) -> dict[str, float]:
+        """`seconds_per_task` (FedRAN Eq. 1): mean over tasks of (mean over the K clients of client time + server's)."""
+        client = sum(float(rows["client_seconds"].sum()) for rows in self._tasks())
+        server = sum(self.server_seconds)
+        tasks = max(len(self.server_seconds), 1)
+        return {
+            "seconds_per_task": (client / self.clients + server) / tasks,
+            "client_seconds": client,
+            "server_seconds": server,
+        }
+
+
+def _first(rows: np.ndarray, task: int) -> int:
+    """The first of `rows`, which are in order of tasks, whose task is not before `task`."""
+    return bisect_left(rows, task, key=lambda row: row["task"])
+
+
+def _per_client(rows: np.ndarray, column: str) -> np.ndarray:
+    """Sums of a column over each client's rows, by the client's number."""
+    sums = np.zeros(int(rows["client"].max(initial=-1)) + 1, dtype=np.int64)
+    np.add.at(sums, rows["client"], rows[column])
+    return sums

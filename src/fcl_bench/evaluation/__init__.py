@@ -1,1 +1,0 @@
-"""From counts of right answers to the metrics of the papers."""

@@ -1,1 +1,0 @@
-"""Frozen backbones, the forward pass over a data set, and its cache on disk."""

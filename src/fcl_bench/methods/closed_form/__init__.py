@@ -1,0 +1,1 @@
+"""Methods that solve for a linear classifier on frozen features."""

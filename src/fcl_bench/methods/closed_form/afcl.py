@@ -1,0 +1,156 @@
+"""AFCL: analytic federated continual learning ("AFCL: ... for Spatio-Temporal Invariance of Non-IID Data").
+
+Clients register with the server, one after the other, and name their classes; the server tells them which are known
+(introduced by an earlier client) and which are not. Each client then solves its own ridge regression for both and sends
+it with its regularised Gram matrix. New data at an old client are a new, virtual client, so a task of K clients is K
+registrations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.data.splits.stream import Task
+from fcl_bench.errors import require_positive
+from fcl_bench.linalg.solve import solve_symmetric
+from fcl_bench.methods.closed_form.afl import LocalRidge
+from fcl_bench.methods.closed_form.base import GramMethod, GramServer, one_hot
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Client, Problem, Server, Shard
+
+
+@dataclass
+class AFCL(GramMethod):
+    """Knobs of AFCL.
+
+    Args:
+        M: number of random features; None (the paper): the backbone's features themselves.
+        gamma: each client's regulariser, removed at the end.
+        ridge: lambda, the objective's own regulariser (Eq. 1); None: gamma.
+    """
+
+    name: ClassVar[str] = "afcl"
+    light: ClassVar[bool] = True
+
+    M: int | None = None
+    gamma: float = 1.0
+    ridge: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("method.gamma", self.gamma, zero=True)
+        require_positive("method.ridge", self.ridge, zero=True)
+
+    def client(self, problem: Problem) -> Client:
+        return AFCLClient(self, problem)
+
+    def server(self, problem: Problem) -> Server:
+        return AFCLServer(self, problem)
+
+
+class AFCLClient(LocalRidge):
+    """Round 0: registers. Round 1: analytic local training (Sec. 3.3)."""
+
+    def __init__(self, method: AFCL, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._gamma = method.gamma
+
+    def update(self, shard: Shard, broadcast: Message) -> Message:
+        """`classes`, those the client holds; then G_k = X'X + gamma I (d, d), W_known and W_unknown, and their columns.
+
+        W_known has the task's classes introduced before the client's own or, if it introduced none, up to the last it
+        holds: all others would be columns of zeros. The column numbers travel along, 4 bytes each, so that an upload
+        may come as late as it likes, after its task even.
+        """
+        held = shard.labels.unique()
+        if "owners" not in broadcast:
+            return Message({"classes": held.to(torch.int32)})
+        columns, owners = (broadcast[name].to(held.device) for name in ("columns", "owners"))
+        mine = torch.nonzero(owners == shard.client).squeeze(1)
+        known = int(mine[0]) if len(mine) else 1 + int(torch.nonzero(torch.isin(columns, held)).max())
+        learnt = torch.cat([columns[:known], columns[mine]])
+        G, W = self.solve(self.features(shard, broadcast), one_hot(shard, learnt), self._gamma)
+        return Message(
+            {"G": G, "W_known": W[:, :known], "W_unknown": W[:, known:], "columns": learnt},
+            symmetric=["G"],
+            per_class=["W_known", "W_unknown"],
+        )
+
+
+class AFCLServer(GramServer):
+    """Registers clients, then aggregates recursively (Sec. 3.4).
+
+    The recursion for the Global Knowledge Matrix multiplies each state by G_agg before it adds to it, so the server
+    keeps the product B = G_agg GKM, a running sum, and solves when the GKM is asked for. Uploads may arrive in any
+    order: registration has settled the columns.
+    """
+
+    def __init__(self, method: AFCL, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._gamma = method.gamma
+        self._ridge = method.gamma if method.ridge is None else method.ridge
+        self._order = torch.zeros(0, dtype=torch.int64)
+        #: Of each class in `_order`, the client that introduced it in this task; -1: known before.
+        self._owners = self._order
+        #: Whether some client of this task has named it.
+        self._named = self._order.bool()
+
+    @property
+    def order(self) -> torch.Tensor:
+        """(C,) the stream's column of each column of the GKM: classes in order of registration."""
+        return self._order
+
+    @property
+    def gkm(self) -> torch.Tensor:
+        """The Global Knowledge Matrix (d, C) = G_agg^-1 X'Y, columns in order of registration."""
+        return solve_symmetric(self.G, self.B[:, self._order.to(self.B.device)], self.rounding()).W
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        self._owners = torch.full_like(self._order, -1)
+        self._named = torch.zeros_like(self._order, dtype=torch.bool)
+
+    def rounds(self, task: Task) -> int:
+        """Registration, then statistics."""
+        return 2
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        """Nothing; then the projection (if there is one), and the task's classes in order of registration with the
+        client that introduced each (-1: an earlier task)."""
+        if round_ == 0:
+            self.stage = "registration"
+            return Message({})
+        self.stage = "statistics"
+        message = dict(super().broadcast(task, round_))
+        message["columns"] = self._order[self._named].to(torch.int32)
+        message["owners"] = self._owners[self._named].to(torch.int32)
+        return Message(message)
+
+    def absorb(self, client_id: int, message: Message) -> None:
+        if "classes" in message:
+            self._register(client_id, message["classes"].cpu().long())
+            return
+        knowledge = message["G"] @ torch.cat([message["W_known"], message["W_unknown"]], dim=1)
+        self.B[:, message["columns"].long()] += knowledge
+        self.G += message["G"]
+        self.uploads += 1
+
+    def _register(self, client_id: int, classes: torch.Tensor) -> None:
+        unknown = classes[~torch.isin(classes, self._order)]
+        self._order = torch.cat([self._order, unknown])
+        self._owners = torch.cat([self._owners, torch.full_like(unknown, client_id)])
+        self._named = torch.isin(self._order, classes) | torch.nn.functional.pad(self._named, (0, len(unknown)))
+
+    def shift(self) -> float:
+        """W = (G_agg - k gamma I + lambda I)^-1 G_agg GKM (Eq. 10)."""
+        return self._ridge - self.uploads * self._gamma
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        return {**super().statistics(), "order": self._order}
+
+    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_statistics(state)
+        self._order = state["order"].cpu()

@@ -1,0 +1,102 @@
+"""AFL: analytic federated learning (He et al., "AFL: A Single-Round Analytic Approach for Federated Learning ...").
+
+Each client solves its own regularised least squares and sends the solution with its regularised Gram matrix. The
+absolute aggregation (AA) law turns them into the solution on all data, and the regularisation intermediary (RI) process
+takes the regularisers out again. In a task stream the clients of later tasks are further clients of the same round.
+
+The paper aggregates pairwise, with one inverse per client. With its weights of Eq. 8 in the right signs,
+(C_u + C_v)^-1 C_u and (C_u + C_v)^-1 C_v, the law says C_agg W_agg = sum_k C_k W_k, so the server here keeps two sums
+and solves once (see docs/errata.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.errors import require_positive
+from fcl_bench.linalg.gram import gram
+from fcl_bench.linalg.solve import relative_rounding, solve_symmetric
+from fcl_bench.methods.closed_form.base import AnalyticClient, GramMethod, GramServer, one_hot
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Client, Problem, Server, Shard
+
+
+@dataclass
+class AFL(GramMethod):
+    """Knobs of AFL.
+
+    Args:
+        M: number of random features; None (the paper): the backbone's features themselves.
+        gamma: each client's regulariser (Eq. 12); 0: the client's Moore-Penrose solution.
+        ri: remove the regularisers at the end (Eq. 16); false keeps all K gamma of them.
+    """
+
+    name: ClassVar[str] = "afl"
+    light: ClassVar[bool] = True
+
+    M: int | None = None
+    gamma: float = 1.0
+    ri: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("method.gamma", self.gamma, zero=True)
+
+    def client(self, problem: Problem) -> Client:
+        return AFLClient(self, problem)
+
+    def server(self, problem: Problem) -> Server:
+        return AFLServer(self, problem)
+
+
+class LocalRidge(AnalyticClient):
+    """Solves a client's own ridge regression, as AFL and AFCL do."""
+
+    def solve(self, X: torch.Tensor, Y: torch.Tensor, gamma: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """G = X'X + gamma I (d, d) and W = G^-1 X'Y = X' (XX' + gamma I)^-1 Y, through the smaller side (Eq. 13)."""
+        n, d = X.shape
+        G = gram(X)
+        rounding = relative_rounding(X.dtype)
+        if n < d:
+            W, _, trouble = solve_symmetric(gram(X.T), Y, rounding, gamma)
+            W = (W.T @ X).T
+        else:
+            # In this order the few columns of Y cost a third of what X'Y takes.
+            W, _, trouble = solve_symmetric(G, (Y.T @ X).T, rounding, gamma)
+        G.diagonal().add_(gamma)
+        if trouble:
+            self.notices.tell("client", f"a client's own solution with method.gamma={gamma:g}: {trouble}")
+        return G, W
+
+
+class AFLClient(LocalRidge):
+    """The local stage (Alg. 1)."""
+
+    def __init__(self, method: AFL, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._gamma = method.gamma
+
+    def update(self, shard: Shard, broadcast: Message) -> Message:
+        """C_k = X'X + gamma I (d, d) and W_k (d, c_t), this task's columns of the client's solution."""
+        X = self.features(shard, broadcast)
+        C, W = self.solve(X, one_hot(shard, broadcast["columns"]), self._gamma)
+        return Message({"C": C, "W": W}, symmetric=["C"], per_class=["W"])
+
+
+class AFLServer(GramServer):
+    """The aggregation stage: G = C_agg = sum C_k, B = sum C_k W_k, W = (C_agg - K gamma I)^-1 B (Eq. 9-11, 16)."""
+
+    def __init__(self, method: AFL, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._gamma, self._ri = method.gamma, method.ri
+
+    def absorb(self, client_id: int, message: Message) -> None:
+        self.G += message["C"]
+        self.uploads += 1
+        self.add_class_sums(message["C"] @ message["W"])
+
+    def shift(self) -> float:
+        return -self.uploads * self._gamma if self._ri else 0.0

@@ -1,0 +1,255 @@
+"""What the closed-form methods share: random features, class sums over the stream's columns, a linear classifier."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from fcl_bench.data.splits.stream import Task
+from fcl_bench.errors import require_count, require_memory
+from fcl_bench.linalg.product import expect_products, product
+from fcl_bench.linalg.random_features import RandomFeatures
+from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
+from fcl_bench.papers.byte_conventions import accountings, stsa_values
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Client, Method, Prediction, Problem, Server, Shard
+from fcl_bench.randomness import derived_seed
+from fcl_bench.tracking.notices import Notices
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class AnalyticMethod(Method):
+    """A method that solves for a linear classifier on H = ReLU(Z P).
+
+    Args:
+        M: number of random features; None: the backbone's features themselves, H = Z.
+    """
+
+    #: Whether without random features nothing needs `linalg.product`.
+    light: ClassVar[bool] = False
+
+    M: int | None = 2048
+
+    def __post_init__(self) -> None:
+        require_count("method.M", self.M)
+
+    def dimension(self, problem: Problem) -> int:
+        """M, the width of H."""
+        return problem.inputs if self.M is None else self.M
+
+    def matrices(self) -> int:
+        """How many M x M matrices a run holds at once."""
+        return 4
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        M = self.dimension(problem)
+        if self.M is not None:
+            require_memory(f"method.M={M}", 8 * problem.inputs * M, "the projection")
+        matrices = self.matrices()
+        require_memory(f"method.M={M}", 8 * matrices * M * M, f"{matrices} matrices of {M} x {M}")
+
+
+@dataclass
+class GramMethod(AnalyticMethod):
+    """A method whose clients send a Gram matrix (M, M) and a matrix with a column per class (M, c)."""
+
+    def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
+        return accountings(lambda classes: stsa_values(self.dimension(problem), classes), classes_per_task)
+
+
+class AnalyticClient(Client):
+    """Maps a shard to random features. Keeps nothing but the projection."""
+
+    def __init__(self, method: AnalyticMethod, problem: Problem) -> None:
+        self.problem = problem
+        self.notices = Notices(log)
+        self.dimension = method.dimension(problem)
+        self._outputs = method.M
+        self._features: tuple[int, RandomFeatures] | None = None
+
+    def features(self, shard: Shard, broadcast: Message) -> torch.Tensor:
+        """H (n, M) of the shard's labelled samples."""
+        return self.random_features(broadcast).map(shard.inputs)
+
+    def blocks(self, shard: Shard, broadcast: Message) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """H (b, M) and which of the task's classes each row is (b,), of some samples after the other.
+
+        H is the largest thing that a client with many samples would hold.
+        """
+        features, which = self.random_features(broadcast), positions(shard, broadcast["columns"])
+        return zip(features.blocks(shard.inputs), which.split(features.rows), strict=True)
+
+    def random_features(self, broadcast: Message) -> RandomFeatures:
+        """The map that the server asks for."""
+        if "projection" in broadcast:
+            return RandomFeatures.given(broadcast["projection"].to(self.problem.device, self.problem.dtype))
+        seed = int(broadcast["seed"])
+        if self._features is None or self._features[0] != seed:
+            problem = self.problem
+            self._features = (seed, RandomFeatures(seed, problem.inputs, self._outputs, problem.dtype, problem.device))
+        return self._features[1]
+
+
+def projection_seed(problem: Problem) -> int:
+    """What the server broadcasts in place of the projection."""
+    return derived_seed(problem.seed, "projection")
+
+
+def shared_features(method: AnalyticMethod, problem: Problem) -> RandomFeatures:
+    """The random features of this run, as the server has them."""
+    return RandomFeatures(projection_seed(problem), problem.inputs, method.M, problem.dtype, problem.device)
+
+
+def positions(shard: Shard, columns: torch.Tensor) -> torch.Tensor:
+    """(n,) which of `columns`, ascending, each of the shard's labels is; they are all among them."""
+    return torch.searchsorted(columns.to(shard.labels.device, torch.int64), shard.labels)
+
+
+def one_hot(shard: Shard, columns: torch.Tensor) -> torch.Tensor:
+    """Y (n, c): which of `columns` each of the shard's labels is."""
+    return (shard.labels.unsqueeze(1) == columns.to(shard.labels.device)).to(shard.inputs.dtype)
+
+
+class AnalyticServer(Server):
+    """Keeps B (M, C), one column per class seen, and the classifier W; a subclass keeps the second-order part.
+
+    Attributes:
+        B: (M, C) label-feature statistic, exact sums over clients and tasks.
+        W: (M, C) classifier after the last `finish_task`.
+    """
+
+    def __init__(self, method: AnalyticMethod, problem: Problem) -> None:
+        self.problem = problem
+        self.notices = Notices(log)
+        self.dimension = method.dimension(problem)
+        self.B = self.zeros(self.dimension, 0)
+        self.W = self.B
+        self.columns = torch.zeros(0, dtype=torch.int64)
+        #: The task's columns of B, as a view of it.
+        self._own: torch.Tensor | None = None
+        self._label = method.name
+        self.random_features = shared_features(method, problem)
+        if method.M is not None or not method.light:
+            expect_products(self.dimension)
+        self._condition: float | None = None
+        self._trouble = ""
+
+    def zeros(self, *shape: int) -> torch.Tensor:
+        """Zeros in the statistics' dtype on the device."""
+        return torch.zeros(*shape, dtype=self.problem.dtype, device=self.problem.device)
+
+    def start_task(self, task: Task) -> None:
+        self.columns = torch.tensor(task.columns, device=self.problem.device)
+        self.B = torch.nn.functional.pad(self.B, (0, task.columns_seen - self.B.shape[1]))
+        first, count = task.columns[0], len(task.columns)
+        # A view where they lie together: thousands of clients add to it.
+        together = tuple(task.columns) == tuple(range(first, first + count))
+        self._own = self.B[:, first : first + count] if together else None
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        """The projection, as its seed (8 bytes) or itself, and the columns of the task's classes."""
+        columns = torch.tensor(task.columns, dtype=torch.int32)
+        projection = self.random_features.projection
+        if self.problem.wire.projection == "matrix" and projection is not None:
+            return Message({"projection": projection.to(torch.float64), "columns": columns})
+        return Message({"seed": torch.tensor(projection_seed(self.problem)), "columns": columns})
+
+    def add_class_sums(self, sums: torch.Tensor) -> None:
+        """B += sums (M, c) in the columns of the task's classes."""
+        if self._own is None:
+            self.B[:, self.columns] += sums
+        else:
+            self._own += sums
+
+    def finish_task(self) -> None:
+        self._solve()
+
+    def _solve(self) -> None:
+        solution = self.solution()
+        self.W, self._condition, self._trouble = solution
+        if solution.trouble:
+            # Of each kind ("the system is singular to rounding: ...") the first; the run record has the last.
+            kind, _, _ = solution.trouble.partition(":")
+            self.notices.tell(kind, f"{self._label}, {self.B.shape[1]} classes seen: {solution.trouble}")
+
+    @abstractmethod
+    def solution(self) -> Solution:
+        """The classifier from the statistics so far."""
+
+    def predict(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self._scores(H) for H in self.random_features.blocks(inputs)])
+
+    def prepare(self, inputs: torch.Tensor) -> torch.Tensor | None:
+        """H (n, M), unless it is so wide that `predict` had better make it by blocks."""
+        features = self.random_features
+        return features.map(inputs) if len(inputs) <= features.rows else None
+
+    def classify_prepared(self, prepared: torch.Tensor) -> Prediction:
+        return Prediction(self._scores(prepared))
+
+    def _scores(self, H: torch.Tensor) -> torch.Tensor:
+        """H W (n, C), the classes of a sample together in memory."""
+        return product(self.W.T, H.T).T
+
+    def model(self) -> dict[str, torch.Tensor]:
+        projection = self.random_features.projection
+        return {"W": self.W} if projection is None else {"W": self.W, "projection": projection}
+
+    def report(self) -> dict[str, Any]:
+        """Of the last system solved: `condition`, largest over smallest eigenvalue, and `trouble`, null for none."""
+        return {"condition": self._condition, "trouble": self._trouble or None}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"B": self.B, **self.statistics()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.B, self._own = state["B"].to(self.problem.device, self.problem.dtype), None
+        self.load_statistics({name: tensor.to(self.problem.device) for name, tensor in state.items() if name != "B"})
+        self._solve()
+
+    @abstractmethod
+    def statistics(self) -> dict[str, torch.Tensor]:
+        """The second-order part of the state, as tensors."""
+
+    @abstractmethod
+    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
+        """Take over what `statistics` returned, already on the device."""
+
+
+class GramServer(AnalyticServer):
+    """An `AnalyticServer` that keeps a whole Gram matrix and solves (G + shift I) W = B.
+
+    Attributes:
+        G: (M, M), a sum over all uploads so far.
+        uploads: how many there were.
+    """
+
+    def __init__(self, method: AnalyticMethod, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self.G = self.zeros(self.dimension, self.dimension)
+        self.uploads = 0
+
+    @abstractmethod
+    def shift(self) -> float:
+        """What is added to the eigenvalues of G: a ridge, less the regularisers that clients put in."""
+
+    def rounding(self) -> float:
+        """Relative error of G's entries: of a matrix that clients summed and sent."""
+        return relative_rounding(self.problem.dtype, self.problem.wire.dtype)
+
+    def solution(self) -> Solution:
+        return solve_symmetric(self.G, self.B, self.rounding(), self.shift())
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        return {"G": self.G, "uploads": torch.tensor(self.uploads)}
+
+    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
+        self.G = state["G"].to(self.problem.dtype)
+        self.uploads = int(state["uploads"])

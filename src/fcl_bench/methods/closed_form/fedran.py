@@ -1,0 +1,242 @@
+"""FedRAN: federated random-feature analytic continual learning (papers: "Accurate and Resource-Efficient FCL").
+
+One round per task. Each client sends a truncated SVD of its random features and its exact class sums; the server merges
+the summaries over clients and then over tasks, and solves ridge regression in the subspace it kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.data.splits.stream import Task
+from fcl_bench.errors import UserError, require_choice, require_count, require_positive
+from fcl_bench.linalg.class_sums import class_sums
+from fcl_bench.linalg.merging import MERGERS, Merger
+from fcl_bench.linalg.prototypes import pseudo_labels
+from fcl_bench.linalg.ridge import subspace_ridge
+from fcl_bench.linalg.solve import Solution, ill_conditioned, relative_rounding
+from fcl_bench.linalg.spectral import Spectrum, merge, summarise
+from fcl_bench.methods.closed_form.base import AnalyticClient, AnalyticMethod, AnalyticServer, positions
+from fcl_bench.papers.byte_conventions import accountings, fedran_values
+from fcl_bench.protocol.message import Message, column_bytes
+from fcl_bench.protocol.method import Audit, Client, Problem, Server, Shard
+
+COMPLEMENTS = ("drop", "floor")
+
+
+@dataclass
+class FedRAN(AnalyticMethod):
+    """Knobs of FedRAN.
+
+    Args:
+        M: number of random features; None: the backbone's features themselves, H = Z.
+        rank: r, directions kept by clients and server; None: as many as `budget_bytes` allows, else M.
+        ridge: lambda of Eq. 29.
+        merge: how the server merges the clients of a task: "sequential" (the paper: pairwise in turn, truncating each
+            time), "joint" (all in one SVD, which holds the task's summaries together) or "tree" (pairwise, balanced).
+        budget_bytes: most that a client may upload for a task; the rank of its summary is then at most what Eq. 12
+            allows. The server keeps `rank` directions all the same, or the most that any task allowed.
+        complement: the classifier outside the kept subspace: "drop" (the paper) sets it to zero, "floor" takes the
+            smallest eigenvalue that every truncation kept, which no dropped one exceeds, for the curvature there.
+        ssl: FedRAN-SSL: give unlabelled samples (label_rate below 1) the label of the nearest prototype.
+        tau: least cosine similarity at which such a label is accepted (Eq. 15).
+        bounds: compare with the exact solution after each task (Theorems 1 and 2, bounds.csv); for small M.
+    """
+
+    name: ClassVar[str] = "fedran"
+    revision: ClassVar[int] = 2
+
+    rank: int | None = 512
+    ridge: float = 1e-3
+    merge: str = "sequential"
+    budget_bytes: int | None = None
+    complement: str = "drop"
+    ssl: bool = False
+    tau: float = 0.5
+    bounds: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_count("method.rank", self.rank)
+        require_positive("method.ridge", self.ridge)
+        require_choice("method.merge", self.merge, MERGERS)
+        require_choice("method.complement", self.complement, COMPLEMENTS)
+        if not -1 <= self.tau <= 1:
+            raise UserError(f"method.tau={self.tau} is out of range", "a cosine, -1 to 1")
+        self._require_rank_within(self.M)
+
+    def _require_rank_within(self, M: int | None) -> None:
+        if M is not None and self.rank is not None and self.rank > M:
+            raise UserError(
+                f"method.rank={self.rank} is more than the {M} random features",
+                f"1 to {M}, or a larger method.M",
+            )
+
+    def matrices(self) -> int:
+        """No M x M matrix, unless the exact solution is asked for."""
+        return 3 if self.bounds else 0
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
+        M = self.dimension(problem)
+        if self.M is None and self.rank is not None and self.rank > M:
+            raise UserError(f"method.rank={self.rank} is more than the {M} features (method.M=null)", f"1 to {M}")
+        if self.budget_bytes is not None:
+            most = max(classes_per_task)
+            if self.feasible_rank(problem, most) < 1:
+                least = upload_bytes(M, 1, most, problem.wire.dtype)
+                raise UserError(
+                    f"method.budget_bytes={self.budget_bytes} does not hold one direction and {most} class sums",
+                    f"at least {least} with M={M} and wire.dtype={problem.wire}",
+                )
+
+    def feasible_rank(self, problem: Problem, classes: int) -> int:
+        """r for an upload with `classes` class sums: `rank`, M, and what the byte budget allows (Eq. 12)."""
+        M = self.dimension(problem)
+        rank = M if self.rank is None else self.rank
+        if self.budget_bytes is not None:
+            fixed = upload_bytes(M, 0, classes, problem.wire.dtype)
+            per_direction = upload_bytes(M, 1, classes, problem.wire.dtype) - fixed
+            rank = min(rank, (self.budget_bytes - fixed) // per_direction)
+        return min(rank, M)
+
+    def client(self, problem: Problem) -> Client:
+        return FedRANClient(self, problem)
+
+    def server(self, problem: Problem) -> Server:
+        return FedRANServer(self, problem)
+
+    def audit(self, problem: Problem) -> Audit | None:
+        from fcl_bench.audits.bounds import FedRANAudit
+
+        return FedRANAudit(self, problem) if self.bounds else None
+
+    def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
+        M = self.dimension(problem)
+        largest = max(self.feasible_rank(problem, classes) for classes in classes_per_task)
+        return accountings(
+            lambda classes: fedran_values(M, self.feasible_rank(problem, classes), classes),
+            classes_per_task,
+            fedran=lambda classes: fedran_values(M, largest, classes),
+        )
+
+
+def upload_bytes(M: int, rank: int, classes: int, wire_dtype: torch.dtype) -> int:
+    """Size of a full upload: V (M, r), sigma (r,), B (M, c) (Eq. 11)."""
+    return (rank + classes) * column_bytes(M, wire_dtype) + rank * column_bytes(None, wire_dtype)
+
+
+def outside(V: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+    """(I - V V')B (M, C), projected twice in float64: once would leave what V lacks in orthonormality."""
+    V, rest = V.to(torch.float64), B.to(torch.float64)
+    for _ in range(2):
+        rest = rest - V @ (V.T @ rest)
+    return rest.to(B.dtype)
+
+
+class FedRANClient(AnalyticClient):
+    """Random features, thin SVD, class sums (Alg. 1, lines 7-13). Keeps nothing but the projection."""
+
+    def __init__(self, method: FedRAN, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._method = method
+
+    def pseudo_labels(self, shard: Shard) -> torch.Tensor | None:
+        """Labels from the prototypes of the labelled backbone features (Alg. 4)."""
+        if not self._method.ssl:
+            return None
+        return pseudo_labels(shard.inputs, shard.labels, shard.unlabelled, self._method.tau)
+
+    def update(self, shard: Shard, broadcast: Message) -> Message:
+        """V (M, r_kt), sigma (r_kt,) and B (M, c_t), the exact class sums over the task's classes."""
+        H = self.features(shard, broadcast)
+        columns = broadcast["columns"]
+        (V, sigma), _ = summarise(H, self._method.feasible_rank(self.problem, len(columns)))
+        B = class_sums(H, positions(shard, columns), len(columns))
+        return Message({"V": V, "sigma": sigma, "B": B}, per_class=["B"])
+
+
+class FedRANServer(AnalyticServer):
+    """Spatial merge over clients, temporal merge over tasks, exact B, ridge in the subspace (Alg. 1, lines 15-23).
+
+    Attributes:
+        sketch: V (M, r) and sigma (r,) of everything so far.
+        merge_error: sum over all merges so far of the first eigenvalue that each dropped (Eq. 24's second sum).
+        floor: the smallest kept eigenvalue, or the largest of those at which a client cut off, where that is larger: so
+            it is where a byte budget makes clients cut off long before the server.
+    """
+
+    def __init__(self, method: FedRAN, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._method = method
+        empty = self.zeros(self.dimension, 0)
+        self.sketch = Spectrum(empty, empty[0])
+        self.merge_error = 0.0
+        self._rank = 0 if method.rank is None else min(method.rank, self.dimension)
+        self._limit = 0
+        self._cut = 0.0
+        self._spatial = self._merger()
+
+    @property
+    def floor(self) -> float:
+        smallest = float(self.sketch.sigma[-1]) ** 2 if len(self.sketch.sigma) else 0.0
+        return max(smallest, self._cut)
+
+    def _merger(self) -> Merger:
+        return MERGERS[self._method.merge](self._rank)
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        # A byte budget binds uploads, not what the server keeps, so a task with many classes never shrinks the state.
+        self._limit = self._method.feasible_rank(self.problem, len(task.columns))
+        self._rank = max(self._rank, self._limit)
+        self._spatial = self._merger()
+
+    def absorb(self, client_id: int, message: Message) -> None:
+        self.add_class_sums(message["B"])
+        self._spatial.add(Spectrum(message["V"], message["sigma"]))
+        if len(message["sigma"]) == self._limit:
+            self._cut = max(self._cut, float(message["sigma"][-1]) ** 2)
+
+    def finish_task(self) -> None:
+        spatial = self._spatial.result()
+        if spatial is not None:
+            self.sketch, dropped = merge([self.sketch, spatial], self._rank)
+            self.merge_error += self._spatial.dropped + dropped
+        super().finish_task()
+
+    def solution(self) -> Solution:
+        """Eq. 29; with the floor f, W = V (max(s^2, f) + lambda)^-1 V'B + (I - V V')B / (f + lambda)."""
+        ridge, (V, sigma) = self._method.ridge, self.sketch
+        if len(sigma) == 0:
+            return Solution(torch.zeros_like(self.B), 1.0)
+        # Of V'B in a direction of small sigma, when V is orthonormal to rounding and B large in others.
+        noise = (self.dimension * 2**-52 + relative_rounding(self.problem.dtype)) * float(sigma[0]) ** 2
+        if self._method.complement == "floor":
+            # Outside the subspace B may be nothing but rounding, which must not be divided by next to nothing.
+            floor = max(self.floor, noise)
+            sigma = sigma.clamp_min(floor**0.5)
+            W = subspace_ridge(Spectrum(V, sigma), self.B, ridge) + outside(V, self.B) / (floor + ridge)
+        else:
+            W = subspace_ridge(self.sketch, self.B, ridge)
+        largest, smallest = float(sigma[0]) ** 2 + ridge, float(sigma[-1]) ** 2 + ridge
+        condition = largest / smallest
+        return Solution(W, condition, ill_conditioned(condition, largest / noise) if noise > smallest else "")
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        return {
+            "V": self.sketch.V,
+            "sigma": self.sketch.sigma,
+            "rank": torch.tensor(self._rank),
+            "merge_error": torch.tensor(self.merge_error, dtype=torch.float64),
+            "cut": torch.tensor(self._cut, dtype=torch.float64),
+        }
+
+    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
+        # In columns as `merge` leaves it, since a product may round by layout and a resumed run is to be the same.
+        self.sketch = Spectrum(state["V"].to(self.B).T.contiguous().T, state["sigma"].to(self.B))
+        self._rank = int(state["rank"])
+        self.merge_error, self._cut = float(state["merge_error"]), float(state["cut"])

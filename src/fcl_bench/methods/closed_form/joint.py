@@ -1,0 +1,80 @@
+"""Joint: ridge regression on everyone's features in one place, the ceiling of the closed-form methods.
+
+No federated method: clients send their samples' features and labels, which is what the others avoid. It is here to be
+compared with, under the same random features, split and accounting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.errors import require_positive
+from fcl_bench.linalg.class_sums import class_sums
+from fcl_bench.linalg.gram import add_grams
+from fcl_bench.linalg.solve import relative_rounding
+from fcl_bench.methods.closed_form.base import AnalyticMethod, GramServer
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Client, Problem, Server, Shard
+
+
+@dataclass
+class Joint(AnalyticMethod):
+    """Knobs of the joint reference.
+
+    Args:
+        M: number of random features; None: the backbone's features themselves, H = Z.
+        ridge: lambda; 0: least squares, the Moore-Penrose solution where that is not unique.
+    """
+
+    name: ClassVar[str] = "joint"
+
+    ridge: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("method.ridge", self.ridge, zero=True)
+
+    def client(self, problem: Problem) -> Client:
+        return JointClient()
+
+    def server(self, problem: Problem) -> Server:
+        return JointServer(self, problem)
+
+
+class JointClient(Client):
+    """Gives away its samples' features."""
+
+    def update(self, shard: Shard, broadcast: Message) -> Message:
+        """Z (n, d) and the labels (n)."""
+        return Message({"Z": shard.inputs, "labels": shard.labels.to(torch.int32)})
+
+
+class JointServer(GramServer):
+    """W = (H'H + lambda I)^-1 H'Y over all samples so far (FedRAN Eq. 4)."""
+
+    def __init__(self, method: Joint, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._ridge = method.ridge
+
+    def absorb(self, client_id: int, message: Message) -> None:
+        self.uploads += 1
+        batches = self.random_features.blocks(message["Z"]), message["labels"].split(self.random_features.rows)
+
+        def summed() -> Iterator[torch.Tensor]:
+            for H, labels in zip(*batches, strict=True):
+                which = torch.searchsorted(self.columns, labels.to(self.columns))
+                self.add_class_sums(class_sums(H, which, len(self.columns)))
+                yield H
+
+        add_grams(self.G, summed())
+
+    def shift(self) -> float:
+        return self._ridge
+
+    def rounding(self) -> float:
+        """Of a matrix that the server summed itself."""
+        return relative_rounding(self.problem.dtype)

@@ -1,0 +1,77 @@
+"""STSA: spatial-temporal statistics aggregation (Guan et al., "Enhancing Federated Class-Incremental Learning ...").
+
+One round per task. Each client sends the exact Gram matrix of its random features and its class sums; the server adds
+them up over clients and tasks and solves ridge regression. The result is the centralised one, whatever the partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.errors import require_positive
+from fcl_bench.linalg.class_sums import add_class_sums
+from fcl_bench.linalg.gram import add_grams
+from fcl_bench.methods.closed_form.base import AnalyticClient, GramMethod, GramServer
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Client, Problem, Server, Shard
+
+
+@dataclass
+class STSA(GramMethod):
+    """Knobs of STSA.
+
+    Args:
+        M: number of random features; None: the backbone's features themselves, H = Z.
+        gamma: ridge coefficient of Eq. 8; 0: the Moore-Penrose solution where the Gram matrix is singular.
+    """
+
+    name: ClassVar[str] = "stsa"
+
+    gamma: float = 1e4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("method.gamma", self.gamma, zero=True)
+
+    def client(self, problem: Problem) -> Client:
+        return STSAClient(self, problem)
+
+    def server(self, problem: Problem) -> Server:
+        return STSAServer(self, problem)
+
+
+class STSAClient(AnalyticClient):
+    """Exact statistics of the client's samples."""
+
+    def update(self, shard: Shard, broadcast: Message) -> Message:
+        """G = H'H (M, M) and C = H'Y (M, c_t) over the task's classes."""
+        M, like = self.dimension, shard.inputs
+        G, sums = like.new_zeros(M, M), like.new_zeros(len(broadcast["columns"]), M)
+
+        def summed() -> Iterator[torch.Tensor]:
+            for H, which in self.blocks(shard, broadcast):
+                add_class_sums(sums, H, which)
+                yield H
+
+        add_grams(G, summed())
+        return Message({"G": G, "C": sums.T}, symmetric=["G"], per_class=["C"])
+
+
+class STSAServer(GramServer):
+    """G adds up over clients (Eq. 2) and tasks (Eq. 4); W = (G + gamma I)^-1 C (Eq. 8)."""
+
+    def __init__(self, method: STSA, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._gamma = method.gamma
+
+    def absorb(self, client_id: int, message: Message) -> None:
+        self.G += message["G"]
+        self.uploads += 1
+        self.add_class_sums(message["C"])
+
+    def shift(self) -> float:
+        return self._gamma

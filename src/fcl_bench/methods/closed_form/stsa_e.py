@@ -1,0 +1,131 @@
+"""STSA-E: STSA whose server estimates the Gram matrix from first-order statistics (Guan et al., Sec. 2.3).
+
+Each client splits its samples at random into dummy clients and sends each one's class sums and class counts. How the
+sums of equally large groups scatter around the class mean tells the server the within-class covariance.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.data.splits.stream import Task
+from fcl_bench.errors import require_choice, require_count, require_memory, require_positive
+from fcl_bench.linalg.class_scatter import ClassScatter
+from fcl_bench.linalg.class_sums import add_class_sums
+from fcl_bench.linalg.solve import relative_rounding
+from fcl_bench.methods.closed_form.base import AnalyticClient, AnalyticMethod, GramServer, positions
+from fcl_bench.papers.byte_conventions import accountings, stsa_e_values
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Client, Problem, Server, Shard
+from fcl_bench.randomness import generator
+
+ESTIMATORS = ("paper", "unbiased")
+
+
+@dataclass
+class STSAE(AnalyticMethod):
+    """Knobs of STSA-E.
+
+    Args:
+        M: number of random features; None: the backbone's features themselves, H = Z.
+        gamma: ridge coefficient of Eq. 10.
+        dummy_clients: K_D, the groups into which each client splits its samples.
+        estimator: "paper" counts all groups of the task in Eq. 9, as printed; "unbiased" those that hold the class.
+    """
+
+    name: ClassVar[str] = "stsa_e"
+
+    gamma: float = 1e4
+    dummy_clients: int = 10
+    estimator: str = "paper"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("method.gamma", self.gamma, zero=True)
+        require_count("method.dummy_clients", self.dummy_clients)
+        require_choice("method.estimator", self.estimator, ESTIMATORS)
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
+        values = stsa_e_values(self.dimension(problem), max(classes_per_task), self.dummy_clients)
+        require_memory(f"method.dummy_clients={self.dummy_clients}", 8 * values, "one upload")
+
+    def client(self, problem: Problem) -> Client:
+        return STSAEClient(self, problem)
+
+    def server(self, problem: Problem) -> Server:
+        return STSAEServer(self, problem)
+
+    def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
+        M = self.dimension(problem)
+        return accountings(
+            lambda classes: stsa_e_values(M, classes, self.dummy_clients),
+            classes_per_task,
+            # FedRAN's table charges STSA-E for K_D + 1 groups.
+            fedran=lambda classes: stsa_e_values(M, classes, self.dummy_clients + 1),
+        )
+
+
+class STSAEClient(AnalyticClient):
+    """Class sums and counts of K_D random groups of the client's samples."""
+
+    def __init__(self, method: STSAE, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._groups = method.dummy_clients
+
+    def update(self, shard: Shard, broadcast: Message) -> Message:
+        """C (M, K_D c_t), group by group, and n (K_D, c_t)."""
+        columns = broadcast["columns"]
+        rng = generator(self.problem.seed, "dummy clients", shard.task, shard.client)
+        # As even as can be: groups differ by one sample at most.
+        group = torch.from_numpy(rng.permutation(len(shard.labels)) % self._groups).to(shard.labels.device)
+        cell = group * len(columns) + positions(shard, columns)
+        cells = self._groups * len(columns)
+        sums = shard.inputs.new_zeros(cells, self.dimension)
+        features = self.random_features(broadcast)
+        for H, own in zip(features.blocks(shard.inputs), cell.split(features.rows), strict=True):
+            add_class_sums(sums, H, own)
+        counts = torch.bincount(cell, minlength=cells).to(torch.int32)
+        return Message({"C": sums.T, "n": counts.reshape(self._groups, len(columns))}, per_class=["C"])
+
+
+class STSAEServer(GramServer):
+    """Estimates each task's Gram matrix (Eq. 9), adds it up over tasks; W = (G_hat + gamma I)^-1 C (Eq. 10)."""
+
+    def __init__(self, method: STSAE, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._gamma = method.gamma
+        self._unbiased = method.estimator == "unbiased"
+        self._scatter = ClassScatter(self.zeros(0, self.dimension))
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        self._scatter = ClassScatter(self.zeros(len(task.columns), self.dimension))
+
+    def absorb(self, client_id: int, message: Message) -> None:
+        groups, classes = message["n"].shape
+        self._scatter.add(message["C"].T.reshape(groups, classes, self.dimension), message["n"])
+        self.uploads += 1
+
+    def finish_task(self) -> None:
+        self.add_class_sums(self._scatter.sums.T)
+        lone = self._scatter.add_to(self.G, self._unbiased)
+        if lone:
+            self.notices.tell(
+                "lone groups",
+                f"stsa_e: {lone} classes of a task are in one group only, so their covariance is unknown and only their"
+                " mean is used; a larger method.dummy_clients would help",
+                logging.INFO,
+            )
+        super().finish_task()
+
+    def shift(self) -> float:
+        return self._gamma
+
+    def rounding(self) -> float:
+        """Of a matrix that the server made itself, positive semidefinite whatever the wire did to the sums."""
+        return relative_rounding(self.problem.dtype)

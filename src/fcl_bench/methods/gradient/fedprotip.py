@@ -1,0 +1,307 @@
+"""FedProTIP: projected local descent, and task identity from subspaces ("FedProTIP: Task-Agnostic Federated ...").
+
+Clients project every step out of the subspaces of earlier tasks' layer inputs, and after each task send a basis of
+their own; the server appends them. At test time a sample's relevance to each task's final-layer subspace says which
+task it is of, and only that task's classes compete.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from fcl_bench.data.splits.stream import Task
+from fcl_bench.errors import UserError, choices, require_choice, require_count
+from fcl_bench.linalg.subspace import Projection, append_basis, core_basis, outside, sketch, span_of
+from fcl_bench.linalg.task_identity import relevance, route
+from fcl_bench.methods.gradient.base import start_of
+from fcl_bench.methods.gradient.projected import (
+    ProjectedClient,
+    ProjectedMethod,
+    ProjectedServer,
+    bases_in,
+    protected_weights,
+)
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Prediction, Problem, Shard
+from fcl_bench.randomness import derived_seed
+from fcl_bench.training.heads import Heads
+from fcl_bench.training.layer_inputs import HEADS
+from fcl_bench.training.network import Network
+from fcl_bench.training.trainer import Objective, Training
+
+#: The stage in which clients send their reference vectors.
+REFERENCES = "references"
+#: Directions of an upload outside what is known that are shorter than this many roundings of its type are noise.
+_ROUNDINGS = 8
+
+
+@dataclass
+class Tip:
+    """`method.tip`: how a test sample's task is predicted.
+
+    Args:
+        route: sample (each on its own), batch (the paper: a whole batch, drawn from one task, at once).
+        batch: samples per such batch.
+        references: learnt (a task's reference is made when it is learnt; of later tasks' subspaces it has zeros),
+            updated (4.4: clients keep the final-layer inputs that they sampled, and fill in the later entries).
+    """
+
+    route: str = "sample"
+    batch: int = 64
+    references: str = "learnt"
+
+    def __post_init__(self) -> None:
+        require_choice("method.tip.route", self.route, ["sample", "batch"])
+        require_count("method.tip.batch", self.batch)
+        require_choice("method.tip.references", self.references, ["learnt", "updated"])
+
+
+@dataclass
+class FedProTIP(ProjectedMethod):
+    """Knobs of FedProTIP.
+
+    Args:
+        tip: how the task is predicted (see `Tip`), or false: all classes compete, FedProTIP (-t).
+        sketch: s_l, width of the Gaussian sketches that are sent in place of bases, so that a secure sum is all that
+            the server sees (Eq. 40); None: the bases.
+    """
+
+    name: ClassVar[str] = "fedprotip"
+
+    training: Training = field(default_factory=Training)
+    tip: Any = field(default_factory=lambda: {"route": "sample", "batch": 64, "references": "learnt"})
+    sketch: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_count("method.sketch", self.sketch)
+        self.tip_knobs()
+
+    def tip_knobs(self) -> Tip | None:
+        """The typed form of `tip`; None for false. Raises a `UserError` for anything else."""
+        if self.tip in (False, None):
+            return None
+        known = ("route", "batch", "references")
+        remedy = f"false, or the keys {', '.join(known)}"
+        if not isinstance(self.tip, dict):
+            raise UserError(f"method.tip={str(self.tip).lower()} is not known", remedy)
+        for key in self.tip:
+            if key not in known:
+                raise UserError(f"unknown key method.tip.{key}", choices(known, str(key)))
+        if not isinstance(self.tip.get("batch", 1), int) or isinstance(self.tip.get("batch", 1), bool):
+            raise UserError(f"method.tip.batch={self.tip['batch']} has the wrong type", "an integer")
+        return Tip(**self.tip)
+
+    def stages(self, task: Task) -> list[str]:
+        return [*super().stages(task), *([REFERENCES] if self.tip_knobs() else [])]
+
+    def head_columns(self, task: Task) -> tuple[int, ...]:
+        """With task prediction a full head per task, old classes included; without, one row a class (-t)."""
+        return tuple(task.new_columns) if self.tip_knobs() is None else task.columns
+
+    def client(self, problem: Problem) -> FedProTIPClient:
+        return FedProTIPClient(self, problem)
+
+    def server(self, problem: Problem) -> FedProTIPServer:
+        return FedProTIPServer(self, problem)
+
+
+class ProjectedDescent(Objective):
+    """Every update of a weight W stays orthogonal to its layer's protected inputs: (W_new - W_old) Phi = 0 (Eq. 4-5).
+
+    Projected is what is applied: the gradient with weight decay in it, so that momentum adds up projected steps only
+    (erratum 3); and at the end the whole update once more, since float32 rounds every step.
+
+    Args:
+        heads, over, rest: see `Objective`.
+        projections: of parameters, by name.
+        network: before the first step.
+    """
+
+    def __init__(
+        self, heads: Heads, over: str, rest: bool, projections: dict[str, Projection], network: Network
+    ) -> None:
+        super().__init__(heads, over, rest)
+        own = dict(network.named_parameters())
+        self._projected = [(own[name], project, own[name].detach().clone()) for name, project in projections.items()]
+
+    def direction(self, network: Network) -> None:
+        super().direction(network)
+        for weight, project, _ in self._projected:
+            if weight.grad is not None:
+                project(weight.grad)
+
+    @torch.no_grad()
+    def finish(self, network: Network) -> None:
+        for weight, project, before in self._projected:
+            weight.sub_(before)
+            project(weight)
+            weight.add_(before)
+
+
+class FedProTIPClient(ProjectedClient):
+    """Trains under projection; extracts bases and references."""
+
+    def __init__(self, method: FedProTIP, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._sketch = method.sketch
+        tip = method.tip_knobs()
+        self._updates = tip is not None and tip.references == "updated"
+        #: A task, and its projections by parameter: the same for all clients and rounds of the task.
+        self._projections: tuple[int, dict[str, Projection]] = (0, {})
+        #: Per client and task, sampled final-layer inputs (m_s, d) under the model right after the task.
+        self._recorded: dict[tuple[int, int], torch.Tensor] = {}
+
+    def objective(self, shard: Shard, broadcast: Message) -> Objective:
+        if self._projections[0] != shard.task:
+            self._projections = shard.task, self._projections_of(broadcast)
+        heads, method = Heads.from_message(broadcast), self.method
+        return ProjectedDescent(heads, method.loss_over, method.frozen_heads, self._projections[1], self.half.network)
+
+    def _projections_of(self, broadcast: Message) -> dict[str, Projection]:
+        """What keeps each weight that trains away from the bases of a broadcast."""
+        network = self.half.network
+        own = dict(network.named_parameters())
+        found = {}
+        for name, layer in protected_weights(self.method, network, start_of(self.half.problem).stages).items():
+            Phi = bases_in(broadcast, layer)
+            if Phi is not None and own[name].requires_grad:
+                found[name] = Projection(Phi, own[name])
+        return found
+
+    def answer(self, shard: Shard, broadcast: Message) -> Message:
+        if "reference" in broadcast:
+            return self._references(shard, broadcast)
+        found = {}
+        for layer, columns in self.columns_of(shard).items():
+            if layer == HEADS and self._updates:
+                self._recorded[shard.client, shard.task] = columns.T.float()
+            Phi = bases_in(broadcast, layer)
+            known = columns[:, :0] if Phi is None else Phi.double()
+            epsilon = self.method.epsilon(shard.task)
+            U, sigma = core_basis(columns, known, epsilon, self.method.power, rounded_to=torch.float32)
+            if self._sketch is None:
+                found[layer] = U
+            else:
+                seed = derived_seed(self.half.problem.seed, f"sketch {layer}", shard.task, shard.client)
+                found[layer] = sketch(U, sigma, min(self._sketch, len(U)), torch.Generator().manual_seed(seed))
+        return Message(found)
+
+    def _references(self, shard: Shard, broadcast: Message) -> Message:
+        """Mean relevance of the client's samples to each task's final-layer subspace (Eq. 10).
+
+        Of this task; or, with `updated`, of all tasks that the client has had samples of.
+        """
+        if not self._updates:
+            features = self.half.trainer.features(self.half.network, shard.inputs)
+            return Message({"reference": relevance(features, head_bases(broadcast, shard.task, features)).mean(dim=0)})
+        own = {task: inputs for (client, task), inputs in self._recorded.items() if client == shard.client}
+        bases = head_bases(broadcast, shard.task, own[shard.task])
+        rows = torch.stack([relevance(inputs, bases).mean(dim=0) for inputs in own.values()])
+        return Message({"references": rows, "tasks": torch.tensor(list(own), dtype=torch.int32)})
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {f"{client}.{task}": inputs for (client, task), inputs in self._recorded.items()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        device = self.half.problem.device
+        for name, inputs in sorted(state.items(), key=lambda item: [int(part) for part in item[0].split(".")]):
+            client, task = name.split(".")
+            self._recorded[int(client), int(task)] = inputs.to(device)
+
+
+def head_bases(broadcast: Message, task: int, features: torch.Tensor) -> list[torch.Tensor]:
+    """U_0, ..., U_task of the final layer, whose inputs are `features` (n, d); no column where a task added none."""
+    none = features.new_zeros(features.shape[1], 0)
+    return [broadcast.get(f"basis.{t}.{HEADS}", none) for t in range(task + 1)]
+
+
+class FedProTIPServer(ProjectedServer):
+    """Appends bases (Eq. 9), keeps references, routes samples (Eq. 11)."""
+
+    def __init__(self, method: FedProTIP, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._tip = method.tip_knobs()
+        self._sketched = method.sketch is not None
+        self._received: dict[str, torch.Tensor] = {}
+        #: Per client and task, the reference (t + 1,).
+        self._references: dict[tuple[int, int], torch.Tensor] = {}
+        self._tolerance = _ROUNDINGS * torch.finfo(problem.wire.dtype).eps
+        self.pure_batches = self._tip.batch if self._tip is not None and self._tip.route == "batch" else None
+
+    def extra_broadcast(self) -> dict[str, torch.Tensor]:
+        if self.stage != REFERENCES:
+            return super().extra_broadcast()
+        # Only the final layer's bases are asked for now.
+        heads = {name: basis for name, basis in super().extra_broadcast().items() if name.endswith(f".{HEADS}")}
+        return {**heads, "reference": torch.empty(0)}
+
+    def absorb_answer(self, client_id: int, message: Message) -> None:
+        if self.stage == REFERENCES:
+            if "tasks" in message:
+                for task, row in zip(message["tasks"].tolist(), message["references"].float(), strict=True):
+                    self._references[client_id, task] = row
+            else:
+                self._references[client_id, self.task] = message["reference"].float()
+            return
+        for layer, upload in message.items():
+            upload = upload.double()
+            if self._sketched:
+                self._received[layer] = self._received.get(layer, 0) + upload
+            else:
+                before = self._received.get(layer, self.basis_before(layer, upload))
+                self._received[layer] = append_basis(before, upload, self._tolerance)
+
+    def new_basis(self, layer: str) -> torch.Tensor:
+        received = self._received.pop(layer)
+        before = self.basis_before(layer, received)
+        if not self._sketched:
+            return received[:, before.shape[1] :]
+        room = len(received) - before.shape[1]
+        return span_of(outside(received, before), self._tolerance)[:, :room]
+
+    def classify(self, inputs: torch.Tensor, one_task: bool = False) -> Prediction:
+        features = self.embed(inputs)
+        logits = self.logits(features)
+        scores = self.heads.class_scores(logits)
+        if self._tip is None:
+            return Prediction(scores)
+        heads = None if self.heads.plain else logits.split(self.heads.sizes, dim=1)
+        omega = relevance(features, self.bases[HEADS])
+        if self._tip.route == "batch":
+            if not one_task:
+                raise ValueError("method.tip.route=batch routes batches of one task, and this one may be mixed")
+            omega = omega.mean(dim=0, keepdim=True)
+        tasks = route(omega, *self.references())
+        return Prediction(scores, tasks.expand(len(scores)), heads)
+
+    def references(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(K, T, T) references, zero-padded, of the clients that ever sent one, and (K, T) which of them there are."""
+        tasks = len(self.bases[HEADS])
+        clients = sorted({client for client, _ in self._references})
+        found = torch.zeros(len(clients), tasks, tasks, device=self.problem.device)
+        known = torch.zeros(len(clients), tasks, dtype=torch.bool, device=self.problem.device)
+        for (client, task), reference in self._references.items():
+            row = clients.index(client)
+            found[row, task, : len(reference)] = reference
+            known[row, task] = True
+        return found, known
+
+    def model(self) -> dict[str, torch.Tensor]:
+        return {**super().model(), **self._named_references()}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {**super().state_dict(), **self._named_references()}
+
+    def _named_references(self) -> dict[str, torch.Tensor]:
+        return {f"reference.{client}.{task}": value for (client, task), value in self._references.items()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        for name, value in state.items():
+            if name.startswith("reference."):
+                _, client, task = name.split(".")
+                self._references[int(client), int(task)] = value.to(self.problem.device)

@@ -1,0 +1,15 @@
+"""Finetune: FedAvg on each task in turn (McMahan et al., 2017), with nothing against forgetting; the floor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fcl_bench.methods.gradient.base import GradientMethod
+
+
+@dataclass
+class FineTune(GradientMethod):
+    """Knobs of finetune: those of any gradient method."""
+
+    name: ClassVar[str] = "finetune"

@@ -1,0 +1,95 @@
+"""FOT: orthogonal training (Bakman et al., 2024) as FedProTIP describes it: only the aggregated update is projected.
+
+Clients train freely. After a task each sends a random sketch of its activation columns; the server needs only their
+sum, which secure aggregation can compute, and takes the subspaces from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.errors import require_memory, require_positive
+from fcl_bench.linalg.subspace import core_basis
+from fcl_bench.methods.gradient.base import start_of
+from fcl_bench.methods.gradient.projected import ProjectedClient, ProjectedMethod, ProjectedServer
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Problem, Shard
+from fcl_bench.randomness import derived_seed
+from fcl_bench.training.network import Network
+from fcl_bench.training.trainer import Training
+
+
+@dataclass
+class FOT(ProjectedMethod):
+    """Knobs of FOT.
+
+    Args:
+        sketch: columns of a layer's sketch as a multiple of d_l.
+    """
+
+    name: ClassVar[str] = "fot"
+
+    training: Training = field(default_factory=Training)
+    threshold: float = 0.87
+    threshold_step: float = 0.01
+    mass: str = "energy"
+    sketch: float = 5.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("method.sketch", self.sketch)
+
+    def width(self, side: int) -> int:
+        """Columns of the sketch of a layer with inputs of d_l = `side` numbers."""
+        return max(1, round(self.sketch * side))
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
+        network = Network(start_of(problem))
+        widest = max(self.layer_width(network, layer) for layer in self.layers(network, start_of(problem).stages))
+        require_memory(f"method.sketch={self.sketch:g}", 8 * widest * self.width(widest), "the widest layer's sketch")
+
+    def client(self, problem: Problem) -> FOTClient:
+        return FOTClient(self, problem)
+
+    def server(self, problem: Problem) -> FOTServer:
+        return FOTServer(self, problem)
+
+
+class FOTClient(ProjectedClient):
+    """Plain local training; sketches A_k = X_k G_k, G_k standard normal (m_s, 5 d_l)."""
+
+    method: FOT
+
+    def answer(self, shard: Shard, broadcast: Message) -> Message:
+        found = {}
+        for layer, columns in self.columns_of(shard).items():
+            seed = derived_seed(self.half.problem.seed, f"sketch {layer}", shard.task, shard.client)
+            shape = columns.shape[1], self.method.width(len(columns))
+            G = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=columns.dtype)
+            found[layer] = columns @ G.to(columns.device)
+        return Message(found)
+
+
+class FOTServer(ProjectedServer):
+    """Takes the subspaces from the sum of the sketches; projecting the average is all of FOT's projection."""
+
+    def __init__(self, method: FOT, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._sums_of_sketches: dict[str, torch.Tensor] = {}
+
+    def absorb_answer(self, client_id: int, message: Message) -> None:
+        for layer, upload in message.items():
+            if layer in self._sums_of_sketches:
+                self._sums_of_sketches[layer] += upload
+            else:
+                self._sums_of_sketches[layer] = upload.clone()
+
+    def new_basis(self, layer: str) -> torch.Tensor:
+        total = self._sums_of_sketches.pop(layer).double()
+        before = self.basis_before(layer, total)
+        epsilon, wire = self.projected.epsilon(self.task), self.problem.wire.dtype
+        return core_basis(total, before, epsilon, self.projected.power, rounded_to=wire)[0]

@@ -1,0 +1,121 @@
+"""Joint training: everyone's images of all tasks so far in one place, the ceiling of the gradient methods.
+
+No federated method: clients send their images and labels, which is what the others avoid. It trains the same network
+with the same optimiser, as many epochs as a client of the others makes in a task.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.data.splits.stream import Task
+from fcl_bench.errors import UserError
+from fcl_bench.methods.gradient.base import GradientMethod, GradientServer, start_of
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Client, Problem, Shard
+from fcl_bench.randomness import derived_seed
+from fcl_bench.tracking.progress import progress
+from fcl_bench.training.trainer import Objective, Training
+
+#: The stage in which clients give their samples away.
+SAMPLES = "samples"
+
+
+@dataclass
+class JointTraining(GradientMethod):
+    """Knobs of joint training.
+
+    Args:
+        training: `rounds` times `epochs` passes over all samples so far; no average is taken.
+        restart: whether every task starts from the initial network, rather than from the last one.
+    """
+
+    name: ClassVar[str] = "joint_training"
+    resumes_within_tasks: ClassVar[bool] = False
+
+    training: Training = field(default_factory=Training)
+    restart: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        without = {"frozen_stages": 0, "frozen_heads": False, "loss_over": "seen"}
+        given = [(f"method.{name}", getattr(self, name), value) for name, value in without.items()]
+        given.append(("method.training.fraction", self.training.fraction, 1))
+        for key, value, only in given:
+            if value != only:
+                shown = str(value).lower()
+                raise UserError(
+                    f"{key}={shown} has no meaning with all data in one place", f"{key}={str(only).lower()}"
+                )
+
+    def stages(self, task: Task) -> list[str]:
+        return [SAMPLES]
+
+    def client(self, problem: Problem) -> Client:  # type: ignore[override]
+        return JointTrainingClient()
+
+    def server(self, problem: Problem) -> JointTrainingServer:
+        return JointTrainingServer(self, problem)
+
+
+class JointTrainingClient(Client):
+    """Gives away its samples."""
+
+    def update(self, shard: Shard, broadcast: Message) -> Message:
+        """The images (n, 3, h, w), a byte a value, and the labels (n,)."""
+        return Message({"images": shard.inputs, "labels": shard.labels.to(torch.int32)})
+
+
+class JointTrainingServer(GradientServer):
+    """Plain SGD over all samples so far."""
+
+    method: JointTraining
+
+    def __init__(self, method: JointTraining, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._images: list[torch.Tensor] = []
+        self._labels: list[torch.Tensor] = []
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        """Nothing: the model stays where the samples are."""
+        self.stage = SAMPLES
+        return Message({})
+
+    def absorb_answer(self, client_id: int, message: Message) -> None:
+        self._images.append(message["images"])
+        self._labels.append(message["labels"].long())
+
+    def finish_task(self) -> None:
+        if not self._images:
+            return
+        self._images, self._labels = [torch.cat(self._images)], [torch.cat(self._labels)]
+        start = start_of(self.problem)
+        if self.method.restart:
+            self.network.load({f"body.{name}": value for name, value in start.build().state_dict().items()})
+            self.network.heads = torch.nn.ModuleList()
+            self.half.prepare(self.heads)
+        training, seed = self.method.training, self.problem.seed
+        with progress(training.rounds, f"training on tasks 1 to {self.task + 1}", "round") as bar:
+            for round_ in range(training.rounds):
+                self.half.trainer.train(
+                    self.network,
+                    self._images[0],
+                    self._labels[0],
+                    training.rate(round_),
+                    derived_seed(seed, "training", self.task, round_),
+                    # All classes compete: with all samples at hand there is no old task to spare.
+                    Objective(),
+                )
+                bar.update()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        samples = {"images": self._images, "labels": self._labels}
+        return {**super().state_dict(), **{name: torch.cat(parts) for name, parts in samples.items() if parts}}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        self._images = [state[name].to(self.problem.device) for name in ("images",) if name in state]
+        self._labels = [state[name].to(self.problem.device) for name in ("labels",) if name in state]

@@ -1,0 +1,243 @@
+"""What FedProTIP and FOT share: subspaces of each layer's inputs per task, which later updates must not touch."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Container
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fcl_bench.data.splits.stream import Task
+from fcl_bench.errors import UserError, require_choice, require_count, require_positive
+from fcl_bench.linalg.subspace import project_out
+from fcl_bench.methods.gradient.base import GradientClient, GradientMethod, GradientServer, start_of
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Problem, Shard
+from fcl_bench.randomness import derived_seed
+from fcl_bench.tracking.notices import Notices
+from fcl_bench.training.layer_inputs import HEADS, layer_columns, projectable
+from fcl_bench.training.network import Network
+from fcl_bench.training.trainer import Training
+
+log = logging.getLogger(__name__)
+
+#: The stage in which clients send what the subspaces are made of.
+BASES = "bases"
+
+
+@dataclass
+class ProjectedMethod(GradientMethod):
+    """A method that protects the subspaces in which earlier tasks' layer inputs lie.
+
+    Args:
+        frozen_stages, frozen_heads: as in any gradient method; here on by default (FedProTIP E.2).
+        threshold: epsilon, the share of the spectrum's mass that a task's basis holds (Eq. 8).
+        threshold_step: added to it at every task.
+        mass: of a spectrum: sum (of singular values, Eq. 8), energy (of their squares, as in GPM).
+        columns: m_s, activation columns per client and layer.
+        theory: reference samples per client and task for the estimates of rho and beta (Assumptions 4 and 5); 0: none.
+    """
+
+    training: Training = field(default_factory=Training)
+    frozen_stages: int = 2
+    frozen_heads: bool = True
+    loss_over: str = "seen"
+    threshold: float = 0.7
+    threshold_step: float = 0.001
+    mass: str = "sum"
+    columns: int = 512
+    theory: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.threshold <= 1:
+            raise UserError(f"method.threshold={self.threshold} is out of range", "above 0, at most 1")
+        require_positive("method.threshold_step", self.threshold_step, zero=True)
+        require_choice("method.mass", self.mass, ["sum", "energy"])
+        require_count("method.columns", self.columns)
+        require_count("method.theory", self.theory, least=0)
+
+    def epsilon(self, task: int) -> float:
+        """The threshold of a task."""
+        return min(1.0, self.threshold + self.threshold_step * task)
+
+    @property
+    def power(self) -> int:
+        """Of the singular values, in the spectrum's mass."""
+        return {"sum": 1, "energy": 2}[self.mass]
+
+    def stages(self, task: Task) -> list[str]:
+        return [*super().stages(task), BASES]
+
+    def layers(self, network: Network, stages: tuple[str, ...]) -> list[str]:
+        """The layers that still train after the first task, so that their inputs are to be protected."""
+        frozen = super().frozen(network, stages, 1)
+        trains = {name for name, value in network.named_parameters() if name not in network.never_trains | frozen}
+        return [*(name for name in projectable(network) if f"{name}.weight" in trains), HEADS]
+
+    @staticmethod
+    def layer_width(network: Network, layer: str) -> int:
+        """d_l, the numbers in one column of a layer's inputs."""
+        own = dict(network.named_parameters())
+        return network.dimension if layer == HEADS else own[f"{layer}.weight"].flatten(1).shape[1]
+
+    def frozen(
+        self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
+    ) -> set[str]:
+        """After the first task only weights with an input subspace train; batch norms and biases stay (erratum 3)."""
+        names = super().frozen(network, stages, task, reused)
+        if task:
+            weights = {f"{layer}.weight" for layer in self.layers(network, stages)}
+            weights |= {f"{HEADS}.{head}.weight" for head in range(len(network.heads))}
+            names |= {name for name, _ in network.named_parameters() if name not in weights}
+        return names
+
+    def audit(self, problem: Problem) -> Any:
+        from fcl_bench.audits.theory import ProjectionAudit
+
+        return ProjectionAudit(self, problem) if self.theory else None
+
+
+def basis_name(task: int, layer: str) -> str:
+    """Under which Phi_layer^(task) travels."""
+    return f"basis.{task}.{layer}"
+
+
+def protected_weights(method: ProjectedMethod, network: Network, stages: tuple[str, ...]) -> dict[str, str]:
+    """Parameter name -> layer, of the weights that are projected: the layers' own, and every head's."""
+    weights = {f"{layer}.weight": layer for layer in method.layers(network, stages) if layer != HEADS}
+    return weights | {f"{HEADS}.{head}.weight": HEADS for head in range(len(network.heads))}
+
+
+class ProjectedClient(GradientClient):
+    """Extracts activation columns under the task's last model."""
+
+    method: ProjectedMethod
+
+    def __init__(self, method: ProjectedMethod, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self.method = method
+
+    def columns_of(self, shard: Shard) -> dict[str, torch.Tensor]:
+        """Per layer (d_l, m_s), in float64: what follows is a spectrum of differences."""
+        half = self.half
+        seed = derived_seed(half.problem.seed, "columns", shard.task, shard.client)
+        layers = self.method.layers(half.network, start_of(half.problem).stages)
+        generator = torch.Generator().manual_seed(seed)
+        found = layer_columns(half.trainer, half.network, shard.inputs, layers, self.method.columns, generator)
+        return {layer: columns.double() for layer, columns in found.items()}
+
+
+class ProjectedServer(GradientServer):
+    """Keeps every task's bases.
+
+    Attributes:
+        bases: per layer, Phi^(t) (d_l, r_t) of each task, orthonormal all together, in float32.
+        answers: uploads of the round at hand.
+    """
+
+    def __init__(self, method: ProjectedMethod, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self.projected = method
+        self.bases: dict[str, list[torch.Tensor]] = {}
+        self.answers = 0
+        self._notices = Notices(log)
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        for layer in self.projected.layers(self.network, start_of(self.problem).stages):
+            self.bases.setdefault(layer, [])
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        self.answers = 0
+        return super().broadcast(task, round_)
+
+    def absorb(self, client_id: int, message: Message) -> None:
+        self.answers += 1
+        super().absorb(client_id, message)
+
+    def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """W_old + (mean - W_old)(I - Phi Phi'), layer by layer: what the wire's rounding put into Phi is out again."""
+        projected = dict(mean)
+        stages = start_of(self.problem).stages
+        for name, layer in protected_weights(self.projected, self.network, stages).items():
+            Phi = self.known(layer)
+            if Phi is not None and name in mean:
+                old = self.sent[name].double()
+                projected[name] = (old + project_out(mean[name].double() - old, Phi)).float()
+        return projected
+
+    def known(self, layer: str) -> torch.Tensor | None:
+        """Phi^(1:t) (d_l, q) of a layer in float64; None before the first task's is there."""
+        return torch.cat(self.bases[layer], dim=1).double() if self.bases[layer] else None
+
+    def basis_before(self, layer: str, like: torch.Tensor) -> torch.Tensor:
+        """`known`, or no columns for inputs as long as the columns of `like`."""
+        known = self.known(layer)
+        return like.new_zeros(len(like), 0) if known is None else known
+
+    def extra_broadcast(self) -> dict[str, torch.Tensor]:
+        """All bases; a client keeps those it has had."""
+        return {
+            basis_name(task, layer): basis
+            for layer, bases in self.bases.items()
+            for task, basis in enumerate(bases)
+            if basis.shape[1]
+        }
+
+    @abstractmethod
+    def new_basis(self, layer: str) -> torch.Tensor:
+        """Phi^(t) (d_l, r_t) of the task at hand, orthonormal and orthogonal to the earlier ones, from the uploads."""
+
+    def finish_stage(self) -> None:
+        if self.stage != BASES:
+            return
+        for layer, bases in self.bases.items():
+            side = self.projected.layer_width(self.network, layer)
+            received = self.answers > 0  # a task whose labels nobody knows adds nothing
+            bases.append(
+                self.new_basis(layer).float() if received else torch.zeros(side, 0, device=self.problem.device)
+            )
+            if sum(basis.shape[1] for basis in bases) >= side:
+                self._notices.tell(
+                    layer,
+                    f"{self.method.name}: after task {self.task} all {side} directions of {layer} are protected;"
+                    " it learns no more (a smaller method.threshold or method.columns)",
+                )
+
+    def report(self) -> dict[str, Any]:
+        """`ranks`: per layer, how many directions each task added; `dimensions`: how many there are."""
+        return {
+            "ranks": {layer: [basis.shape[1] for basis in bases] for layer, bases in self.bases.items()},
+            "dimensions": {layer: self.projected.layer_width(self.network, layer) for layer in self.bases},
+        }
+
+    def model(self) -> dict[str, torch.Tensor]:
+        return {**super().model(), **self._named_bases()}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {**super().state_dict(), **self._named_bases()}
+
+    def _named_bases(self) -> dict[str, torch.Tensor]:
+        named: dict[str, torch.Tensor] = {}
+        for layer, bases in self.bases.items():
+            named |= {basis_name(task, layer): basis for task, basis in enumerate(bases)}
+        return named
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        layers = self.projected.layers(self.network, start_of(self.problem).stages)
+        self.bases = {layer: [] for layer in layers}
+        for layer, bases in self.bases.items():
+            while (name := basis_name(len(bases), layer)) in state:
+                bases.append(state[name].to(self.problem.device))
+
+
+def bases_in(broadcast: Message, layer: str) -> torch.Tensor | None:
+    """Phi^(1:t-1) (d_l, q) of a layer as a client has it; None where there is none."""
+    named = {name: name.split(".", 2) for name in broadcast if name.startswith("basis.")}
+    found = {int(task): broadcast[name] for name, (_, task, of) in named.items() if of == layer}
+    return torch.cat([found[task] for task in sorted(found)], dim=1) if found else None

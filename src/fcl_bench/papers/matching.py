@@ -1,0 +1,180 @@
+"""Which runs have exactly the setting of a printed number."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from fcl_bench.config import GROUPS, Settings, config_dir, load_settings
+from fcl_bench.errors import UserError
+from fcl_bench.results.collect import resolved_config, text
+
+log = logging.getLogger(__name__)
+
+#: Of a printed number, what is compared with the record of a run.
+STATED = ("tasks", "clients", "beta")
+#: What has no bearing on the numbers.
+_INDIFFERENT = {"seed", "drift", "method.bounds", "method.theory"}
+
+
+def words_without_key(setting: str) -> list[str]:
+    """What a printed setting says in quotes, since no key of ours says it."""
+    return re.findall(r'"([^"]*)"', setting)
+
+
+def overrides(cell: pd.Series) -> tuple[str, ...]:
+    """The overrides of `fcl-bench` that run a printed number; what the paper does not say is left out."""
+    stated = [f"{key}={cell[key]}" for key in ("method", "data", "backbone", *STATED) if cell[key]]
+    return (*stated, *re.sub(r'"[^"]*"', " ", cell["setting"]).split())
+
+
+@functools.cache
+def settings_of(overrides: tuple[str, ...]) -> Settings:
+    """What Hydra composes of `overrides`. Raises a `UserError` for values that cannot be."""
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        return load_settings(compose("config", overrides=list(overrides)))
+
+
+def comparable(settings: Settings) -> dict[str, Any]:
+    """The flat identity, without what has no bearing on the numbers."""
+    return {key: value for key, value in _flat(settings.identity()).items() if key not in _INDIFFERENT}
+
+
+class Matcher:
+    """Compares runs with printed settings.
+
+    Args:
+        runs: what `used_runs` returned; may be empty.
+        folder: that holds the run folders.
+    """
+
+    def __init__(self, runs: pd.DataFrame, folder: Path) -> None:
+        self._runs = runs
+        self._folder = folder
+        self._configs: dict[str, dict[str, Any]] = {}
+        self._same: dict[str, list[Any]] | None = None
+
+    def exactly(self, settings: Settings) -> list[Any]:
+        """The index of each run of exactly these settings, seeds aside, by this version of the code."""
+        if self._same is None:
+            self._same = {}
+            for index, run in self._runs.iterrows():
+                try:
+                    here = load_settings(OmegaConf.create(self._config(run["folder"])))
+                except UserError as error:
+                    log.debug("run %s: %s", run["run_id"], error)
+                    continue
+                if run["method.revision"] == str(here.method.revision):
+                    self._same.setdefault(_text(here), []).append(index)
+        return self._same.get(_text(settings), [])
+
+    def differences(self, cell: pd.Series) -> dict[Any, list[str]]:
+        """Of each run that has the method, tasks, clients, beta and data of a printed number: what else differs.
+
+        What the paper leaves open may be anything; every other key must have the value that the printed setting gives
+        it, or else our default. Seeds, paths and the device do not count, nor do reports beside the result.
+
+        Returns:
+            Index in the frame of runs -> "key=value, here value", nothing for a run of exactly this setting.
+        """
+        candidates = self._runs
+        for key in ("method", *STATED):
+            if len(candidates) and cell[key]:
+                candidates = candidates[candidates[key].map(text) == _as_typed(cell[key])]
+        if candidates.empty:
+            return {}
+        wanted = settings_of(overrides(cell))
+        candidates = candidates[candidates["data"] == wanted.data.name]
+        left_open = {key for key in STATED if not cell[key]}
+        return {index: self._differing(run, cell, wanted, left_open) for index, run in candidates.iterrows()}
+
+    def _differing(self, run: pd.Series, cell: pd.Series, wanted: Settings, left_open: set[str]) -> list[str]:
+        here = self._identity(run, cell)
+        if here is None:
+            return ["a configuration of another version"]
+        there = _flat(wanted.identity())
+        found = [
+            f"{key}={_shown(there, key)}, here {_shown(here, key)}"
+            for key in sorted({*there, *here})
+            if key not in _INDIFFERENT | left_open and there.get(key) != here.get(key)
+        ]
+        if run["method.revision"] != str(wanted.method.revision):
+            found.append(f"revision {wanted.method.revision} of the method, here {run['method.revision']}")
+        return found
+
+    def _identity(self, run: pd.Series, cell: pd.Series) -> dict[str, Any] | None:
+        """The run's whole identity; keys that are newer than the run have their defaults."""
+        config = self._config(run["folder"])
+        groups = tuple(word for word in overrides(cell) if "." not in word.partition("=")[0])
+        defaults = settings_of(tuple(word for word in groups if word.partition("=")[0] not in ("adapt", "label_rate")))
+        whole: dict[str, Any] = {**defaults.resolved, **{key: config[key] for key in config if key not in GROUPS}}
+        for group in GROUPS:
+            ours, chosen = dict(settings_of(groups).resolved[group]), config.get(group)
+            if chosen is None:
+                whole[group] = defaults.resolved[group]
+            elif chosen.get("_target_") == ours.get("_target_"):
+                whole[group] = {**ours, **chosen}
+            else:
+                whole[group] = chosen
+        for section in ("wire", "cache"):
+            whole[section] = {**defaults.resolved[section], **config.get(section, {})}
+        # A file that need no longer be there; what it held is told by the fingerprints.
+        if "checkpoint" in whole["backbone"]:
+            whole["backbone"] = {**whole["backbone"], "checkpoint": None}
+        try:
+            return _flat(load_settings(OmegaConf.create(whole)).identity())
+        except UserError as error:
+            log.debug("run %s: %s", run["run_id"], error)
+            return None
+
+    def _config(self, folder: str) -> dict[str, Any]:
+        if folder not in self._configs:
+            self._configs[folder] = resolved_config(self._folder / folder / "config.yaml")
+        return self._configs[folder]
+
+
+def _text(settings: Settings) -> str:
+    return json.dumps(comparable(settings), sort_keys=True, default=str)
+
+
+def groups_of(differences: dict[Any, list[str]], runs: pd.DataFrame, left_open: Sequence[str]) -> dict[str, list[Any]]:
+    """The runs that differ in nothing, by the values of what the paper leaves open: "beta 0.1" -> indices.
+
+    Runs on other features or files than others (their fingerprints tell) are kept apart from these, too.
+    """
+    exact = [index for index, differing in differences.items() if not differing]
+    prints = [key for key in ("features", "data_fingerprint") if key in runs and runs.loc[exact, key].nunique() > 1]
+    found: dict[str, list[Any]] = {}
+    for index in exact:
+        told = ", ".join(f"{key} {text(runs.loc[index, key])}" for key in (*left_open, *prints))
+        found.setdefault(told, []).append(index)
+    return found
+
+
+def _shown(identity: dict[str, Any], key: str) -> str:
+    """As the user types it; "nothing" for a key that the choice does not have."""
+    value = identity.get(key, "nothing")
+    return json.dumps(value) if value is None or isinstance(value, list | dict) else text(value)
+
+
+def _as_typed(stated: str) -> str:
+    try:
+        return text(float(stated))
+    except ValueError:
+        return stated
+
+
+def _flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, found in node.items():
+        flat |= _flat(found, f"{prefix}{key}.") if isinstance(found, dict) and found else {f"{prefix}{key}": found}
+    return flat

@@ -1,1 +1,0 @@
-"""Run records: the folder on disk, the tables on screen, the figure."""

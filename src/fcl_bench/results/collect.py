@@ -1,0 +1,160 @@
+"""Run folders as one data frame: a row a run, what was configured and what came out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from fcl_bench.errors import UserError, choices
+from fcl_bench.files import content_hash
+from fcl_bench.results import measures
+from fcl_bench.runs.folder import RunFolder
+
+#: Columns that hold what a run measured, in percent, MiB and seconds; NaN where not defined. `A_T_aware`: with the task
+#: of each test sample given; `A_T_unrouted`: with all classes competing, of a method that predicts tasks; `routing`:
+#: how often it is right about the task, after the last one.
+MEASURES = tuple(measures.MEASURES)
+#: Columns that tell runs of one configuration apart. Every other column is a part of the configuration.
+RUN = ("seed", "run_id", "folder", "git_commit", "written")
+
+#: What the record says of the configuration; of the groups there, the classes' knobs are columns too where they matter.
+_RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks")
+#: Keys of config.yaml without a bearing on the result, or that the record has in the form that was used.
+_GROUPS = ("split", "partition", "adapt")
+_NEITHER = ("device", "out", "force", "preview", "cache", "checkpoint_rounds", "drift", "experiment", "profile")
+_LEFT_OUT = {*_RECORDED, "method", "seed", *_NEITHER}
+#: What is read here and by those who draw the runs.
+_READ = {"config.yaml", "tasks.csv", "accuracy_matrix.csv", "task_aware_matrix.csv"}
+#: Keys that older runs lack, of which they had this value.
+_NEW = {"split.order_seed": "null"}
+
+
+def collect(runs: Path) -> pd.DataFrame:
+    """Every complete, undamaged run in the folder `runs`, one row each; damaged ones are left out with a warning.
+
+    Besides `RUN` and `MEASURES`, the columns are `method`, its knobs as `method.<knob>` with `method.revision`, and the
+    setting: what the record and `config.yaml` say of data, stream, partition, number types and device, with
+    fingerprints of data and features. A null is the text "null"; a key that a run does not have is NaN.
+    """
+    rows = []
+    for path in sorted(runs.glob("*/run.json")):
+        record = RunFolder(path.parent).complete_record(otherwise="leaving it out", read=_READ)
+        if record is not None:
+            config = resolved_config(path.parent / "config.yaml")
+            rows.append({**_configuration(record, config), **_results(record), **_run(record, path)})
+    # As objects, so that a whole number stays one in a column where other runs have none.
+    frame = pd.DataFrame(rows, dtype=object)
+    return frame.astype(dict.fromkeys(MEASURES, float)).copy() if rows else frame
+
+
+def resolved_config(path: Path) -> dict[str, Any]:
+    """A run's config.yaml. It holds no interpolation, so the C parser does, in a tenth of OmegaConf's time."""
+    return yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def selected(frame: pd.DataFrame, conditions: list[str]) -> pd.DataFrame:
+    """The runs that meet all of `conditions` (key=value, or key=value,value).
+
+    A condition on a knob says nothing of methods without it: method.rank=16 keeps STSA, which has no rank.
+
+    Raises:
+        UserError: a key that is no column, or a value that no run has.
+    """
+    known = [column for column in frame if column not in (*MEASURES, "written")]
+    for condition in conditions:
+        key, _, wanted = condition.partition("=")
+        if not wanted or not key:
+            raise UserError(f"--where {condition} is not KEY=VALUE", "such as --where method=fedran,stsa")
+        if key not in known:
+            raise UserError(f"--where {condition}: unknown key {key}", choices(known, key, most=len(known)))
+        there = frame[key].map(text)
+        values = [value if value in set(there) else _as_number(value) for value in wanted.split(",")]
+        for value in values:
+            if value not in set(there):
+                raise UserError(f"--where {condition}: no run has {key}={value}", choices(set(there) - {""}, value))
+        frame = frame[there.isin(values) | (key.startswith("method.") & (there == ""))]
+    return frame
+
+
+def text(value: Any) -> str:
+    """A value as the user types it (0.1, 2048, true, null); "" where a run has no such key."""
+    if isinstance(value, bool | np.bool_):
+        return str(value).lower()
+    if is_number(value):
+        short = str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:g}"
+        return short if float(short) == value else repr(float(value))
+    return "" if pd.isna(value) else str(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a finite number, and no truth value."""
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
+def _configuration(record: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    identity = dict(record.get("features") or {})
+    if record.get("draws_weights"):
+        identity.pop("weights", None)  # they differ between seeds, over which runs are averaged
+    features = content_hash()
+    features.update(json.dumps(identity, sort_keys=True).encode())
+    return {
+        "method": record["method"],
+        **dict(_flat(config.get("method", {}), "method.")),
+        # As text: it tells versions of the code apart and is no quantity.
+        "method.revision": str(record.get("method_revision", "unknown")),
+        **dict(_flat({key: record[key] for key in _RECORDED if key in record})),
+        # Of runs that are older than the keys.
+        **{"label_rate": 1.0, "adapt": "none", "protocol": "task-agnostic"},
+        **{key: record[key] for key in ("adapt", "protocol") if key in record},
+        **dict(_flat({key: value for key, value in config.items() if key not in (*_LEFT_OUT, *_GROUPS)})),
+        "device": record["environment"]["device"],
+        **_NEW,
+        **{key: value for group in _GROUPS for key, value in _flat(config.get(group, {}), f"{group}.")},
+        "features": features.hexdigest()[:8],
+        "data_fingerprint": str(record.get("data_fingerprint"))[:8],
+    }
+
+
+def _results(record: dict[str, Any]) -> dict[str, Any]:
+    communication = record["communication"]
+    found = {**record["metrics"], **communication.get("accounting", {}), **record["runtime"]}
+    for way in ("up_max", "down_max", "up_total_max"):
+        if f"{way}_bytes" in communication:
+            found[f"{way}_mib"] = communication[f"{way}_bytes"] / 2**20
+    if record["runtime"].get("peak_memory_bytes") is not None:
+        found["peak_memory_mib"] = record["runtime"]["peak_memory_bytes"] / 2**20
+    found["A_T_aware"] = record.get("task_aware", {}).get("A_T")
+    if record.get("routing"):
+        found |= {"A_T_unrouted": record["routing"]["unrouted"]["A_T"], "routing": record["routing"]["accuracy"][-1]}
+    if record.get("adaptation"):
+        found["adapt_up_mib"] = record["adaptation"]["up_max_bytes"] / 2**20
+    return {measure: found.get(measure) for measure in MEASURES}
+
+
+def _run(record: dict[str, Any], path: Path) -> dict[str, Any]:
+    known = {"folder": path.parent.name, "git_commit": record["environment"].get("git_commit")}
+    return {"seed": record["seed"], "run_id": record["run_id"], **known, "written": path.stat().st_mtime}
+
+
+def _flat(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """`{"wire": {"dtype": "float32"}}` as ("wire.dtype", "float32"); which class a group names is left out."""
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif key != "_target_":
+            yield f"{prefix}{key}", json.dumps(value) if isinstance(value, list) or value is None else value
+
+
+def _as_number(typed: str) -> str:
+    """0.10 and 1e-1 as `text` writes them: 0.1."""
+    try:
+        number = float(typed)
+    except ValueError:
+        return typed
+    return text(number) if np.isfinite(number) else typed

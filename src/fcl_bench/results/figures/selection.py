@@ -1,0 +1,124 @@
+"""What one figure shows of a summary: which settings become panels, which configurations become lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from fcl_bench.results.collect import is_number, text
+from fcl_bench.results.figures.style import CEILINGS, line_look, looks
+from fcl_bench.results.summarise import knobs, setting, signature, varying_setting
+
+MOST_PANELS = 6
+MOST_LINES = 10
+_UNTOLD = ("features", "data_fingerprint", "dtype")
+#: What goes without saying.
+_USUAL = {"adapt none", "protocol task-agnostic", "label_rate 1"}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One setting: what it is called among the others, and its rows of the summary."""
+
+    title: str
+    rows: pd.DataFrame
+
+
+def panels(summary: pd.DataFrame, without: Sequence[str] = (), most: int = MOST_PANELS) -> tuple[list[Panel], str]:
+    """The settings with the most configurations, in the order of the tables; and what to say of those left out.
+
+    Args:
+        summary: what `summarise` returned.
+        without: columns of the setting that may differ within a panel, since they are its horizontal axis.
+        most: panels.
+    """
+    frame = summary.drop(columns=list(without))
+    blocks = [rows for _, rows in summary.groupby(signature(frame, setting(frame)), sort=False)]
+    ranked = sorted(range(len(blocks)), key=lambda position: -blocks[position]["label"].nunique())
+    shown = [blocks[position] for position in sorted(ranked[:most])]
+    told = varying_setting(pd.concat(shown).drop(columns=list(without)))
+    found = [Panel(", ".join(_told(rows, told)), rows) for rows in shown]
+    if len(ranked) <= most:
+        return found, ""
+    example = _told(blocks[ranked[most]], varying_setting(frame)[:3])
+    keys = " ".join(f"--where {words.replace(' ', '=', 1)}" for words in example)
+    settings = "1 more setting has" if len(ranked) == most + 1 else f"{len(ranked) - most} more settings have"
+    return found, f"{settings} no panel here; to draw others: fcl-tables {keys}."
+
+
+def lines(shown: list[Panel], most: int = MOST_LINES) -> tuple[list[Panel], str]:
+    """The same panels with at most `most` configurations in all (ceilings aside); and what to say of the others.
+
+    Where there are more, each family keeps the one that is run in most panels, of those the most accurate (A_avg);
+    then the best family of each method comes first, after it the next ones.
+    """
+    rows = pd.concat([panel.rows for panel in shown])
+    rows = rows[~rows["method"].isin(list(CEILINGS))]
+    labels = rows.groupby("label", sort=False).agg(
+        method=("method", "first"), family=("family", "first"), runs=("label", "size"), accuracy=("A_avg_mean", "mean")
+    )
+    if len(labels) <= most:
+        return shown, ""
+    ranked = labels.sort_values(["runs", "accuracy"], ascending=False, kind="stable").drop_duplicates("family")
+    place = ranked.groupby("method").cumcount()
+    kept = set(ranked.assign(place=place).sort_values("place", kind="stable").index[:most]) | set(CEILINGS)
+    fewer = [
+        Panel(panel.title, panel.rows[panel.rows["label"].isin(kept) | panel.rows["method"].isin(list(CEILINGS))])
+        for panel in shown
+    ]
+    said = (
+        f"Of {len(labels)} configurations {len(labels.index.intersection(list(kept)))} are drawn: of each kind the one "
+        "with most panels, then the most accurate here; --where picks others."
+    )
+    return [panel for panel in fewer if len(panel.rows)], said
+
+
+def names(rows: pd.DataFrame, column: str = "label") -> dict[str, str]:
+    """Label -> method with those knobs only that vary among the rows of one method; of a family no numeric ones."""
+    found = {}
+    for method, group in rows.groupby("method", sort=False):
+        varying = [knob for knob in knobs(group) if group[knob].map(text).nunique() > 1]
+        for _, row in group.drop_duplicates(column).iterrows():
+            kept = [knob for knob in varying if text(row[knob]) and (column == "label" or not is_number(row[knob]))]
+            told = [f"{knob.removeprefix('method.')} {text(row[knob])}" for knob in kept]
+            found[row[column]] = f"{method} ({', '.join(told)})" if told else str(method)
+    return found
+
+
+def styles(rows: pd.DataFrame, column: str = "label") -> dict[str, dict]:
+    """Label (or family) -> how its line looks; those of one method share colour and marker. Ceilings have no marker.
+
+    Dashes and filling go by family, so that figures with the same families draw them alike.
+    """
+    kinds = rows.drop_duplicates(column)
+    pairs = looks(kinds["method"])
+    variants = kinds.sort_values("family", kind="stable").groupby("method").cumcount().reindex(kinds.index)
+    return {
+        kind: CEILINGS[method] if method in CEILINGS else line_look(pairs[method], variant)
+        for kind, method, variant in zip(kinds[column], kinds["method"], variants, strict=True)
+    }
+
+
+def seeds_told(rows: pd.DataFrame) -> str:
+    """n, the same for all or from least to most."""
+    least, most = int(rows["n"].min()), int(rows["n"].max())
+    if least == most:
+        return f"n = {least} seeds" if least > 1 else "n = 1 seed, so without a deviation"
+    return f"n = {least} to {most} seeds{', without a deviation where it is 1' if least == 1 else ''}"
+
+
+def shared(rows: pd.DataFrame) -> str:
+    """What all rows have in common of the setting, as a caption's last sentence; fingerprints and minor keys aside."""
+    told = [column for column in setting(rows) if column == "wire.dtype" or "." not in column]
+    values = {column: set(rows[column].map(text)) for column in told if column not in _UNTOLD}
+    common = [f"{column} {min(value)}" for column, value in values.items() if len(value) == 1]
+    common = [words for words in common if words not in _USUAL and not words.endswith((" ", " null"))]
+    return f"All: {', '.join(common)}." if common else ""
+
+
+def _told(rows: pd.DataFrame, columns: list[str]) -> list[str]:
+    """Column and value in `rows`, which is the same for all; nothing of those without one."""
+    values = {column: text(rows[column].iloc[0]) for column in columns}
+    return [f"{column} {value}" for column, value in values.items() if value]

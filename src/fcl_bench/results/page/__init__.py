@@ -1,0 +1,1 @@
+"""One HTML page with all tables and figures."""

@@ -1,0 +1,1 @@
+"""Tables: cells, and the forms in which they are written."""

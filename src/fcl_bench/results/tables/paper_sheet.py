@@ -1,0 +1,145 @@
+"""A paper's table with ours beside it: for readers, and for programs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import numpy as np
+import pandas as pd
+
+from fcl_bench.papers.matching import STATED, overrides
+from fcl_bench.papers.nominal import SIZES
+from fcl_bench.results.measures import direction
+from fcl_bench.results.summarise import CEILINGS, signature
+from fcl_bench.results.tables.cells import NOT_DEFINED, NOT_RUN, NOTHING, Cell, Sheet, marked_by_group, mean_and_spread
+
+#: State of a line that has runs.
+RUN = "run"
+#: What a printed number is compared with; other columns of runs stand beside it.
+OURS = "ours"
+_NOT_COUNTED = "not counted here"
+_KEPT = ["paper", "table", "row", "column", "method", "metric", "unit", "data", "backbone", *STATED, "setting"]
+
+
+def paper_sheet(title: str, cells: pd.DataFrame, lines: pd.DataFrame, notes: list[str]) -> Sheet:
+    """The table for readers.
+
+    Args:
+        title: its own.
+        cells: the printed numbers, a row each.
+        lines: of each: `at` (values of what the paper leaves open), `state`, `nominal`, `as_sent`, and of each column
+            of runs `<column> mean`, `<column> std`, `<column> n`; NaN where there is none.
+        notes: paragraphs below.
+    """
+    parts, counts, is_open = _parts(lines), _counts(lines), lines["at"].ne("").any()
+    headers = ["row", "column", *(["where"] if is_open else []), "unit", "printed"]
+    headers += ["counted here", "difference", "a task as sent (MiB)"] if counts else []
+    for part in parts:
+        headers += [f"{part} (n)", *([part.replace(OURS, "difference", 1)] if part.startswith(OURS) else [])]
+    headers += [] if parts else ["our runs"]
+    printed_marks = _marks(cells, cells["number"])
+    marks = {part: _marks(cells, lines[f"{part} mean"]) for part in parts if part.startswith(OURS)}
+    rows: list[list[Cell]] = []
+    for position, cell in cells.iterrows():
+        line = lines.loc[position]
+        printed = f"{cell['value']} ± {cell['spread']}" if cell["spread"] else cell["value"]
+        row: list[Cell] = [(cell["row"], ""), (cell["column"], "")]
+        row += [(line["at"] or NOTHING, "")] if is_open else []
+        row += [(cell["unit"] or NOTHING, ""), (printed, printed_marks[position])]
+        row += _counted(line, cell) if counts else []
+        for part in parts:
+            row += _measured(line, cell, part, marks[part][position] if part in marks else "")
+        row += [] if parts else [(line["state"], "")]
+        rows.append(row)
+    return Sheet(title, headers, rows, headers.index("printed"), notes)
+
+
+def paper_values(cells: pd.DataFrame, lines: pd.DataFrame) -> pd.DataFrame:
+    """The table for programs: no cell is empty, and the command that makes each number is there. Arguments as above."""
+    values = cells[_KEPT].assign(at=lines["at"], printed=cells["value"], printed_spread=cells["spread"])
+    values = values.replace("", NOTHING)
+    values["printed_number"] = cells["number"]
+    if _counts(lines):
+        values["nominal"] = lines["nominal"]
+        values["nominal_difference"] = lines["nominal"] - cells["number"]
+        values["as_sent_mib"] = lines["as_sent"]
+    values = _filled(values, NOTHING)
+    for part in _parts(lines):
+        own = lines[[f"{part} {name}" for name in ("mean", "std", "n")]].copy()
+        if part.startswith(OURS):
+            own[f"{part} difference"] = own[f"{part} mean"] - cells["number"]
+        has_run = own[f"{part} n"].notna()
+        belongs = pd.Series([_belongs(cell, part) for _, cell in cells.iterrows()], cells.index, dtype=bool)
+        states = [(has_run, NOT_DEFINED), (~has_run & belongs, NOT_RUN), (~has_run & ~belongs, NOTHING)]
+        values = values.join(pd.concat([_filled(own[rows], absent) for rows, absent in states]))
+    values["state"] = lines["state"]
+    runs = lines["state"].isin([RUN, NOT_RUN])
+    typed = [f"fcl-bench -m {shlex.join(overrides(cell))} seed=0,1,2" for _, cell in cells.iterrows()]
+    commands = pd.Series(typed, values.index, dtype=object)
+    # In miniature a line knows its own.
+    commands = lines["command"].fillna(commands) if "command" in lines else commands
+    values["command"] = commands.where(runs, NOTHING)
+    return values
+
+
+def _parts(lines: pd.DataFrame) -> list[str]:
+    """The columns of runs that there are: "ours, cpu, task-agnostic"."""
+    return [column.removesuffix(" n") for column in lines if column.endswith(" n")]
+
+
+def _counts(lines: pd.DataFrame) -> bool:
+    return bool(lines["nominal"].notna().any())
+
+
+def _belongs(cell: pd.Series, part: str) -> bool:
+    """Whether a column of runs is one for the cell's metric: what was sent, or what a paper's metric is with us."""
+    return part.startswith(OURS) != (cell["metric"] in SIZES)
+
+
+def _filled(frame: pd.DataFrame, absent: str) -> pd.DataFrame:
+    return frame.astype(object).where(frame.notna(), absent)
+
+
+def _counted(line: pd.Series, cell: pd.Series) -> list[Cell]:
+    sent = NOTHING if np.isnan(line["as_sent"]) else f"{line['as_sent']:.2f}"
+    if np.isnan(line["nominal"]):
+        return [(_NOT_COUNTED, ""), (NOTHING, ""), (sent, "")]
+    shown = f"{line['nominal']:.{_places(cell)}f}"
+    return [(shown, ""), (_difference(line["nominal"], cell), ""), (sent, "")]
+
+
+def _measured(line: pd.Series, cell: pd.Series, part: str, mark: str) -> list[Cell]:
+    n, mean = line[f"{part} n"], line[f"{part} mean"]
+    has_run, is_number = not np.isnan(n), not np.isnan(mean)
+    difference = _difference(mean, cell) if is_number and not np.isnan(cell["number"]) else NOTHING
+    beside: list[Cell] = [(difference, "")] if part.startswith(OURS) else []
+    if not has_run:
+        state = NOT_RUN if line["state"] == RUN else line["state"]
+        return [(state if _belongs(cell, part) else NOTHING, ""), *beside]
+    shown = mean_and_spread(mean, line[f"{part} std"], 2) if is_number else NOT_DEFINED
+    return [(f"{shown} ({n:.0f})", mark), *beside]
+
+
+def _difference(ours: float, cell: pd.Series) -> str:
+    """Ours less printed, with the printed decimals: what rounds to nothing is +0.00."""
+    return f"{round(ours - cell['number'], _places(cell)) + 0.0:+.{_places(cell)}f}"
+
+
+def _places(cell: pd.Series) -> int:
+    return len(cell["value"].partition(".")[2])
+
+
+def _marks(cells: pd.DataFrame, numbers: pd.Series) -> pd.Series:
+    """Best and second among the rows of one column and setting, for metrics whose better way is known."""
+    marks = pd.Series("", cells.index, dtype=object)
+    # What methods had to do, less how they did it.
+    task = [re.sub(r'"[^"]*"|\b(method|adapt)\S*', "", setting).strip() for setting in cells["setting"]]
+    groups = signature(cells.assign(task=task), ["column", "metric", "data", *STATED, "task"])
+    for metric in cells["metric"].unique():
+        known = direction(metric)
+        if known is not None:
+            there = (cells["metric"] == metric) & numbers.notna() & ~cells["method"].isin(CEILINGS)
+            printed = numbers[there].map(lambda number: f"{number:.2f}")
+            marks.update(marked_by_group(printed, groups[there], known.higher))
+    return marks

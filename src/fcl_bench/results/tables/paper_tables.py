@@ -1,0 +1,181 @@
+"""Per table of a paper: what it prints, what we get in exactly its setting, and the difference."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fcl_bench.engine.checkpoint import read_json
+from fcl_bench.errors import UserError, choices
+from fcl_bench.papers import miniature
+from fcl_bench.papers.matching import STATED, Matcher, groups_of, overrides, settings_of, words_without_key
+from fcl_bench.papers.nominal import SIZES, as_sent, lost_megabytes, nominal
+from fcl_bench.papers.notes import notes
+from fcl_bench.papers.printed import printed
+from fcl_bench.results.tables.cells import NOT_RUN, NOTHING, Sheet
+from fcl_bench.results.tables.paper_sheet import OURS, RUN, paper_sheet, paper_values
+
+NO_METHOD = "no such method here"
+NO_METRIC = "not a metric of ours"
+NO_EXPERIMENT = "in no experiment"
+#: Metrics of a run record, which may stand in one of its parts, too (task_aware.A_T_tasks).
+_ACCURACY = ("A_avg", "A_T", "A_avg_tasks", "A_T_tasks", "forgetting", "forgetting_fedprotip")
+_KNOWN = (*_ACCURACY, "retention", "stability", "plasticity", "seconds_per_task", *SIZES)
+#: Beside what a paper counts: what was sent.
+_SENT = {"measured, a task": "up_max_mib", "measured, all tasks": "up_total_max_mib"}
+_RUNS = ("row", "column", "metric", "run_id", "seed", "device", "protocol", "used", "differs")
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One table of a paper in its three forms.
+
+    Attributes:
+        name: of the files, "fedran-table-4".
+        sheet: for readers.
+        values: for programs, a row a printed number (and combination of what the paper leaves open).
+        runs: the runs behind each number, and those of nearly its setting with what differs.
+    """
+
+    name: str
+    sheet: Sheet
+    values: pd.DataFrame
+    runs: pd.DataFrame
+
+
+def cells_of(paper: str, table: str | None = None) -> pd.DataFrame:
+    """The printed numbers of a paper ("all": of all), or of one of its tables, a row each.
+
+    Raises:
+        UserError: no such paper or table.
+    """
+    cells = pd.concat([lost_megabytes(), printed()], ignore_index=True)
+    names = sorted(cells["paper"].unique())
+    if paper not in ("all", *names):
+        raise UserError(f"--paper {paper} is not known", choices(["all", *names], paper))
+    cells = cells if paper == "all" else cells[cells["paper"] == paper]
+    if table is not None:
+        tables = list(cells["table"].unique())
+        if table not in tables:
+            raise UserError(f"--table {table} is not in --paper {paper}", choices(tables, table))
+        cells = cells[cells["table"] == table]
+    return cells.sort_values(
+        ["paper", "table"], key=lambda names: names.map(_natural), kind="stable", ignore_index=True
+    )
+
+
+def paper_tables(cells: pd.DataFrame, runs: pd.DataFrame, folder: Path, profile: str = "full") -> Iterator[PaperTable]:
+    """The tables of `cells`, one after the other.
+
+    Args:
+        cells: what `cells_of` returned.
+        runs: what `used_runs` returned; may be empty.
+        folder: that holds the run folders.
+        profile: full: runs of the printed settings; quick: of the experiments' miniatures of them.
+    """
+    matcher = Matcher(runs, folder)
+    records = {index: read_json(folder / run["folder"] / "run.json") for index, run in runs.iterrows()}
+    for (paper, table), group in cells.groupby(["paper", "table"], sort=False):
+        yield _table(paper, table, group.reset_index(drop=True), runs, matcher, records, profile == "quick")
+
+
+def _table(
+    paper: str,
+    table: str,
+    cells: pd.DataFrame,
+    runs: pd.DataFrame,
+    matcher: Matcher,
+    records: dict[Any, dict[str, Any]],
+    quick: bool,
+) -> PaperTable:
+    lines: list[dict[str, Any]] = []
+    behind: list[dict[str, Any]] = []
+    for position, cell in cells.iterrows():
+        state = _state(cell)
+        differences: dict[Any, list[str]] = {}
+        command: dict[str, str] = {}
+        if not state and quick:
+            stands = miniature.stand_ins(cell, settings_of(overrides(cell)))
+            state = "" if stands else NO_EXPERIMENT
+            differences = {index: [] for _, settings in stands for index in matcher.exactly(settings)}
+            command = {"command": f"fcl-bench {shlex.join(stands[0][0])}" if stands else NOTHING}
+        elif not state:
+            differences = matcher.differences(cell)
+        found = groups_of(differences, runs, [key for key in STATED if not cell[key]]) or {"": []}
+        for at, indices in found.items():
+            line = {"cell": position, "at": at, "state": state or (RUN if indices else NOT_RUN)}
+            lines.append(line | command | _counted(cell) | _ours(cell, runs.loc[indices], records))
+        for index, differing in differences.items():
+            known = {key: cell[key] for key in ("row", "column", "metric")}
+            known |= {key: runs.loc[index, key] for key in ("run_id", "seed", "device", "protocol")}
+            behind.append({**known, "used": not differing, "differs": "; ".join(differing) or "nothing"})
+    title, said = f"{paper}, {table}", notes(paper, table, cells)
+    if quick:
+        title, said = f"{title}, in miniature", [miniature.NOTE, *said]
+    frame = pd.DataFrame(lines)
+    whole = cells.loc[frame.pop("cell")].reset_index(drop=True)
+    return PaperTable(
+        "-".join(re.findall(r"\w+", f"{paper} {table}".lower())),
+        paper_sheet(title, whole, frame, said),
+        paper_values(whole, frame),
+        pd.DataFrame(behind, columns=list(_RUNS)),
+    )
+
+
+def _state(cell: pd.Series) -> str:
+    """Why no run can be beside a printed number; "" if one can."""
+    if not cell["method"]:
+        return NO_METHOD
+    if words := words_without_key(cell["setting"]):
+        return f"no key for: {'; '.join(words)}"
+    if unsaid := [key for key in ("data", "backbone") if not cell[key]]:
+        return f"the paper does not say: {', '.join(unsaid)}"
+    return "" if cell["metric"].rpartition(".")[2] in _KNOWN else NO_METRIC
+
+
+def _natural(name: str) -> tuple[str, ...]:
+    """Sorts Table 2 before Table 10, and figures after tables."""
+    kind, _, number = name.partition(" ")
+    return (str(kind == "Figure"), kind, *(part.rjust(6) for part in number.split(".")))
+
+
+def _counted(cell: pd.Series) -> dict[str, float]:
+    counted, sent = nominal(cell), as_sent(cell)
+    return {"nominal": np.nan if counted is None else counted, "as_sent": np.nan if sent is None else sent}
+
+
+def _ours(cell: pd.Series, runs: pd.DataFrame, records: dict[Any, dict[str, Any]]) -> dict[str, float]:
+    """Mean, standard deviation and n of the runs, apart by device and protocol."""
+    columns = _SENT if cell["metric"] in SIZES else {OURS: cell["metric"]}
+    found: dict[str, float] = {}
+    for (device, protocol), part in runs.groupby(["device", "protocol"]) if len(runs) else ():
+        for column, metric in columns.items():
+            values = [measured(records[index], metric) for index in part.index]
+            numbers = np.array([np.nan if value is None else value for value in values])
+            name = f"{column}, {device}, {protocol}"
+            found[f"{name} mean"] = float(numbers.mean())
+            found[f"{name} std"] = float(numbers.std(ddof=1)) if len(numbers) > 1 else np.nan
+            found[f"{name} n"] = len(numbers)
+    return found
+
+
+def measured(record: dict[str, Any], metric: str) -> float | None:
+    """A metric of a run record by the name that printed numbers use; None where it is not defined.
+
+    `task_aware.A_T_tasks` is A_T_tasks in the part `task_aware`; a plain name is one of `metrics` or `runtime`, or
+    with `_mib` a size.
+    """
+    part, _, name = metric.rpartition(".")
+    if part:
+        return record.get(part, {}).get(name)
+    if name.endswith("_mib"):
+        size = record["communication"].get(f"{name.removesuffix('_mib')}_bytes")
+        return None if size is None else size / 2**20
+    return {**record["metrics"], **record["runtime"]}.get(name)

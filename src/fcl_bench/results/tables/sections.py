@@ -1,0 +1,151 @@
+"""The tables of accuracy, communication and runtime: a summary spread over rows and columns of one's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from fcl_bench.errors import UserError, choices
+from fcl_bench.results.collect import text
+from fcl_bench.results.measures import MEASURES, SECTIONS, Measure
+from fcl_bench.results.summarise import CEILINGS, knobs, setting, signature, varying_setting
+from fcl_bench.results.tables.cells import NOT_DEFINED, NOT_RUN, Cell, Sheet
+from fcl_bench.results.tables.summary_table import constants, marks, value
+
+#: What numbers of different ones never share a column over: seconds of two devices, accuracies of two protocols.
+ALWAYS_APART = ("device", "protocol")
+_NOTES = {
+    "accuracy": "Percent.",
+    "communication": (
+        "Upload and download are measured: of the busiest client and task, as sent; of all tasks: of the busiest "
+        "client over the stream. FedRAN's count: one task's upload in float64 with the nominal rank and label columns "
+        "for all classes. STSA's count: all tasks' uploads in float32 with each task's own classes. The three do not "
+        "compare with each other."
+    ),
+    "runtime": (
+        "Seconds per task: mean over tasks of (mean over clients of the client's time + the server's), without "
+        "features (FedRAN Eq. 1)."
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table in its three forms.
+
+    Attributes:
+        sheet: for readers.
+        values: for programs: the columns of the rows, then of each column its `_mean`, `_std` and `_n`.
+        runs: the same rows and columns with the ids of the runs behind each cell.
+    """
+
+    sheet: Sheet
+    values: pd.DataFrame
+    runs: pd.DataFrame
+
+
+def row_columns(summary: pd.DataFrame, by: Sequence[str]) -> list[str]:
+    """What tells the rows apart: `by`, or else all that varies and the method; less `ALWAYS_APART`.
+
+    Raises:
+        UserError: a key that is none of the configuration's, or that always tells columns apart.
+    """
+    known = ["method", *setting(summary), *knobs(summary)]
+    for key in by:
+        if key in ALWAYS_APART:
+            raise UserError(f"--by {key}: numbers of two {key}s never share a column", "the other columns of the table")
+        if key not in known:
+            raise UserError(f"--by {key}: unknown key", choices([k for k in known if k not in ALWAYS_APART], key))
+    return list(dict.fromkeys(by)) or [*(c for c in varying_setting(summary) if c not in ALWAYS_APART), "method"]
+
+
+def sections(summary: pd.DataFrame, measures: Sequence[Measure] = (), by: Sequence[str] = ()) -> dict[str, Section]:
+    """Tables by name, those of `SECTIONS` for which there is a measure.
+
+    What varies and is not in `by` is told in the headings of columns, one column a combination; device and protocol
+    always are. The best of each setting is bold, the second underlined, the ceilings aside: a setting has one device
+    and one protocol, and a column one accounting.
+
+    Args:
+        summary: what `summarise` returned, of runs whose labels leave out the knobs in `by`.
+        measures: to be shown; none: those that tables show unasked.
+        by: columns that tell the rows apart; none: see `row_columns`.
+
+    Raises:
+        UserError: see `row_columns`.
+    """
+    shown = list(measures) or [m for m in MEASURES.values() if m.shown_for(summary[f"{m.name}_mean"])]
+    by = row_columns(summary, by)
+    tables = {name: [measure for measure in shown if measure.section == name] for name in SECTIONS}
+    return {name: _section(name, summary, columns, by) for name, columns in tables.items() if columns}
+
+
+def _section(name: str, summary: pd.DataFrame, measures: list[Measure], by: list[str]) -> Section:
+    varying = varying_setting(summary)
+    # A label holds the method and those of its knobs that vary.
+    keys = ["label" if key == "method" else key for key in by]
+    apart = [key for key in dict.fromkeys((*ALWAYS_APART, *varying)) if key in varying and key not in by]
+    apart += [] if "label" in keys else ["label"]
+    rows = list(summary.groupby(signature(summary, keys), sort=False))
+    columns = [
+        (_told(group.iloc[0], apart), key) for key, group in summary.groupby(signature(summary, apart), sort=False)
+    ]
+    column_of = signature(summary, apart)
+    marked = {measure.name: marks(summary, measure) for measure in measures}
+
+    headers = [*by, *(f"{m.header}, {told}" if told else m.header for told, _ in columns for m in measures)]
+    sheet_rows: list[list[Cell]] = []
+    values: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
+    for _, group in rows:
+        first = {shown: group[key].iloc[0] for shown, key in zip(by, keys, strict=True)}
+        cells: list[Cell] = [(text(found) or "none", "") for found in first.values()]
+        values.append({key: text(found) if pd.isna(found) else found for key, found in first.items()})
+        runs.append(dict(values[-1]))
+        for told, key in columns:
+            there = group[column_of[group.index] == key]
+            if len(there) > 1:
+                raise AssertionError(
+                    f"{len(there)} configurations in one cell: {by} and {apart} do not tell them apart"
+                )
+            runs[-1][_column("run_ids", told)] = " ".join(there["run_ids"].iloc[0]) if len(there) else NOT_RUN
+            for measure in measures:
+                cells.append(_cell(there, measure, marked[measure.name]))
+                values[-1] |= {_column(f"{measure.name}_{k}", told): v for k, v in _numbers(there, measure).items()}
+        sheet_rows.append(cells)
+    notes = [
+        *constants(summary),
+        "Mean ± standard deviation over seeds (number of seeds). In each setting the best is bold and the second "
+        f"underlined ({' and '.join(CEILINGS)}, which see all data in one place, aside). {_NOTES[name]}",
+    ]
+    sheet = Sheet(name.capitalize(), headers, sheet_rows, len(by), notes)
+    return Section(sheet, pd.DataFrame(values), pd.DataFrame(runs))
+
+
+def _told(row: pd.Series, apart: list[str]) -> str:
+    """What a column is about: "beta 0.1, cpu"; device, protocol and method speak for themselves."""
+    themselves = (*ALWAYS_APART, "label")
+    return ", ".join(text(row[key]) if key in themselves else f"{key} {text(row[key]) or 'none'}" for key in apart)
+
+
+def _column(name: str, told: str) -> str:
+    return f"{name} [{told}]" if told else name
+
+
+def _cell(there: pd.DataFrame, measure: Measure, marked: pd.Series) -> Cell:
+    if there.empty:
+        return NOT_RUN, ""
+    row = there.iloc[0]
+    shown = value(row, measure)
+    return (shown if shown == NOT_DEFINED else f"{shown} ({row['n']})"), marked[there.index[0]]
+
+
+def _numbers(there: pd.DataFrame, measure: Measure) -> dict[str, Any]:
+    if there.empty:
+        return dict.fromkeys(("mean", "std", "n"), NOT_RUN)
+    row = there.iloc[0]
+    parts = {part: row[f"{measure.name}_{part}"] for part in ("mean", "std")}
+    return {**{part: NOT_DEFINED if pd.isna(found) else found for part, found in parts.items()}, "n": row["n"]}

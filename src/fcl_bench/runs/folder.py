@@ -1,0 +1,143 @@
+"""A run's folder: written whole or not at all, found again by its id, verified before it is trusted."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import shutil
+from collections.abc import Container, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import save_file
+
+from fcl_bench.data.partitions.holdings import Holdings
+from fcl_bench.data.splits.stream import Stream
+from fcl_bench.engine.checkpoint import Checkpoint, for_disk, read_json, write_json
+from fcl_bench.files import content_hash, file_checksum, replacing
+
+log = logging.getLogger(__name__)
+
+#: Version of the run folder's files; part of the run id. What changes a method's numbers raises its `revision` instead.
+SCHEMA = 3
+
+#: Most clients times tasks whose samples are arrays of their own in partition.npz.
+SEPARATE = 20_000
+
+
+def run_id(identity: dict[str, Any]) -> str:
+    """Hash of everything that determines the result."""
+    digest = content_hash()
+    digest.update(json.dumps({"schema": SCHEMA, **identity}, sort_keys=True, default=str).encode())
+    return digest.hexdigest()[:12]
+
+
+class RunFolder:
+    """`<out>/runs/<method>-<data>-<backbone>-<id>/`.
+
+    `run.json` is written last and holds the checksum of every other file, so a folder is complete only if all of it is
+    there and undamaged. Until then, `checkpoint` holds the state after the last complete task, or some round since.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoint = Checkpoint(path / "checkpoint", SCHEMA)
+
+    def complete_record(
+        self, otherwise: str = "running again", read: Container[str] | None = None
+    ) -> dict[str, Any] | None:
+        """The run record, if the run is complete and every file matches its checksum.
+
+        Args:
+            otherwise: what the caller does about a damaged folder, for the warning.
+            read: the files that the caller goes on to read: of the others only their presence is checked, since models
+                take long to read; None: all.
+        """
+        try:
+            record = read_json(self.path / "run.json")
+            damaged = [name for name, checksum in record["files"].items() if not self._holds(name, checksum, read)]
+        except FileNotFoundError as error:
+            if (self.path / "run.json").exists():
+                log.warning("run folder %s lacks %s; %s", self.path, error.filename, otherwise)
+            return None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("run folder %s has a damaged run.json (%s); %s", self.path, error, otherwise)
+            return None
+        if damaged:
+            log.warning("run folder %s: %s does not match its checksum; %s", self.path, ", ".join(damaged), otherwise)
+            return None
+        return record
+
+    def _holds(self, name: str, checksum: str, read: Container[str] | None) -> bool:
+        """Whether a file is as it was written. Raises OSError if it is not there."""
+        if read is None or name in read:
+            return file_checksum(self.path / name) == checksum
+        return (self.path / name).stat().st_size >= 0
+
+    def clear(self, keep_checkpoint: bool = False) -> None:
+        """Forget what is there but the log: a complete run (force), or what a killed or damaged one left."""
+        kept = {"run.log", self.checkpoint.folder.name} if keep_checkpoint else {"run.log"}
+        for entry in self.path.iterdir() if self.path.is_dir() else ():
+            if entry.name not in kept:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+    def write(
+        self,
+        record: dict[str, Any],
+        config: dict[str, Any],
+        tables: dict[str, tuple[list[str], Iterable[Iterable[Any]]]],
+        partition: dict[str, np.ndarray],
+        model: dict[str, torch.Tensor],
+        pictures: dict[str, bytes],
+    ) -> dict[str, Any]:
+        """Write every file, then run.json; returns the record with the checksums in it.
+
+        Args:
+            record: run.json without `files`.
+            config: the resolved configuration.
+            tables: file name -> (header, rows).
+            partition: name -> index array.
+            model: name -> tensor.
+            pictures: file name -> PNG.
+        """
+        with replacing(self.path / "config.yaml") as temporary:
+            temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+        for name, (header, rows) in tables.items():
+            with replacing(self.path / name) as temporary, temporary.open("w", newline="") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(header)
+                writer.writerows(rows)
+        with replacing(self.path / "partition.npz") as temporary:
+            np.savez_compressed(temporary, **partition)  # type: ignore[arg-type]
+        with replacing(self.path / "model.safetensors") as temporary:
+            save_file(for_disk(model), temporary)
+        for name, content in pictures.items():
+            with replacing(self.path / name) as temporary:
+                temporary.write_bytes(content)
+        names = ["config.yaml", *tables, "partition.npz", "model.safetensors", *pictures]
+        record = {**record, "files": {name: file_checksum(self.path / name) for name in names}}
+        record = write_json(self.path / "run.json", record)
+        self.checkpoint.remove()
+        return record
+
+
+def partition_arrays(stream: Stream, shards: Sequence[Holdings], labelled: np.ndarray) -> dict[str, np.ndarray]:
+    """`class_order`, and index arrays into the data set: `train_t<t>_c<k>`, `test_t<t>`, `unlabelled`; t, k from 0.
+
+    Of more than `SEPARATE` clients and tasks, `train_t<t>` with the samples of one client after the other, and
+    `train_ends_t<t>` (K + 1,): client k has `train_t<t>[train_ends_t<t>[k]:train_ends_t<t>[k + 1]]`. A file of its own
+    for every client and task in the archive would be ten million of 300 bytes each, most of them of no sample.
+    """
+    arrays = {"class_order": stream.class_order, "unlabelled": np.flatnonzero(~labelled)}
+    separate = sum(map(len, shards)) <= SEPARATE
+    for task, (clients, test) in enumerate(zip(shards, stream.test, strict=True)):
+        arrays[f"test_t{task}"] = test
+        if separate:
+            arrays.update({f"train_t{task}_c{client}": indices for client, indices in enumerate(clients)})
+        else:
+            arrays |= {f"train_t{task}": clients.indices, f"train_ends_t{task}": clients.ends}
+    return arrays

@@ -1,0 +1,109 @@
+"""The run record, run.json, of a federation that has done its tasks."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from fcl_bench import environment
+from fcl_bench.engine.answers import Answers
+from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.metrics import accuracy_matrix, metrics, pooled_accuracy
+from fcl_bench.runs.folder import SCHEMA
+from fcl_bench.runs.inputs import Inputs
+from fcl_bench.runs.plan import Plan
+
+#: How test samples are classified unless a method says otherwise: one by one, without their task.
+TASK_AGNOSTIC = "task-agnostic"
+
+
+def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: float) -> dict[str, Any]:
+    """Everything but the checksums of the run's files.
+
+    Args:
+        plan, inputs: what was run on what.
+        federation: after its last task.
+        seconds: since the run began, interruptions aside.
+    """
+    settings, scalars, state = plan.settings, plan.settings.scalars, federation.state
+    tests = test_sizes(federation)
+    pure = federation.server.pure_batches
+    return {
+        "schema": SCHEMA,
+        "run_id": plan.id,
+        "method": settings.method.name,
+        "method_revision": settings.method.revision,
+        "data": settings.data.name,
+        "backbone": settings.backbone.name,
+        "split": settings.split.name,
+        "partition": settings.partition.name,
+        "adapt": settings.adapt.name,
+        "experiment": scalars.experiment,
+        "profile": scalars.profile,
+        "seed": scalars.seed,
+        "beta": settings.beta,
+        "clients": scalars.clients,
+        "tasks": scalars.tasks,
+        "data_fingerprint": plan.dataset.fingerprint,
+        "data_origin": plan.dataset.origin,
+        "unseen_test_samples": plan.stream.unseen_tests,
+        "features": plan.identity,
+        "weights": inputs.weights or plan.identity.get("weights"),
+        "draws_weights": settings.backbone.draws_weights,
+        "protocol": TASK_AGNOSTIC if pure is None else f"task-pure batches of {pure}",
+        "metrics": metrics(state.answers["correct"], tests),
+        "task_aware": metrics(state.answers["aware"], tests),
+        "routing": _routing(state.answers, tests),
+        "adaptation": None if inputs.adapted is None else {**inputs.adapted.record(), "weights": inputs.weights},
+        "communication": {
+            **state.ledger.communication(),
+            "wire": asdict(scalars.wire),
+            "accounting": settings.method.accounting(plan.problem, plan.classes_per_task),
+        },
+        "labels": {"rate": scalars.label_rate, **state.ledger.labels()},
+        "bounds": state.bounds,
+        "drift": None if federation.drift is None else _drift(federation),
+        "report": federation.server.report(),
+        "runtime": {**state.ledger.runtime(), **_feature_seconds(inputs), "total_seconds": seconds}
+        | {"peak_memory_bytes": environment.peak_memory(plan.device)},
+        "environment": environment.describe(plan.device),
+    }
+
+
+def test_sizes(federation: Federation) -> np.ndarray:
+    """(T,) how many test samples each task has."""
+    return np.array([len(indices) for indices in federation.stream.test])
+
+
+def _routing(answers: Answers, tests: np.ndarray) -> dict[str, Any] | None:
+    """Of a method that predicts tasks: how often it is right, and what it reaches when all classes compete."""
+    if not answers.routes:
+        return None
+    return {
+        "accuracy": [_finite(value) for value in pooled_accuracy(answers["routed"], tests)],
+        "by_task": [_finite(value) for value in accuracy_matrix(answers["routed"], tests)[-1]],
+        "unrouted": metrics(answers["unrouted"], tests),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _feature_seconds(inputs: Inputs) -> dict[str, Any]:
+    features = inputs.features
+    return {
+        "feature_seconds": features.seconds if features else 0.0,
+        "feature_cost_seconds": features.cost if features else 0.0,
+        "feature_cache_hit": features.cache_hit if features else False,
+    }
+
+
+def _drift(federation: Federation) -> dict[str, Any]:
+    """Feature drift after the last task, averaged over the earlier ones' reference samples; None for a single task."""
+    assert federation.drift is not None
+    matrix = federation.drift.matrix(len(federation.stream.tasks))
+    last = matrix[-1, :-1]
+    return {"last": [float(value) for value in last], "mean": float(last.mean()) if len(last) else None}

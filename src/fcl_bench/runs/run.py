@@ -1,0 +1,179 @@
+"""One run, from settings to a run folder; callable from tests and notebooks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fcl_bench import environment
+from fcl_bench.config import Settings
+from fcl_bench.engine.checkpoint import read_json
+from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.metrics import pooled_after
+from fcl_bench.errors import UserError
+from fcl_bench.files import locked, writable
+from fcl_bench.runs.folder import SCHEMA, RunFolder, partition_arrays
+from fcl_bench.runs.inputs import prepare_inputs
+from fcl_bench.runs.pictures.pictures import Pictures, drawn
+from fcl_bench.runs.plan import Plan, make_plan
+from fcl_bench.runs.record import run_record, test_sizes
+from fcl_bench.runs.run_pictures import run_pictures
+from fcl_bench.runs.tables import run_tables
+from fcl_bench.tracking.base import NoTracking, TrackedRun, Tracker, Tracking, flat, numbers
+
+log = logging.getLogger(__name__)
+
+#: Pictures -> file name -> PNG.
+Draw = Callable[[Pictures], dict[str, bytes]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left: its record (run.json), its folder, and whether it was complete before."""
+
+    record: dict[str, Any]
+    folder: Path
+    was_complete: bool
+
+
+def run(settings: Settings, tracking: Tracking | None = None, draw: Draw | None = None) -> Outcome:
+    """Do the run that `settings` describe, or report it if it is already complete.
+
+    An interrupted run goes on after its last complete task, with the result of an uninterrupted one.
+
+    Args:
+        settings: the whole configuration.
+        tracking: who else is told how the run goes; it has no bearing on the result.
+        draw: what draws its pictures, if not `pictures.drawn` in this process.
+
+    Raises:
+        UserError: the input can't work, or another version of the program made what is in the run's folder; nothing has
+            been written but the log.
+    """
+    begin = time.perf_counter()
+    plan = make_plan(settings)
+    environment.reset_peak_memory(plan.device)
+    out = settings.scalars.out
+    runs = writable(f"out={out}", Path(out).expanduser() / "runs")
+    folder = RunFolder(runs / plan.label)
+    with locked(writable(f"out={out}", runs / ".locks") / f"{plan.label}.lock", f"doing the run {plan.label}"):
+        if settings.scalars.force:
+            folder.clear()
+        else:
+            _refuse_other_schema(folder)
+        if (record := folder.complete_record()) is not None:
+            folder.checkpoint.remove()  # of a process that was killed between the two
+            return Outcome(record, folder.path, was_complete=True)
+        folder.clear(keep_checkpoint=True)
+        with _logged_to(writable(f"out={out}", folder.path) / "run.log"):
+            record = _carry_out(plan, folder, begin, tracking or NoTracking(), draw or drawn)
+            return Outcome(record, folder.path, was_complete=False)
+
+
+def _refuse_other_schema(folder: RunFolder) -> None:
+    """Neither trust nor overwrite what another version of the program made.
+
+    The schema is a part of the run's id, so such a folder was copied, renamed, or comes from a version that did so.
+    """
+    for file in (folder.path / "run.json", folder.checkpoint.folder / "state.json"):
+        try:
+            schema = read_json(file).get("schema")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # absent or damaged, which is found out and told where it is used
+        if schema != SCHEMA:
+            raise UserError(
+                f"run folder {folder.path} is of schema {schema}, and this version of fcl-bench writes schema {SCHEMA}",
+                "force=true does the run anew and replaces the folder; out=FOLDER leaves it alone",
+            )
+
+
+def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, draw: Draw) -> dict[str, Any]:
+    settings = plan.settings
+    inputs = prepare_inputs(plan, folder.path)
+    drift = settings.scalars.drift
+    federation = Federation(
+        settings.method, plan.problem, plan.stream, plan.shards, plan.labelled, inputs.train, inputs.test, drift
+    )
+    seconds_before = _resume(federation, folder)
+
+    tracked = TrackedRun(
+        *(plan.id, plan.label, flat(settings.identity(), separator="."), Path(settings.scalars.out).expanduser()),
+        tasks_done=federation.state.tasks_done,
+        fresh=settings.scalars.force,
+    )
+    with closing(tracking.start(tracked)) as tracker:
+
+        def checkpoint(federation: Federation) -> None:
+            done = federation.state.rounds_done == 0
+            if done:
+                _tell(tracker, federation)
+            state, tensors = federation.save()
+            folder.checkpoint.save({**state, "seconds": seconds_before + time.perf_counter() - begin}, tensors)
+            if done:
+                log.debug("task %d of %d is kept", federation.state.tasks_done, len(federation.stream.tasks))
+
+        federation.run(checkpoint, settings.scalars.checkpoint_rounds)
+        record = run_record(plan, federation, inputs, seconds_before + time.perf_counter() - begin)
+        # Before the record is written: a run that is killed in between tells it again.
+        tracker.finish(numbers({key: record[key] for key in ("metrics", "communication", "runtime")}))
+    return folder.write(
+        record,
+        settings.resolved,
+        run_tables(plan.stream, federation, record["metrics"]["accuracy"], inputs.adapted),
+        partition_arrays(plan.stream, plan.shards, plan.labelled),
+        {**federation.server.model(), "class_order": torch.from_numpy(plan.stream.class_order)},
+        draw(run_pictures(record, plan.stream, federation)),
+    )
+
+
+def _tell(tracker: Tracker, federation: Federation) -> None:
+    """What a tracker hears after a task: accuracy on all classes so far in percent, bytes, seconds."""
+    state = federation.state
+    task = federation.stream.tasks[state.tasks_done - 1]
+    accuracy = pooled_after(task.index, state.answers["correct"], test_sizes(federation))
+    known = {"classes_seen": task.columns_seen, **state.ledger.task_totals(task.index)}
+    tracker.task(numbers({"accuracy": None if np.isnan(accuracy) else accuracy, **known}), task.index)
+
+
+def _resume(federation: Federation, folder: RunFolder) -> float:
+    """Bring `federation` to the last checkpoint, if there is one; returns the seconds spent before it."""
+    found = folder.checkpoint.load()
+    if found is None:
+        return 0.0
+    saved, tensors = found
+    federation.restore(saved, tensors)
+    within = f", round {saved['rounds_done']}" if saved["rounds_done"] else ""
+    log.info("going on after task %d of %d%s", saved["tasks_done"], len(federation.stream.tasks), within)
+    return float(saved["seconds"])
+
+
+@contextmanager
+def _logged_to(path: Path) -> Iterator[None]:
+    """What the package logs in this block goes to `path` too."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    package = logging.getLogger("fcl_bench")
+    package.addHandler(handler)
+
+    def note(level: int, text: str) -> None:
+        # To the file only: the terminal has the error line and the tables.
+        handler.handle(package.makeRecord("fcl_bench", level, "", 0, text, (), None))
+
+    try:
+        note(logging.INFO, "run starts")
+        yield
+        note(logging.INFO, "run is complete")
+    except UserError as error:
+        note(logging.ERROR, str(error))
+        raise
+    finally:
+        package.removeHandler(handler)
+        handler.close()

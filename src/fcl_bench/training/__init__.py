@@ -1,0 +1,1 @@
+"""Local training of a network: heads, objective, trainer, layer inputs."""

@@ -1,0 +1,135 @@
+"""What each layer of a network gets to see: the activation columns from which subspaces are extracted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from fcl_bench.linalg.subspace import gather_columns
+from fcl_bench.training.network import Network
+from fcl_bench.training.trainer import FORWARD_BATCH, Trainer
+
+#: The input of all heads: the features.
+HEADS = "heads"
+
+
+def projectable(network: Network) -> dict[str, torch.nn.Module]:
+    """The layers of the body whose weights have an input subspace, by name: linear ones and ungrouped convolutions.
+
+    Not a convolution of a derived class: it may do something else to its inputs first, such as TensorFlow's padding.
+    Nor a layer that is never called: some attention blocks use a linear layer's weight themselves.
+    """
+    found: dict[str, torch.nn.Module] = {}
+    for name, module in network.called_layers():
+        plain = type(module) is torch.nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros"
+        if plain or isinstance(module, torch.nn.Linear):
+            found[f"body.{name}"] = module
+    return found
+
+
+@torch.inference_mode()
+def layer_columns(
+    trainer: Trainer, network: Network, images: torch.Tensor, layers: list[str], count: int, generator: torch.Generator
+) -> dict[str, torch.Tensor]:
+    """A uniform choice of `count` activation columns (d_l, m_s) of each layer (FedProTIP 4.2), in float32.
+
+    A convolution's columns are unfolded patches, a token-wise linear layer's are tokens. Only the chosen ones are ever
+    held. A client with n < m_s samples has every image in; a linear layer on pooled features then has n columns.
+
+    Args:
+        trainer: runs the network, in evaluation mode.
+        network: with the weights to look at.
+        images: (n, 3, h, w) uint8.
+        layers: names of `projectable`, and `HEADS`.
+        count: m_s.
+        generator: on the CPU, for the choice.
+    """
+    if len(images) > count:
+        images = images[torch.randperm(len(images), generator=generator)[:count].sort().values.to(images.device)]
+    modules = projectable(network)
+    taps = {name: _Tap(count, len(images), generator) for name in layers}
+    hooks = [
+        modules[name].register_forward_pre_hook(partial(_offer, tap)) for name, tap in taps.items() if name != HEADS
+    ]
+    network.eval()
+    try:
+        start = 0
+        for batch in images.split(FORWARD_BATCH["cpu"]):
+            for tap in taps.values():
+                tap.start, tap.count = start, len(batch)
+            with trainer.autocast():
+                features = network.body(trainer.standardise(batch))
+            if HEADS in taps:
+                taps[HEADS].take(None, features)
+            start += len(batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {name: tap.columns() for name, tap in taps.items()}
+
+
+def _offer(tap: _Tap, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+    tap.take(module, inputs[0])
+
+
+class _Tap:
+    """Collects the chosen columns of one layer, batch by batch.
+
+    Args:
+        count: columns wanted.
+        images: n, how many images will come.
+        generator: for the choice, which is made when the first batch shows how many columns an image has.
+    """
+
+    def __init__(self, count: int, images: int, generator: torch.Generator) -> None:
+        self.start = self.count = 0
+        self._wanted = count
+        self._images = images
+        # A generator of its own: the layers' choices do not depend on the order in which they are met.
+        self._generator = torch.Generator().manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
+        self._sample: torch.Tensor | None = None
+        self._place = torch.empty(0, dtype=torch.int64)
+        self._parts: list[torch.Tensor] = []
+
+    def take(self, module: torch.nn.Module | None, inputs: torch.Tensor) -> None:
+        gather, places = _gatherer(module, inputs, self.count)
+        if self._sample is None:
+            total = self._images * places
+            chosen = torch.randperm(total, generator=self._generator)[: self._wanted].sort().values
+            self._sample, self._place = chosen // places, chosen % places
+        here = (self._sample >= self.start) & (self._sample < self.start + self.count)
+        self._parts.append(gather(self._sample[here] - self.start, self._place[here]).float())
+
+    def columns(self) -> torch.Tensor:
+        """(d, m)."""
+        return torch.cat(self._parts, dim=1)
+
+
+def _gatherer(
+    module: torch.nn.Module | None, inputs: torch.Tensor, images: int
+) -> tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], int]:
+    """How to gather columns (sample, place) of a layer's inputs, and how many places an image has."""
+    if isinstance(module, torch.nn.Conv2d):
+        height, width = (
+            (side + 2 * _pad(module, axis) - module.dilation[axis] * (module.kernel_size[axis] - 1) - 1)
+            // module.stride[axis]
+            + 1
+            for axis, side in enumerate(inputs.shape[2:])
+        )
+        return partial(gather_columns, inputs, module), height * width
+    # Windowed attention makes several rows of an image, one after the other.
+    tokens = inputs.reshape(images, -1, inputs.shape[-1])
+
+    def gather(sample: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        return tokens[sample.to(tokens.device), place.to(tokens.device)].T
+
+    return gather, tokens.shape[1]
+
+
+def _pad(module: torch.nn.Conv2d, axis: int) -> int:
+    if module.padding == "same":
+        return module.dilation[axis] * (module.kernel_size[axis] - 1) // 2
+    return 0 if module.padding == "valid" else int(module.padding[axis])

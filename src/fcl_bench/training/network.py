@@ -1,0 +1,127 @@
+"""The network that clients train and the server averages: a body, and a head that grows with the classes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+
+import torch
+
+from fcl_bench.backbones.trainable import Trainable
+
+#: Every layer that normalises by statistics of the batch, and keeps running ones.
+_NORMS = torch.nn.modules.batchnorm._BatchNorm
+
+
+class Network(torch.nn.Module):
+    """Images (b, 3, size, size) to logits: `body` gives features (b, d), `heads[t]` scores classes of task t.
+
+    One linear layer per task, so that the classes of old tasks can be frozen, or competed with, apart.
+
+    Args:
+        start: the body in its initial weights.
+    """
+
+    def __init__(self, start: Trainable) -> None:
+        super().__init__()
+        self.dimension = start.dimension
+        self._size = start.size
+        self._called: set[str] | None = None
+        self.body = start.build()
+        self.heads = torch.nn.ModuleList()
+        #: Parameters that stay as everyone has them from the start.
+        self.never_trains = {name for name, value in self.named_parameters() if not value.requires_grad}
+        self._frozen: set[str] = set()
+
+    def grow(self, sizes: list[int], seed: int) -> None:
+        """Add heads until there is one of each of `sizes`; new weights are uniform in +-1/sqrt(d), biases 0.
+
+        Args:
+            sizes: classes of each task so far.
+            seed: of the new weights of every head.
+        """
+        device = next(self.body.parameters()).device
+        for task in range(len(self.heads), len(sizes)):
+            # Not its own initial weights: they would come from everyone's generator.
+            with warnings.catch_warnings():
+                # A task without a new class has a head without a row, which torch finds worth a warning.
+                warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
+                head = torch.nn.utils.skip_init(torch.nn.Linear, self.dimension, sizes[task])
+            with torch.no_grad():
+                drawn = torch.rand(head.weight.shape, generator=torch.Generator().manual_seed(seed + task))
+                head.weight.copy_((2 * drawn - 1) / self.dimension**0.5)
+                head.bias.zero_()
+            self.heads.append(head.to(device))
+
+    def called_layers(self) -> list[tuple[str, torch.nn.Module]]:
+        """The convolutions and linear layers of the body that a forward pass calls, with their names."""
+        layers = [(n, m) for n, m in self.body.named_modules() if isinstance(m, (torch.nn.Conv2d, torch.nn.Linear))]
+        if self._called is None:
+            called: set[str] = set()
+            hooks = [m.register_forward_hook(lambda *_, name=n: called.add(name)) for n, m in layers]
+            training = self.body.training
+            with torch.inference_mode():
+                device = next(self.body.parameters()).device
+                self.body.eval()(torch.zeros(1, 3, self._size, self._size, device=device))
+            self.train(training)
+            for hook in hooks:
+                hook.remove()
+            self._called = called
+        return [(name, module) for name, module in layers if name in self._called]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """The outputs of all heads (b, L), head by head."""
+        return self.logits(self.body(images))
+
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        """The outputs of all heads (b, L) of features (b, d)."""
+        return torch.cat([head(features) for head in self.heads], dim=1)
+
+    def freeze(self, names: Iterable[str]) -> None:
+        """Let exactly these parameters stay as they are, besides those that never train.
+
+        A batch norm without a parameter to train keeps its running statistics too.
+        """
+        self._frozen = self.never_trains | set(names)
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name not in self._frozen)
+
+    def train(self, mode: bool = True) -> Network:
+        """As any module, but frozen batch norms stay in evaluation mode."""
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, _NORMS) and not any(own.requires_grad for own in module.parameters(recurse=False)):
+                module.eval()
+        return self
+
+    def changing(self) -> dict[str, torch.Tensor]:
+        """What training changes: the parameters that train, and the running statistics of their batch norms."""
+        found: dict[str, torch.Tensor] = {
+            name: parameter.data for name, parameter in self.named_parameters() if parameter.requires_grad
+        }
+        for name, module in self.named_modules():
+            if isinstance(module, _NORMS) and f"{name}.weight" in found:
+                found |= {f"{name}.{own}": value for own, value in module.named_buffers() if value.is_floating_point()}
+        return found
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """All parameters and running statistics but those that everyone has from the start, by name."""
+        known = self.never_trains
+        return {
+            name: value
+            for name, value in self.state_dict().items()
+            if value.is_floating_point() and name not in known and not self._beside(name, known)
+        }
+
+    @staticmethod
+    def _beside(name: str, known: set[str]) -> bool:
+        """Whether `name` is a buffer of a module whose parameters never train."""
+        module = name.rpartition(".")[0]
+        return name.rpartition(".")[2].startswith("running_") and f"{module}.weight" in known
+
+    @torch.no_grad()
+    def load(self, values: dict[str, torch.Tensor]) -> None:
+        """Copy `values` into the parameters and buffers of those names."""
+        own = self.state_dict()
+        for name, value in values.items():
+            own[name].copy_(value)

@@ -1,0 +1,98 @@
+"""FedRAN's theorems, and the centred sketch's bound, beside the truth."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
+from fcl_bench.methods.closed_form.fedran import FedRAN
+from tests.methods.harness import draw_tasks, learn_task, problem_of, shard_of, stream_of
+
+
+def audited(method, tasks, inputs=8):
+    """The audit's report after each task."""
+    problem = problem_of(inputs)
+    server, audit, rows = method.server(problem), method.audit(problem), []
+    tests = np.random.default_rng(9).standard_normal((60, inputs))
+    for task, clients in zip(stream_of(tasks), tasks, strict=True):
+        learn_task(method, problem, server, task, clients)
+        for k, (Z, labels) in enumerate(clients):
+            if len(labels):
+                audit.observe(task, shard_of(k, task.index, Z, labels))
+        rows.append(audit.report(task, server, torch.from_numpy(tests).split(25)))
+    return rows
+
+
+METHODS = st.one_of(
+    st.builds(
+        FedRAN,
+        M=st.just(20),
+        rank=st.integers(1, 20),
+        ridge=st.sampled_from([1e-2, 1.0, 1e4]),
+        merge=st.sampled_from(["sequential", "joint", "tree"]),
+        complement=st.sampled_from(["drop", "floor"]),
+        budget_bytes=st.sampled_from([None, 8 * 20 * 6]),
+        bounds=st.just(True),
+    ),
+    st.builds(
+        CentredSketch,
+        M=st.just(20),
+        rank=st.integers(0, 20),
+        ridge=st.sampled_from([1e-2, 1.0, 1e4]),
+        centre=st.booleans(),
+        bounds=st.just(True),
+    ),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(method=METHODS, seed=st.integers(0, 10**6))
+def test_the_truth_never_exceeds_its_bound(method, seed):
+    rng = np.random.default_rng(seed)
+    tasks = draw_tasks(rng, 8, [2, 3], [[25, 1, 12], [6, 0, 30]])
+    for row in audited(method, tasks):
+        assert row["gram_error"] <= row["gram_bound"] + 1e-9 * row["gram_norm"]
+        assert row["weight_error"] <= row["weight_bound"] * (1 + 1e-9) + 1e-6 * row["weight_norm"]
+        assert row["score_error"] <= row["weight_bound"] * (1 + 1e-9) + 1e-6 * row["weight_norm"]
+        assert 0 <= row["certified"] <= row["agree"] <= 100
+
+
+@pytest.mark.parametrize("method", [FedRAN(M=20, rank=20, bounds=True), CentredSketch(M=20, rank=20, bounds=True)])
+def test_nothing_is_lost_at_full_rank(method):
+    method.ridge = 1.0
+    tasks = draw_tasks(np.random.default_rng(0), 8, [2, 3], [[25, 1, 12], [6, 0, 30]])
+    row = audited(method, tasks)[-1]
+    assert row["gram_bound"] < 1e-9 * row["gram_norm"]
+    assert row["gram_error"] < 1e-9 * row["gram_norm"]
+    assert (row["certified"], row["agree"]) == (100, 100)
+
+
+def test_bounds_shrink_with_the_rank_and_say_something():
+    """A wide ridge makes Theorem 2 small enough to certify samples; FedRAN's default, 1e-3, never does."""
+    tasks = draw_tasks(np.random.default_rng(0), 8, [2, 3], [[25, 1, 12], [6, 0, 30]])
+    rows = [audited(FedRAN(M=20, rank=rank, ridge=1e4, bounds=True), tasks)[-1] for rank in (2, 8, 16)]
+    assert rows[0]["gram_bound"] > rows[1]["gram_bound"] > rows[2]["gram_bound"] > 0
+    assert rows[2]["certified"] > rows[0]["certified"]
+
+
+@pytest.mark.parametrize("ridge", [1e-170, 1e-3, 1e200])
+@pytest.mark.parametrize("method", [FedRAN(M=20, rank=4, bounds=True), CentredSketch(M=20, rank=4, bounds=True)])
+def test_bounds_are_numbers_or_none(method, ridge):
+    """A bound beyond all numbers has none; JSON has no infinity."""
+    tasks = draw_tasks(np.random.default_rng(0), 8, [2, 3], [[25, 1, 12], [6, 0, 30]])
+    for row in audited(type(method)(**{**vars(method), "ridge": ridge}), tasks):
+        json.dumps(row, allow_nan=False)
+        assert row["gram_error"] is not None
+        # 1 / lambda^2 in FedRAN's; 1 / (lambda delta) in the sketch's.
+        assert (row["weight_bound"] is None) == (ridge == 1e-170 and isinstance(method, FedRAN))
+
+
+def test_no_audit_unless_asked_for():
+    assert FedRAN().audit(problem_of(8)) is None
+    assert CentredSketch().audit(problem_of(8)) is None

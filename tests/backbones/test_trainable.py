@@ -1,0 +1,428 @@
+"""Networks to be trained: the same first weights at every call, stems, adapters, stages; a trained one's features."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from fcl_bench.backbones.adapters import Adapters
+from fcl_bench.backbones.backbone import Identity, Pixels
+from fcl_bench.backbones.cache import FeatureCache
+from fcl_bench.backbones.extract import extract_features
+from fcl_bench.backbones.network_extractor import NetworkExtractor
+from fcl_bench.backbones.timm_backbone import Timm, Transform
+from fcl_bench.backbones.tiny import Tiny
+from fcl_bench.backbones.trainable import Trainable, frozen_names, weights_hash
+from fcl_bench.data.images.stored import ArrayImages
+from fcl_bench.data.sources.base import Dataset, Digits, Split, image_split
+from fcl_bench.errors import UserError
+
+CPU = torch.device("cpu")
+RESNET = "test_resnet"  # timm's own networks for tests
+VIT = "test_vit"
+SMALL = Transform(size=32, crop_pct=1.0, mean=[0.5071, 0.4865, 0.4409], std=[0.2673, 0.2564, 0.2762])
+FEATURES = Dataset("features", *[Split(np.zeros(3, dtype=np.int64), np.zeros((3, 2)), "x")] * 2)
+
+
+def images(size: int = 32, count: int = 10) -> Dataset:
+    rng = np.random.default_rng(0)
+    sides = (rng.integers(0, 256, (n, size, size, 3), dtype=np.uint8) for n in (count, 4))
+    return Dataset("made", *(image_split(np.arange(len(side)) % 2, ArrayImages(side)) for side in sides))
+
+
+def scratch(name: str = RESNET, **knobs) -> Timm:
+    return Timm(name, pretrained=False, **{"transform": SMALL, **knobs})
+
+
+def vit(**knobs) -> Timm:
+    return scratch(VIT, transform=Transform(), **knobs)
+
+
+BACKBONES = {
+    "tiny": Tiny(),
+    "resnet": scratch(),
+    "cifar stem": scratch(stem="cifar"),
+    "vit": vit(),
+    "vit with adapters": vit(adapters=Adapters(8)),
+}
+
+
+def checkpoint(folder, name: str, change=lambda model: None) -> tuple[str, torch.nn.Module]:
+    model = timm.create_model(name, num_classes=0)
+    change(model)
+    save_file(model.state_dict(), folder / "weights.safetensors")
+    return str(folder / "weights.safetensors"), model.eval()
+
+
+@pytest.mark.parametrize("backbone", BACKBONES.values(), ids=BACKBONES.keys())
+def test_initial_weights_follow_from_the_seed_alone(backbone):
+    data = images()
+    torch.manual_seed(1)
+    first = backbone.trainable(data, seed=3)
+    before = torch.get_rng_state()
+    again = backbone.trainable(data, seed=3)
+    bodies = [first.build(), again.build()]
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    bodies += [first.build(), backbone.trainable(data, seed=3).build()]
+    assert len({weights_hash(body) for body in bodies}) == 1
+    assert first.identity == again.identity
+    other = backbone.trainable(data, seed=4)
+    assert weights_hash(other.build()) != weights_hash(bodies[0])
+    assert other.identity != first.identity
+    assert weights_hash(bodies[0]) == first.identity["weights"]
+
+
+@pytest.mark.parametrize("backbone", BACKBONES.values(), ids=BACKBONES.keys())
+def test_a_body_maps_images_to_features_and_learns_apart_from_its_siblings(backbone):
+    start = backbone.trainable(images(), seed=0)
+    body, sibling = start.build(), start.build()
+    assert all(module.training for module in body.modules())
+    features = body(torch.randn(3, 3, start.size, start.size))
+    assert features.shape == (3, start.dimension)
+    features.square().sum().backward()
+    changing = [weight for weight in body.parameters() if weight.requires_grad]
+    assert all(weight.grad is not None for weight in changing)
+    torch.optim.SGD(changing, lr=0.1).step()
+    assert weights_hash(body) != start.identity["weights"]
+    assert weights_hash(sibling) == start.identity["weights"] == weights_hash(start.build())
+    assert len(start.mean) == len(start.std) == 3
+
+
+def test_resnet18_for_cifar_is_the_papers_network():
+    """conv 3x3 without pooling, then 4 stages of 2 blocks: 11,168,832 parameters and feature maps of 32, 16, 8, 4."""
+    body = scratch("resnet18", stem="cifar").trainable(images(), seed=0).build()
+    assert sum(weight.numel() for weight in body.parameters()) == 11_168_832
+    assert body.conv1.weight.shape == (64, 3, 3, 3)
+    x = body.maxpool(body.act1(body.bn1(body.conv1(torch.zeros(2, 3, 32, 32)))))
+    sides = []
+    for stage in (body.layer1, body.layer2, body.layer3, body.layer4):
+        x = stage(x)
+        sides.append(x.shape[-1])
+    assert sides == [32, 16, 8, 4]
+    assert body(torch.zeros(2, 3, 32, 32)).shape == (2, 512)
+
+
+def test_training_images_have_the_transforms_size_and_scale_or_the_models_own():
+    start = scratch().trainable(images(), seed=0)
+    assert (start.size, start.mean, start.std) == (32, tuple(SMALL.mean), tuple(SMALL.std))
+    own = vit().trainable(images(), seed=0)
+    config = timm.create_model(VIT).pretrained_cfg
+    assert (3, own.size, own.size) == config["input_size"]
+    assert (own.mean, own.std) == (config["mean"], config["std"])
+
+
+def test_pretrained_weights_are_where_training_starts(tmp_path):
+    path, model = checkpoint(tmp_path, RESNET)
+    start = Timm(RESNET, checkpoint=path, transform=SMALL).trainable(images(), seed=0)
+    assert start.identity["weights"] == weights_hash(model)
+
+
+def test_a_cifar_stem_under_pretrained_weights_is_new_and_said_so(tmp_path, caplog):
+    path, model = checkpoint(tmp_path, RESNET)
+    backbone = Timm(RESNET, checkpoint=path, stem="cifar", transform=SMALL)
+    with caplog.at_level(logging.WARNING):
+        first, second = (backbone.trainable(images(), seed).build() for seed in (0, 1))
+    assert caplog.text.count("the stem of test_resnet is new, with random weights") == 2
+    assert not torch.equal(first.conv1.weight, second.conv1.weight)
+    assert torch.equal(first.layer4[0].conv1.weight, model.layer4[0].conv1.weight)
+    assert weights_hash(first.layer1) == weights_hash(second.layer1) == weights_hash(model.layer1)
+
+
+def test_a_checkpoint_with_a_cifar_stem_keeps_it(tmp_path, caplog):
+    def stem(model):
+        model.conv1 = torch.nn.Conv2d(3, 32, 3, padding=1, bias=False)
+
+    path, model = checkpoint(tmp_path, RESNET, stem)
+    with caplog.at_level(logging.WARNING):
+        body = Timm(RESNET, checkpoint=path, stem="cifar", transform=SMALL).trainable(images(), seed=0).build()
+    assert weights_hash(body) == weights_hash(model)
+    assert isinstance(body.maxpool, torch.nn.Identity)
+    assert not caplog.text
+    with pytest.raises(UserError, match=r"backbone\.stem"):
+        Timm(RESNET, checkpoint=path).trainable(images(), seed=0)
+
+
+def test_adapters_start_as_the_plain_network_and_alone_train(tmp_path):
+    path, plain = checkpoint(tmp_path, VIT)
+    start = Timm(VIT, checkpoint=path, adapters=Adapters(width=8)).trainable(images(), seed=0)
+    body = start.build()
+    x = torch.randn(2, 3, start.size, start.size)
+    assert torch.equal(body.eval()(x), plain(x))
+    changing = {name for name, weight in body.named_parameters() if weight.requires_grad}
+    assert changing == {
+        f"blocks.{block}.mlp.{layer}.{kind}"
+        for block in range(len(plain.blocks))
+        for layer in ("down", "up")
+        for kind in ("weight", "bias")
+    }
+
+
+def test_adapters_add_what_the_papers_equation_says(tmp_path):
+    """STSA Eq. 63: x_o = MLP(x_i) + s ReLU(x_i W_down) W_up, x_i what the block's MLP gets."""
+    path, plain = checkpoint(tmp_path, VIT)
+    body = Timm(VIT, checkpoint=path, adapters=Adapters(8, scale=0.3)).trainable(images(), seed=0).build()
+    adapted, mlp = body.blocks[1].mlp, plain.blocks[1].mlp
+    x = torch.randn(2, 5, plain.embed_dim)
+    torch.nn.init.normal_(adapted.up.weight)
+    expected = mlp(x) + 0.3 * (x @ adapted.down.weight.T).clamp_min(0) @ adapted.up.weight.T
+    torch.testing.assert_close(adapted(x), expected)
+    assert bool(adapted.down.weight.any())
+
+
+def test_adapters_of_a_vit_have_the_papers_number_of_parameters():
+    """12 blocks of d x r down and r x d up, with biases: 2 d r + r + d each."""
+    body = scratch("vit_tiny_patch16_224", transform=Transform(), adapters=Adapters(width=64))
+    body = body.trainable(images(), seed=0).build()
+    changing = sum(weight.numel() for weight in body.parameters() if weight.requires_grad)
+    assert changing == 12 * (2 * 192 * 64 + 64 + 192)
+
+
+def test_the_first_stages_freeze_with_their_stem_and_buffers():
+    start = scratch("resnet18", stem="cifar").trainable(images(), seed=0)
+    assert start.stages == ("layer1", "layer2", "layer3", "layer4")
+    body = start.build()
+    names = frozen_names(body, start.stages, 1)
+    assert {name.partition(".")[0] for name in names} == {"conv1", "bn1", "layer1"}
+    assert {"conv1.weight", "bn1.running_mean", "bn1.num_batches_tracked", "layer1.1.bn2.running_var"} <= names
+    assert names == {name for name in body.state_dict() if name.startswith(("conv1.", "bn1.", "layer1."))}
+    assert frozen_names(body, start.stages, 0) == set()
+    assert frozen_names(body, start.stages, 4) == set(body.state_dict())
+
+
+def test_the_first_block_of_a_vit_freezes_with_its_embedding():
+    start = scratch("vit_tiny_patch16_224", transform=Transform()).trainable(images(), seed=0)
+    assert start.stages == tuple(f"blocks.{block}" for block in range(12))
+    body = start.build()
+    names = frozen_names(body, start.stages, 2)
+    assert {"cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.1.mlp.fc2.bias"} <= names
+    assert not any(name.startswith(("blocks.2.", "blocks.10.", "blocks.11.", "norm.")) for name in names)
+
+
+def test_tiny_freezes_by_stages_too():
+    start = Tiny(width=4).trainable(images(), seed=0)
+    assert start.stages == ("stage1", "stage2", "stage3", "stage4")
+    body = start.build()
+    assert frozen_names(body, start.stages, 2) == {
+        name for name in body.state_dict() if name.startswith(("stage1.", "stage2."))
+    }
+
+
+def test_buffers_that_no_state_dict_holds_are_frozen_as_well():
+    body = torch.nn.Sequential()
+    body.add_module("stage1", torch.nn.Linear(2, 2))
+    body.stage1.register_buffer("table", torch.zeros(1), persistent=False)
+    assert frozen_names(body, ("stage1",), 1) == {"stage1.weight", "stage1.bias", "stage1.table"}
+
+
+@pytest.mark.parametrize(("size", "sides"), [(8, [8, 4, 2, 2]), (15, [15, 8, 4, 4]), (16, [16, 8, 4, 2])])
+def test_tiny_halves_large_images_once_more(size, sides):
+    start = Tiny(width=4).trainable(images(size), seed=0)
+    assert (start.size, start.dimension, start.mean, start.std) == (size, 32, (0.5,) * 3, (0.5,) * 3)
+    body, seen = start.build(), []
+    x = torch.zeros(2, 3, size, size)
+    for stage in start.stages:
+        x = getattr(body, stage)(x)
+        seen.append(x.shape[-1])
+    assert seen == sides
+    assert body(torch.zeros(2, 3, size, size)).shape == (2, 32)
+    assert Tiny(size=24).trainable(images(size), seed=0).size == 24
+
+
+def standardised(split: Split, start: Trainable) -> torch.Tensor:
+    """float32 (n, 3, size, size), straight from the definition."""
+    pixels = np.stack([np.asarray(image.convert("RGB")) for image in (split.inputs[i] for i in range(len(split)))])
+    x = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255
+    return (x - torch.tensor(start.mean).view(3, 1, 1)) / torch.tensor(start.std).view(3, 1, 1)
+
+
+def test_a_trained_network_gives_its_bodys_features():
+    data = Digits().load()
+    start = Tiny(width=4).trainable(data, seed=0)
+    body = start.build()
+    x = standardised(data.train, start)
+    body(x).sum().backward()  # moves the running statistics, as training does
+    extractor = NetworkExtractor(body, start, CPU)
+    parts = list(extractor.batches(data.train))
+    assert len(parts) > 1
+    features = torch.cat(parts)
+    assert body.training
+    with torch.no_grad():
+        torch.testing.assert_close(features, body.eval()(x), rtol=1e-4, atol=1e-5)
+    assert extractor.dimension(data.train) == features.shape[1] == 32
+    rest = torch.cat(list(extractor.batches(data.train, start=len(parts[0]))))
+    torch.testing.assert_close(rest, features[len(parts[0]) :])
+    assert list(extractor.batches(data.train, start=len(data.train))) == []
+
+
+def test_a_trained_network_is_known_by_its_weights_and_stays_as_it_was():
+    data = Digits().load()
+    start = Tiny(width=4).trainable(data, seed=0)
+    body = start.build()
+    before = NetworkExtractor(body, start, CPU)
+    features = next(before.batches(data.train))
+    with torch.no_grad():
+        next(body.parameters()).add_(1)
+    after = NetworkExtractor(body, start, CPU)
+    assert torch.equal(next(before.batches(data.train)), features)
+    assert not torch.equal(next(after.batches(data.train)), features)
+    assert before.identity == {**start.identity, "precision": "float32", "device": "cpu"}
+    assert after.identity == {**before.identity, "weights": weights_hash(body)}
+    assert NetworkExtractor(body, start, CPU, precision="bfloat16").identity["precision"] == "bfloat16"
+
+
+def test_features_of_a_network_can_be_learnt_from():
+    """They outlive the pass without marks of it: a classifier on top can ask for gradients."""
+    data = Digits().load()
+    features = next(Tiny(width=4).open(data, CPU).batches(data.train))
+    torch.nn.Linear(32, 2)(features).sum().backward()
+
+
+def test_features_of_a_trained_network_go_through_the_cache(tmp_path):
+    data = Digits().load()
+    made = [
+        extract_features("tiny", Tiny(width=4).open(data, CPU, seed), data, FeatureCache(tmp_path))
+        for seed in (0, 0, 1)
+    ]
+    assert [features.cache_hit for features in made] == [False, True, False]
+    assert torch.equal(made[0].test, made[1].test)
+
+
+def test_tiny_opens_untrained_and_says_so(caplog):
+    data = Digits().load()
+    with caplog.at_level(logging.WARNING):
+        first, again, other = (next(Tiny().open(data, CPU, seed).batches(data.test)) for seed in (0, 0, 1))
+    assert "untrained network" in caplog.text
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_images_of_several_sizes_are_brought_to_the_first_ones(tmp_path):
+    class Mixed:
+        fingerprint = "mixed"
+
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return Image.fromarray(np.full((8 + index, 9), 10 * index, dtype=np.uint8))
+
+        def describe(self, index):
+            return f"image {index}"
+
+    split = image_split([0, 1, 0], Mixed())
+    data = Dataset("mixed", split, split)
+    extractor = Tiny(width=4).open(data, CPU)
+    assert Tiny().trainable(data, seed=0).size == 8
+    assert torch.cat(list(extractor.batches(data.train))).shape == (3, 32)
+
+
+def test_frozen_features_follow_the_knobs_too(tmp_path, caplog):
+    data = images()
+    with caplog.at_level(logging.WARNING):
+        extractor = scratch(stem="cifar").open(data, CPU, seed=5)
+    assert "features are those of test_resnet with random weights" in caplog.text
+    assert extractor.identity["stem"] == "cifar"
+    start = scratch(stem="cifar").trainable(data, seed=5)
+    assert extractor.identity["weights"] == start.identity["weights"]
+    with torch.no_grad():
+        expected = start.build().eval()(standardised(data.train, start))
+    torch.testing.assert_close(torch.cat(list(extractor.batches(data.train))), expected, rtol=1e-4, atol=1e-5)
+    path, _ = checkpoint(tmp_path, VIT)
+    plain, adapted = (Timm(VIT, checkpoint=path, adapters=a).open(data, CPU) for a in (None, Adapters(8)))
+    assert torch.equal(next(plain.batches(data.train)), next(adapted.batches(data.train)))
+    assert adapted.identity["adapters"] == '{"scale": 0.1, "width": 8}'
+
+
+def test_the_identity_of_a_plain_network_names_no_new_knobs(tmp_path):
+    """Feature caches made before the knobs existed stay valid."""
+    path, model = checkpoint(tmp_path, RESNET)
+    identity = Timm(RESNET, checkpoint=path, model_args={"drop_rate": 0.1}).open(images(), CPU).identity
+    assert identity.pop("transform").startswith('{"crop_mode": "center", "crop_pct": 0.95, "input_size": [3, 160, 160]')
+    assert identity == {
+        "backbone": RESNET,
+        "model_args": '{"drop_rate": 0.1}',
+        "weights": weights_hash(model),
+        "precision": "float32",
+        "device": "cpu",
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stem": "cifar"},
+        {"name": VIT, "transform": Transform()},
+        {"model_args": {"drop_rate": 0.1}},
+        {"transform": Transform(size=64, mean=[0.5], std=[0.5])},
+    ],
+)
+def test_the_identity_of_a_start_holds_all_that_determines_it(change):
+    plain, changed = (
+        Timm(**{"name": RESNET, "pretrained": False, "transform": SMALL, **knobs}).trainable(images(), seed=0).identity
+        for knobs in ({}, change)
+    )
+    assert plain != changed
+    assert set(plain) == {"backbone", "model_args", "stem", "adapters", "weights", "size", "mean", "std"}
+    assert all(isinstance(value, str) for value in plain.values())
+
+
+def test_adapters_of_another_scale_are_another_start():
+    first, second = (vit(adapters=Adapters(8, scale)).trainable(images(), seed=0).identity for scale in (0.1, 0.2))
+    assert first != second
+    assert first["weights"] == second["weights"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: vit(stem="cifar").trainable(images(), 0), r"stem=cifar: test_vit has no conv1 and maxpool"),
+        (lambda: scratch(adapters=Adapters()).trainable(images(), 0), "test_resnet has no blocks with an MLP"),
+        (
+            lambda: scratch("mobilenetv2_100", adapters=Adapters()).trainable(images(), 0),
+            "mobilenetv2_100 has no blocks with an MLP",
+        ),
+        (lambda: scratch(stem="imagenet"), r"backbone\.stem=imagenet is not known"),
+        (lambda: Adapters(width=0), r"backbone\.adapters\.width=0"),
+        (lambda: Adapters(scale=0), r"backbone\.adapters\.scale=0"),
+        (lambda: Tiny(width=0), r"backbone\.width=0"),
+        (lambda: Tiny(size=0), r"backbone\.size=0"),
+        (lambda: scratch("resnt18").trainable(images(), 0), "did you mean resnet18"),
+        (lambda: scratch("resnet18.tv_in2k").trainable(images(), 0), "did you mean resnet18.tv_in1k"),
+        (lambda: scratch("vit_tiny_patch16_224").trainable(images(), 0), "does not take images of .*32, 32"),
+        (lambda: Pixels().trainable(images(), 0), r"backbone=pixels has nothing to train .*resnet18_cifar"),
+        (lambda: Identity().trainable(FEATURES, 0), "backbone=identity has nothing to train"),
+        (lambda: Tiny().trainable(FEATURES, 0), "backbone=tiny needs images"),
+        (lambda: Tiny().open(FEATURES, CPU), "backbone=tiny needs images"),
+        (lambda: scratch().trainable(FEATURES, 0), "needs images"),
+        (lambda: frozen_names(torch.nn.Sequential(), ("a", "b"), 3), r"method\.frozen_stages=3 .*at most 2: a, b"),
+        (lambda: frozen_names(torch.nn.Sequential(), (), 1), r"method\.frozen_stages=1 .*names no stages"),
+        (lambda: frozen_names(torch.nn.Sequential(), ("a",), -1), r"method\.frozen_stages=-1"),
+    ],
+)
+def test_what_cannot_be_is_told(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def test_a_checkpoint_and_a_start_from_scratch_exclude_each_other(tmp_path):
+    path, _ = checkpoint(tmp_path, RESNET)
+    with pytest.raises(UserError, match=r"checkpoint=.*pretrained=false"):
+        Timm(RESNET, pretrained=False, checkpoint=path)
+
+
+@pytest.mark.gpu
+def test_a_trained_network_gives_the_same_on_cpu_and_gpu():
+    data = Digits().load()
+    start = Tiny(width=4).trainable(data, seed=0)
+    cpu, gpu = (
+        torch.cat(list(NetworkExtractor(start.build(), start, torch.device(device), "float32").batches(data.test)))
+        for device in ("cpu", "cuda")
+    )
+    torch.testing.assert_close(gpu, cpu, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,333 @@
+"""The command as a user meets it: paths, help, sweeps, exit codes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import write_features
+
+SMALL = ("method.M=32", "method.rank=8", "tasks=2", "clients=2")
+
+
+@pytest.mark.parametrize(
+    "name", ["with space (1).npz", "a=b,c.npz", "it's.npz", "特徴.npz", "[x]{y}.npz", "~tilde.npz"]
+)
+def test_paths_need_no_quotes_beyond_the_shells(command, tmp_path, name):
+    folder = tmp_path / "my data (2)"
+    folder.mkdir()
+    path = write_features(folder / name)
+    code, _, err = command(f"out={folder}/out", "data=features", f"data.path={path}", *SMALL)
+    assert (code, err) == (0, "")
+    assert list((folder / "out" / "runs").glob("*/run.json"))
+
+
+def test_any_name_of_a_data_set_makes_a_folder(command, tmp_path):
+    path = write_features(tmp_path / "f.npz")
+    name = "../my CLIP/features " + "x" * 300
+    code, _, err = command(f"out={tmp_path}/out", "data=features", f"data.path={path}", f'data.name="{name}"', *SMALL)
+    assert (code, err) == (0, "")
+    [folder] = [entry for entry in (tmp_path / "out" / "runs").iterdir() if entry.name != ".locks"]
+    assert folder.name.startswith("fedran-.._my_CLIP_features_xxx")
+
+
+def test_a_tilde_is_the_home_folder(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert command("-m", "out=~/results", *SMALL, "seed=0,1")[0] == 0
+    assert sorted(entry.name for entry in (tmp_path / "results").iterdir()) == ["runs", "sweeps"]
+
+
+def test_a_full_disk_is_told_not_traced(command, tmp_path, monkeypatch):
+    import errno
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", "model.safetensors")
+
+    monkeypatch.setattr("fcl_bench.runs.folder.save_file", full)
+    code, _, err = command(f"out={tmp_path}", *SMALL)
+    assert code == 2
+    assert err == (
+        "fcl-bench: error: writing failed, model.safetensors: No space left on device"
+        " (out=FOLDER and cache.dir=FOLDER with room to write)\n"
+    )
+
+
+def test_iid_runs_do_not_claim_a_beta(command, tmp_path):
+    import json
+
+    for beta in (0.1, 5):
+        code, out, _ = command(f"out={tmp_path}", *SMALL, "partition=iid", f"beta={beta}")
+        assert code == 0
+        assert ", iid, seed 0" in out
+    [record] = (tmp_path / "runs").glob("*/run.json")  # beta has no part in the result
+    content = json.loads(record.read_text())
+    assert (content["partition"], content["beta"]) == ("iid", None)
+
+
+def test_a_read_only_output_folder_is_told(command, tmp_path):
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o500)
+    if os.access(folder, os.W_OK):  # root may write anywhere: a folder below a file can't be made by anyone
+        folder.rmdir()
+        folder.write_text("")
+    code, _, err = command(f"out={folder}", *SMALL)
+    assert code == 2
+    assert f"out={folder}" in err
+    assert err.count("\n") == 1
+
+
+def test_a_run_prints_its_tables_and_its_folder(command, tmp_path):
+    code, out, err = command(f"out={tmp_path}", *SMALL)
+    assert (code, err) == (0, "")
+    for title in (
+        "All classes seen",
+        "Over the stream",
+        "Communication",
+        "Runtime",
+        "A_T",
+        "forgetting",
+        "run folder: ",
+    ):
+        assert title in out
+    folder = Path(out.split("run folder: ")[1].strip())
+    assert (folder / "run.json").exists()
+    code, out, _ = command(f"out={tmp_path}", *SMALL)
+    assert code == 0
+    assert "complete already" in out
+
+
+def test_one_bad_job_does_not_stop_a_sweep_and_the_exit_code_tells(command, tmp_path):
+    code, out, err = command("-m", f"out={tmp_path}", *SMALL, "beta=0.5,-1", "seed=0,1")
+    assert code == 2
+    assert err.count("beta=-1.0 is out of range") == 2
+    assert "2 of 4 runs failed" in err
+    assert out.count("run folder: ") == 2
+    assert len(list((tmp_path / "runs").glob("*/run.json"))) == 2
+
+
+def test_a_sweep_over_methods_may_fix_a_knob_that_the_default_method_lacks(command, tmp_path):
+    small = ("tasks=2", "clients=2", "method.M=32")
+    code, out, err = command("-m", f"out={tmp_path}", "method=stsa,stsa_e", "method.gamma=5", *small)
+    assert (code, err) == (0, "")
+    assert out.count("run folder: ") == 2
+    code, _, err = command("-m", f"out={tmp_path}", "method=stsa,joint", "method.gamma=5", *small)
+    assert code == 2
+    assert "unknown key method.gamma of method=joint (" in err
+    assert err.rstrip().endswith("choices: method.M, method.ridge)")
+
+
+def test_a_bug_in_a_sweep_outranks_wrong_input(command, tmp_path, monkeypatch):
+    from fcl_bench.engine.federation import Federation
+
+    def broken(self, task):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(Federation, "_learn", broken)
+    assert command("-m", f"out={tmp_path}", *SMALL, "beta=0.5,-1")[0] == 1
+
+
+def test_many_processes_may_probe_one_folder(tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    from fcl_bench.files import writable
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: writable("out", tmp_path), range(2000))) == {tmp_path}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path):
+    line = f"{sys.executable} -m fcl_bench out={tmp_path} {' '.join(SMALL)} | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+    assert done.stdout.strip() == "0"
+    assert "Traceback" not in done.stderr
+
+
+def test_a_sweep_may_have_its_option_anywhere(command, tmp_path):
+    code, out, _ = command(f"out={tmp_path}", *SMALL, "-m", "seed=0,1")
+    assert code == 0
+    assert out.count("run folder: ") == 2
+
+
+def test_a_bug_shows_its_traceback_and_exits_1(command, tmp_path, monkeypatch):
+    from fcl_bench.engine.federation import Federation
+
+    def broken(self, task):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(Federation, "_learn", broken)
+    code, _, err = command(f"out={tmp_path}", *SMALL)
+    assert code == 1
+    assert "Traceback" in err
+    assert "a bug" in err
+
+
+def test_an_interrupt_exits_130_and_the_same_command_goes_on(command, tmp_path, monkeypatch):
+    from fcl_bench.engine.federation import Federation
+
+    evaluate = Federation._examine
+
+    def interrupted(self, task):
+        if task.index == 1:
+            raise KeyboardInterrupt
+        return evaluate(self, task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Federation, "_examine", interrupted)
+        code, _, err = command(f"out={tmp_path}", *SMALL)
+    assert code == 130
+    assert "interrupted" in err
+    code, out, _ = command(f"out={tmp_path}", *SMALL)
+    assert code == 0
+    assert "going on after task 1 of 2" in out
+
+
+def test_peak_memory_is_reset_between_jobs(command, tmp_path):
+    """A large first run must not be the peak of the small one after it."""
+    import json
+
+    import torch
+
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("peak memory can only be reset on Linux")
+    torch.ones(250_000_000, dtype=torch.float64).sum()  # 2 GB, freed at once
+    status = Path("/proc/self/status").read_text()
+    resident = 1024 * int(status.split("VmRSS:")[1].split()[0])
+    command(f"out={tmp_path}", *SMALL)
+    [record] = (tmp_path / "runs").glob("*/run.json")
+    assert json.loads(record.read_text())["runtime"]["peak_memory_bytes"] < resident + 1e9
+
+
+def without_importing(modules: set[str], *arguments: str) -> str:
+    """What the command prints in a process of its own, which must not import any of `modules`."""
+    program = (
+        f"import sys; sys.argv = {['fcl-bench', *arguments]!r}\n"
+        "from fcl_bench.cli.app import main\n"
+        "code = main()\n"
+        f"found = {modules!r} & set(sys.modules)\n"
+        "assert not found, found\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_help_lists_every_choice_with_a_line_and_imports_no_torch():
+    out = without_importing({"torch", "numpy", "hydra", "timm", "pandas"}, "--help")
+    from fcl_bench.config import config_dir
+
+    for file in config_dir().glob("*/*.yaml"):
+        section = re.split(r"\n  (?=\S)", out.split(f"\n  {file.parent.name}\n", 1)[1])[0]
+        [line] = [line for line in section.splitlines() if line.split()[:1] == [file.stem] or f"* {file.stem} " in line]
+        assert len(line.split(file.stem, 1)[1].strip()) > 10, file
+    for key in ("seed:", "beta:", "clients:", "tasks:", "device:", "dtype:", "out:", "force:"):
+        assert key in out
+
+
+#: What takes long to import, or is not installed everywhere, and does nothing for a run on features.
+NOT_FOR_FEATURES = {
+    *("timm", "torchvision", "pandas", "datasets", "pyarrow", "sklearn", "scipy", "joblib", "matplotlib.pyplot"),
+    *("IPython", "huggingface_hub", "requests", "triton", "torch._dynamo", "mlflow", "wandb", "tensorboard"),
+}
+
+
+def test_a_run_without_a_network_imports_neither_timm_nor_pandas(tmp_path, feature_file):
+    features = ("data=features", f"data.path={feature_file}")
+    without_importing(NOT_FOR_FEATURES, f"out={tmp_path}", *features, *SMALL)
+
+
+def wide_features(folder: Path) -> tuple[str, str]:
+    rng = np.random.default_rng(0)
+    arrays = {f"x_{side}": rng.standard_normal((1200, 512)).astype(np.float32) for side in ("train", "test")}
+    labels = np.arange(1200) % 4
+    np.savez(folder / "wide.npz", **arrays, y_train=labels, y_test=labels)
+    return "data=features", f"data.path={folder / 'wide.npz'}"
+
+
+def test_afl_on_features_as_they_are_does_without_scipy(tmp_path):
+    without_importing(NOT_FOR_FEATURES, *wide_features(tmp_path), f"out={tmp_path}", "method=afl", "tasks=2")
+
+
+def test_no_clients_seconds_have_the_import_of_scipy_in_them(tmp_path):
+    arguments = ["fcl-bench", *wide_features(tmp_path), f"out={tmp_path}", "method.M=1024", "tasks=2"]
+    program = (
+        f"import sys; sys.argv = {arguments!r}\n"
+        "from fcl_bench.cli.app import main\n"
+        "from fcl_bench.methods.closed_form.fedran import FedRANClient\n"
+        "update, loaded = FedRANClient.update, []\n"
+        "def watched(*a): loaded.append('scipy.linalg' in sys.modules); return update(*a)\n"
+        "FedRANClient.update = watched\n"
+        "code = main()\n"
+        "assert loaded and all(loaded), loaded\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_that_is_complete_already_imports_no_matplotlib(tmp_path, feature_file, command):
+    arguments = (f"out={tmp_path}", "data=features", f"data.path={feature_file}", *SMALL)
+    assert command(*arguments)[0] == 0
+    assert "complete already" in without_importing({*NOT_FOR_FEATURES, "matplotlib"}, *arguments)
+
+
+def test_importing_the_package_and_its_command_imports_nothing_heavy():
+    heavy = {*NOT_FOR_FEATURES, "torch", "numpy", "hydra", "omegaconf", "rich", "matplotlib", "yaml"}
+    without_importing(heavy, "--version")
+
+
+def test_the_data_of_a_run_are_read_and_hashed_once(tmp_path, feature_file, command, monkeypatch):
+    import numpy as np
+
+    from fcl_bench.data.sources import base as sources
+
+    done: dict[str, int] = {"read": 0, "hashed": 0}
+
+    def counted(what: str, call):
+        def counting(*arguments, **keywords):
+            done[what] += 1
+            return call(*arguments, **keywords)
+
+        return counting
+
+    class Digest:
+        def __init__(self) -> None:
+            self.inner = content_hash()
+            self.hexdigest = self.inner.hexdigest
+
+        def update(self, data) -> None:
+            done["hashed"] += memoryview(data).nbytes
+            self.inner.update(data)
+
+    content_hash = sources.content_hash
+    monkeypatch.setattr(sources.np, "load", counted("read", np.load))
+    monkeypatch.setattr(sources, "content_hash", Digest)
+    assert command(f"out={tmp_path}", "data=features", f"data.path={feature_file}", *SMALL)[0] == 0
+    assert done["read"] == 1
+    with np.load(feature_file) as file:
+        features = sum(file[name].nbytes for name in ("x_train", "x_test"))
+        labels = sum(file[name].size * 8 for name in ("y_train", "y_test"))
+    # Labels twice: the plan asks for the data set's fingerprint, and the record does again.
+    assert features <= done["hashed"] <= features + 2 * labels + 1000
+
+
+def test_what_hydra_resolves_can_be_a_value(tmp_path, command):
+    code, _, err = command(f"out={tmp_path}/${{hydra:job.name}}", *SMALL)
+    assert (code, err) == (0, "")
+    assert len(list((tmp_path / "app" / "runs").glob("*/run.json"))) == 1
+
+
+def test_the_module_is_the_command(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "fcl_bench", "method=fedrn"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("fcl-bench: error: method=fedrn")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,241 @@
+"""The command fcl-tables as a user meets it: from run folders to files, wrong input, exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from fcl_bench.results.collect import collect
+from fcl_bench.results.tables.cells import ABSENT
+from tests.results.frames import real_runs
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return real_runs(tmp_path_factory.mktemp("out"), "beta=0.1,1")
+
+
+@pytest.fixture
+def tables(monkeypatch, capsys):
+    """`fcl-tables` in this process: arguments -> (exit code, stdout, stderr)."""
+    from fcl_bench.cli.tables import main
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fcl-tables", *map(str, arguments)])
+        capsys.readouterr()
+        code = main()
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def test_runs_become_a_table_and_a_figure(tables, finished):
+    code, out, err = tables("--out", finished)
+    assert (code, err) == (0, "")
+    folder = finished / "tables"
+    forms = ("csv", "md", "runs.csv", "tex")
+    sections = [f"summary.{name}.{form}" for name in ("accuracy", "communication", "runtime") for form in forms]
+    names = sorted([*(f"summary.{form}" for form in (*forms, "png", "svg")), *sections])
+    assert sorted(entry.name for entry in folder.iterdir()) == names
+    for name in names:
+        assert f"written: {folder / name}\n" in out
+    runs = collect(finished / "runs")
+    summary = pd.read_csv(folder / "summary.csv")
+    assert summary["n"].tolist() == [2, 2]
+    for _, row in summary.iterrows():
+        own = runs[runs["run_id"].isin(row["run_ids"].split())]
+        assert set(own["beta"]) == {row["beta"]}
+        assert row["A_T_mean"] == own["A_T"].mean()  # to the last digit
+        assert row["A_T_std"] == pytest.approx(own["A_T"].std())
+    companion = pd.read_csv(folder / "summary.runs.csv")
+    assert sorted(companion["run_id"]) == sorted(runs["run_id"])
+    assert {"label", "beta", "method.rank", "seed"} <= set(companion.columns)
+    page = (folder / "summary.md").read_text()
+    for text in ("data digits", "fedran: M 32, rank 8", "| beta | method | n |", "| 0.1 | fedran | 2 |"):
+        assert text in page
+    assert "nan" not in page.lower()
+    assert "data digits" in out
+    assert "│ 0.1  │ fedran │ 2 │" in out
+
+
+def test_a_choice_of_runs_under_a_name_of_its_own(tables, finished, tmp_path):
+    code, out, _ = tables("--out", finished, "--where", "beta=1", "--where", "seed=0,1", "--name", "one beta")
+    assert code == 0
+    assert "beta 1" in out
+    assert pd.read_csv(finished / "tables" / "one beta.csv")["beta"].tolist() == [1]
+
+
+def test_formats_measures_and_grouping_are_of_choice(tables, finished):
+    line = ("--name", "chosen", "--format", "csv", "--metrics", "A_T,up_max_mib", "--by", "method")
+    code, out, err = tables("--out", finished, *line)
+    assert (code, err) == (0, "")
+    written = sorted(entry.name for entry in (finished / "tables").glob("chosen.*"))
+    parts = [f"chosen.{part}{form}" for part in ("", "accuracy.", "communication.") for form in ("csv", "runs.csv")]
+    assert written == sorted([*parts, "chosen.png", "chosen.svg"])
+    read = pd.read_csv(finished / "tables" / "chosen.accuracy.csv", na_values=ABSENT)
+    runs = collect(finished / "runs")
+    assert read["method"].tolist() == ["fedran"]
+    for beta in (0.1, 1):
+        own = runs.loc[runs["beta"] == beta, "A_T"]
+        assert read[f"A_T_mean [beta {beta}]"].tolist() == [own.mean()]
+        assert read[f"A_T_n [beta {beta}]"].tolist() == [2]
+    assert "A_avg" not in out
+
+
+def test_a_papers_tables_need_no_run(tables, tmp_path):
+    code, out, err = tables("--out", tmp_path, "--paper", "stsa", "--table", "Table 5")
+    assert (code, err) == (0, "")
+    assert out.startswith("stsa, Table 5: 12 printed numbers, 0 with runs of ours\nwritten: ")
+    folder = tmp_path / "tables" / "papers"
+    assert sorted(entry.name for entry in folder.iterdir()) == [
+        f"stsa-table-5.{form}" for form in ("csv", "md", "runs.csv", "tex")
+    ]
+    page = (folder / "stsa-table-5.md").read_text()
+    for number in ("955.6", "95.4", "60.1", "4.77"):
+        assert f"| {number} | +0." in page
+    read = pd.read_csv(folder / "stsa-table-5.csv", na_values=ABSENT)
+    assert read["nominal"].dropna().round(2).tolist() == [95.39, 955.58, 4.77, 60.08]
+
+
+def test_a_paper_beside_runs_that_are_not_of_its_setting(tables, finished):
+    code, out, _ = tables("--out", finished, "--paper", "fedran", "--table", "Figure 6", "--format", "md")
+    assert code == 0
+    assert "0 with runs of ours" in out
+    assert "not run" in (finished / "tables" / "papers" / "fedran-figure-6.md").read_text()
+
+
+def test_a_page_and_every_figure_on_request(tables, finished):
+    code, out, err = tables("--out", finished, "--name", "whole", "--html", "--figures", "--metrics", "A_T")
+    assert (code, err) == (0, "")
+    folder = finished / "tables"
+    page = (folder / "whole.html").read_text()
+    runs = collect(finished / "runs")
+    assert f"{runs.loc[runs['beta'] == 1, 'A_T'].mean():.2f}" in page
+    drawn = sorted(entry.name for entry in folder.glob("whole.*.svg"))
+    assert drawn
+    assert page.count("<figure") == len(drawn)
+    for name in drawn:
+        assert (folder / name).with_suffix(".png").stat().st_size > 1000
+        assert f"written: {folder / name}\n" in out
+
+
+def test_the_papers_tables_as_one_page(tables, tmp_path):
+    code, _, _ = tables("--out", tmp_path, "--paper", "stsa", "--table", "Table 5", "--html")
+    assert code == 0
+    page = (tmp_path / "tables" / "papers" / "papers.html").read_text()
+    assert page.count("955.6") == 2
+    assert "not run" in page
+
+
+def test_nothing_is_done_where_nothing_has_changed(tables, finished, tmp_path):
+    import shutil
+
+    shutil.copytree(finished / "runs", tmp_path / "runs")
+    again = ["--out", tmp_path, "--if-changed", "--format", "csv"]
+    assert "written" in tables(*again)[1]
+    table = tmp_path / "tables" / "summary.csv"
+    before = table.stat().st_mtime_ns
+    code, out, _ = tables(*again)
+    assert (code, table.stat().st_mtime_ns) == (0, before)
+    assert out.startswith("nothing to do: ")
+    assert out.endswith(" are those of these 4 runs\n")
+    next((tmp_path / "runs").glob("*/run.json")).touch()
+    assert "written" in tables(*again)[1]
+
+
+def test_damaged_runs_are_told_and_left_out(tables, finished, tmp_path):
+    import shutil
+
+    shutil.copytree(finished / "runs", tmp_path / "runs")
+    next((tmp_path / "runs").glob("*/tasks.csv")).write_text("")
+    code, _, err = tables("--out", tmp_path)
+    assert code == 0
+    [line] = err.splitlines()
+    assert line.startswith("fcl-tables: warning: run folder ")
+    assert line.endswith("leaving it out")
+    assert pd.read_csv(tmp_path / "tables" / "summary.csv")["n"].sum() == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--where", "methd=fedran"], "unknown key methd (did you mean method or"),
+        (["--where", "beta=2"], "no run has beta=2 (choices: 0.1, 1)"),
+        (["--where", "beta"], "is not KEY=VALUE"),
+        (["--name", "a/b"], "--name=a/b is not a plain file name"),
+        (["--name", ".."], "is not a plain file name"),
+        (["--name", ""], "is not a plain file name"),
+        (["--name", "x" * 300], "cannot be written: File name too long"),
+        (["--nam"], "expected one argument"),
+        (["--format", "pdf"], "--format=pdf is not known (choices: csv, md, tex)"),
+        (["--format", "csv,"], "--format csv, has an empty entry"),
+        (["--metrics", "A_avrg"], "--metrics=A_avrg is not known (did you mean A_avg"),
+        (["--by", "device"], "numbers of two devices never share a column"),
+        (["--table", "Table 4"], "--table Table 4 is a table of no paper"),
+        (["--paper", "fedrann"], "--paper fedrann is not known (did you mean fedran"),
+        (["--paper", "fedran", "--table", "Table 44"], "--table Table 44 is not in --paper fedran"),
+        (["--paper", "fedran", "--by", "method"], "are not for --paper"),
+        (["beta=1"], "unrecognized arguments: beta=1 (fcl-tables --help"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_2(tables, finished, arguments, told):
+    before = sorted(finished.rglob("*"))
+    code, out, err = tables("--out", finished, *arguments)
+    [line] = err.splitlines()
+    assert (code, out) == (2, "")
+    assert line.startswith("fcl-tables: error: ")
+    assert told in line
+    assert sorted(finished.rglob("*")) in (before, sorted([*before, finished / "tables"]))
+
+
+def test_no_runs_at_all(tables, tmp_path):
+    for out in (tmp_path, tmp_path / "nowhere"):
+        code, _, err = tables("--out", out)
+        assert code == 2
+        assert err == f"fcl-tables: error: --out={out}: no complete run in {out / 'runs'} (fcl-bench makes runs)\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (ZeroDivisionError, 1)])
+def test_interrupts_and_bugs_have_codes_of_their_own(tables, finished, monkeypatch, error, code):
+    def raising(*_):
+        raise error
+
+    monkeypatch.setattr("fcl_bench.results.summarise.summarise", raising)
+    found, _, err = tables("--out", finished)
+    assert found == code
+    assert ("Traceback" in err) == (code == 1)
+
+
+def test_help_imports_neither_torch_nor_pandas():
+    program = (
+        "import sys; sys.argv = ['fcl-tables', '--help']\n"
+        "from fcl_bench.cli.tables import main\n"
+        "try: main()\n"
+        "finally: assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--where KEY=VALUE" in done.stdout
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    program = (
+        "import sys; sys.argv = ['fcl-tables']; import fcl_bench.cli.tables as command\n"
+        "command._tables = lambda _: print('a long table' * 100_000, flush=True)\n"
+        "sys.exit(command.main())"
+    )
+    line = f'{sys.executable} -c "{program}" | true; echo ${{PIPESTATUS[0]}}'
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("0", "")
+
+
+def test_the_module_is_the_command(tmp_path):
+    line = [sys.executable, "-m", "fcl_bench.cli.tables", "--name", "a/b"]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("fcl-tables: error: --name=a/b")

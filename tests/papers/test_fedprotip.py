@@ -1,0 +1,248 @@
+"""fedprotip.csv against a second reading of FedProTIP's text: its tables are tab-separated lines there."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import pytest
+
+from fcl_bench.papers.printed import printed
+from tests.conftest import shared
+from tests.papers.reading import Cells, as_typed, cells, compose_all, grid, numbers, numbers_typed
+from tests.papers.settings import overrides
+
+
+class Shape(NamedTuple):
+    """Lines of headings and columns of names in a table, and what our file writes before a name or a heading."""
+
+    headings: int
+    names: int = 1
+    row: str = ""
+    column: str = ""
+
+
+TABLES = {
+    "Table 1": Shape(3),
+    "Table 2": Shape(3),
+    "Table 3": Shape(3),
+    "Table 6": Shape(2),
+    "Table 7": Shape(2),
+    "Table 8": Shape(2, row="m_s = "),
+    "Table 9": Shape(1, column="Task / "),
+    "Table 10": Shape(1, names=2),
+    "Table 11": Shape(2, names=2),
+    "Table 14": Shape(1),
+    "Table 15": Shape(2),
+    "Table 19": Shape(2, row="s_l = "),
+}
+METHODS = {"FedAvg": "finetune", "FOT": "fot", "FedProTIP (-t)": "fedprotip", "FedProTIP": "fedprotip"}
+BASELINES = {"GLFC", "LGA", "TARGET", "LANDER", "Target", "Lander"}
+DATA = {"CIFAR100": "cifar100", "ImageNet-R": "imagenet_r", "DomainNet": "domainnet"}
+METRICS = {"ACC": "A_T_tasks", "FT": "forgetting_fedprotip"}
+#: What the paper prints where a method does not apply.
+NONE = {"-", "–", "—", "\\star"}
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return shared("papers/fedprotip.txt").read_text()
+
+
+@pytest.fixture(scope="module")
+def frame():
+    return printed("fedprotip")
+
+
+def reading(text: str, table: str) -> Cells:
+    """(row, column) -> cell, as our file lays the table out."""
+    shape = TABLES[table]
+    found = cells(grid(text, f"{table}: "), shape.headings, shape.names)
+    if table == "Table 10":  # the method is the second of two names
+        names = {name: name.split(" / ") for name, _ in found}
+        found = {
+            (names[name][1], f"Batch Size {names[name][0]} / {path}"): cell for (name, path), cell in found.items()
+        }
+    return {(shape.row + row, shape.column + path): cell for (row, path), cell in found.items() if cell not in NONE}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_cell_is_there_as_printed_and_nothing_else(frame, text, table):
+    assert as_typed(frame, table) == reading(text, table)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_as_many_numbers_as_in_the_text(frame, text, table):
+    rows = grid(text, f"{table}: ")
+    assert numbers_typed(frame, table) == numbers(rows, TABLES[table].headings, TABLES[table].names) > 0
+
+
+def test_no_other_table(frame):
+    assert set(frame["table"]) == set(TABLES)
+
+
+def test_data_and_number_of_tasks_are_those_of_the_headings(frame, text):
+    overlap = re.search(
+        r"classes per task, (\d+) tasks total\) and \(ii\).*? classes per task, (\d+) tasks total", text
+    )
+    for row in frame.itertuples():
+        found = re.search(rf"(\d+)-[Ss]plit ({'|'.join(DATA)})", f"{row.row} / {row.column}")
+        if row.table == "Table 15":
+            shared_classes = int(row.row[0])
+            assert (row.data, row.tasks) == ("cifar100", overlap[shared_classes])
+            assert overrides(row.setting)["split.shared"] == str(shared_classes)
+            continue
+        if found is None:
+            caption = next(line for line in text.splitlines() if line.startswith(f"{row.table}: "))
+            assert row.table == "Table 8" or re.search(r"10-[Ss]plit CIFAR-?100", caption)
+        assert (row.data, row.tasks) == ((DATA[found[2]], found[1]) if found else ("cifar100", "10"))
+
+
+def test_method_and_metric_are_the_headings(frame):
+    for row in frame.itertuples():
+        path = f"{row.column} / {row.row}"
+        tip = {"FedProTIP": True, "FedProTIP (-t)": False}.get(row.row)
+        if row.row not in METHODS and row.row not in BASELINES:
+            # A study of FedProTIP alone: a table's headings say which variant a number is of.
+            tip = not re.search(r"Task-Agnostic|Task-Aware|Aware|Agnostic", path)
+            method = {"Model": "", "Act": "fot"}.get(row.row, "fedprotip")
+        else:
+            method = METHODS.get(row.row, "")
+            tip = "+TIP" in path if row.table == "Table 10" else tip
+        assert row.method == method
+        keys = overrides(row.setting)
+        if method == "fedprotip":
+            # TIP routes whole batches of one task there (D.3); with the task given it has nothing to do.
+            assert (keys.get("method.tip.route"), keys.get("method.tip")) == (
+                ("batch", None) if tip else (None, "false")
+            )
+        else:
+            assert not any(key.startswith("method.tip") for key in keys)
+        quantity = [metric for heading, metric in METRICS.items() if re.search(rf"\b{heading}\b", row.column)]
+        if row.table == "Table 10":
+            quantity = ["A_T_tasks"]
+        aware = "task_aware." if "Aware" in row.column else ""
+        assert row.unit == "%" if quantity else row.unit in ("h", "MB", "share")
+        if quantity:
+            assert [row.metric] == [aware + quantity[0]]
+
+
+def test_the_partition_is_the_heading(frame, text):
+    """alpha stands in a heading or the caption, or is not said; of Table 8 by its row of 512, as in Tables 3 and 10."""
+    captions = {table: next(line for line in text.splitlines() if line.startswith(f"{table}: ")) for table in TABLES}
+    for row in frame.itertuples():
+        where = row.column + captions[row.table].replace("\\alpha", "α").replace("$", "")
+        alpha = re.search(r"α = ([\d.]+)", row.column) or re.search(r"α = ([\d.]+)", where)
+        iid = "IID" in row.column.split(" / ")
+        expected = "" if iid else alpha[1] if alpha else "0.5" if row.table == "Table 8" else ""
+        assert row.beta == expected
+        keys = overrides(row.setting)
+        assert keys["partition"] == ("iid" if iid else "dirichlet_all_classes")
+
+
+def test_training_is_that_of_the_text(frame, text):
+    """Appendix E.3, D.1 for the ViT, 6.4 for the clients that take part; batch sizes are Table 10's headings."""
+    lr, batch = re.search(
+        r"SGD optimizer with a learning rate of ([\d.]+) .*? the batch size is set to (\d+)", text
+    ).groups()
+    epochs, rounds, on_domainnet = re.search(
+        r"the local epoch is fixed at (\d+) and the number of global rounds per task is (\d+) for CIFAR100"
+        r" and ImageNet-R, and (\d+) for DomainNet",
+        text,
+    ).groups()
+    (on_vit,) = re.search(r"number of local epochs to 5 and perform (\d+) global rounds per task", text).groups()
+    shares = re.search(r"client fraction ([\d.]+) at each round for 5 clients, and ([\d.]+) and ([\d.]+) for", text)
+    fraction = dict(zip(("5", "10", "20"), map(float, shares.groups()), strict=True))
+    assert re.search(r"weight decay of +\$5 \\times 10\^\{-4\}\$", text)
+    for row in frame.itertuples():
+        keys = {key: value for key, value in overrides(row.setting).items() if key.startswith("method.training.")}
+        size = re.search(r"Batch Size (\d+)", row.column)
+        clients = re.fullmatch(r"10-Split CIFAR100 \(α = 0.5\) / (\d+) / \w+", row.column)
+        assert row.clients == (clients[1] if clients else "5")
+        wanted = on_domainnet if row.data == "domainnet" else on_vit if row.table == "Table 7" else rounds
+        assert {key.rpartition(".")[2]: float(value) for key, value in keys.items()} == {
+            "rounds": int(wanted),
+            "fraction": fraction[row.clients],
+            "epochs": int(epochs),
+            "batch_size": int(size[1] if size else batch),
+            "lr": float(lr),
+            "weight_decay": 5e-4,
+        }
+        assert overrides(row.setting).get("method.tip.batch", keys["method.training.batch_size"]) == (
+            size[1] if size else batch
+        )
+
+
+def test_the_methods_knobs_are_those_of_the_text(frame, text):
+    """Thresholds: E.3, captions, headings. Columns: D.2. FOT: E.3. Sketches: Table 19's rows."""
+    (default,) = re.search(r"We set the threshold +\$\\epsilon_t = ([\d.]+)\$ +for all datasets", text).groups()
+    (columns,) = re.search(r"we use +\$m_s = (\d+)\$ +as the default", text).groups()
+    (step,) = re.search(r"increase it by ([\d.]+) at each task boundary", text).groups()
+    fot = re.search(r"starting value of ([\d.]+) with an increment of ([\d.]+) .*? use threshold ([\d.]+) with", text)
+    assert "normal vector to five times the feature size" in text
+    for row in frame[frame["method"].isin(["fedprotip", "fot"])].itertuples():
+        keys = overrides(row.setting)
+        assert (keys["method.frozen_stages"], keys["method.frozen_heads"]) == ("2", "true")
+        if row.method == "fot":
+            threshold = fot[1 if row.data == "cifar100" else 3]
+            wanted = {"threshold": threshold, "threshold_step": fot[2], "sketch": "5", "columns": None}
+        else:
+            caption = next(line for line in text.splitlines() if line.startswith(f"{row.table}: "))
+            named = re.search(r"epsilon_l = ([\d.]+)", caption)
+            threshold = row.row.split(" / ")[1] if row.table == "Table 11" else named[1] if named else default
+            sketch = row.row.removeprefix("s_l = ") if row.table == "Table 19" else "d_l"
+            wanted = {
+                "threshold": threshold,
+                "threshold_step": step,
+                "sketch": None if sketch == "d_l" else sketch,
+                "columns": row.row.removeprefix("m_s = ") if row.table == "Table 8" else columns,
+            }
+            assert ('"a sketch as wide as the layer"' in row.setting) == (row.row == "s_l = d_l")
+        assert {key: keys.get(f"method.{key}") for key in wanted} == wanted
+
+
+def test_the_split_is_that_of_the_text(frame, text):
+    orders = [
+        re.search(rf"ordering {n} \(([^)]*)\)", text)[1].replace(" $\\rightarrow$ ", ",").replace(" ", "")
+        for n in (1, 2)
+    ]
+    for row in frame.itertuples():
+        keys = overrides(row.setting)
+        kind = {"domainnet": "domain_incremental"}.get(row.data, "class_incremental")
+        assert keys["split"] == ("class_overlap" if row.table == "Table 15" else kind)
+        if row.data == "domainnet":
+            assert keys["split.order"] == f"[{orders['(order 2)' in row.row]}]"
+
+
+def test_the_backbone_is_the_captions(frame):
+    cifar = {"Table 6": "resnet18_cifar", "Table 7": "vit_b16_fedprotip"}
+    for row in frame.itertuples():
+        assert row.backbone == (cifar.get(row.table, "resnet18_32") if row.data == "cifar100" else "resnet18")
+
+
+def test_a_number_of_one_task_matches_no_run(frame):
+    single = frame["table"].isin(["Table 9", "Table 14"])
+    assert (frame["setting"].str.contains('"(?:task |T1 )') == single).all()
+    assert not frame.loc[single, "metric"].isin([*METRICS.values()]).any()
+
+
+def test_a_command_line_takes_every_setting(frame):
+    assert compose_all(frame) > 60
+
+
+def test_where_tables_repeat_each_other_they_differ_only_as_the_readme_says(frame):
+    """CIFAR-100, alpha 0.5, 5 clients, batches of 64, threshold 0.7 and 512 columns stand in five tables."""
+    same = frame[frame["table"].isin(["Table 1", "Table 3", "Table 8", "Table 10", "Table 11"])]
+    same = same[(same["data"] == "cifar100") & (same["beta"] == "0.5") & (same["unit"] == "%")]
+    keys = same["setting"].map(lambda setting: str(sorted(overrides(setting).items())))
+    tip = same["setting"].str.contains("tip.route").map({True: "FedProTIP", False: "FedProTIP (-t)"})
+    name = same["row"].where(same["method"] != "fedprotip", tip)
+    values = same.groupby([name, "metric", "clients", keys])["value"].agg(lambda group: sorted(set(group)))
+    differing = [(name, metric, *found) for (name, metric, *_), found in values.items() if len(found) > 1]
+    assert differing == [
+        ("FedProTIP", "forgetting_fedprotip", "0.83", "15.59"),
+        ("FedProTIP (-t)", "forgetting_fedprotip", "1.26", "15.59"),
+        ("FedProTIP (-t)", "task_aware.forgetting_fedprotip", "0.96", "1.23"),
+        ("GLFC", "A_T_tasks", "11.86", "22.86"),
+    ]
+    assert (values.map(len) == 1).sum() > 20

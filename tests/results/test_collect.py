@@ -1,0 +1,151 @@
+"""Run folders as a data frame, and the choice of some of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fcl_bench.engine.checkpoint import write_json
+from fcl_bench.errors import UserError
+from fcl_bench.files import file_checksum
+from fcl_bench.results.collect import MEASURES, RUN, collect, selected, text
+from tests.results.frames import made_up, real_runs
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return real_runs(tmp_path_factory.mktemp("out")) / "runs"
+
+
+@pytest.fixture
+def runs(finished, tmp_path):
+    """A copy of the runs to damage."""
+    return shutil.copytree(finished, tmp_path / "runs")
+
+
+def rewrite(folder, record, config=None):
+    """Put a record, and perhaps a configuration, into a run folder, with the checksums right."""
+    if config is not None:
+        (folder / "config.yaml").write_text(config)
+        record["files"]["config.yaml"] = file_checksum(folder / "config.yaml")
+    write_json(folder / "run.json", record)
+
+
+def test_a_row_holds_what_the_record_and_the_configuration_say(finished):
+    frame = collect(finished)
+    assert list(frame["seed"].sort_values()) == [0, 1]
+    for _, row in frame.iterrows():
+        record = json.loads((finished / row["folder"] / "run.json").read_text())
+        for key in ("run_id", "method", "data", "backbone", "split", "partition", "beta", "clients", "tasks"):
+            assert row[key] == record[key]
+        for key in ("A_avg", "A_T", "forgetting"):
+            assert row[key] == record["metrics"][key]
+        for key in ("seconds_per_task", "client_seconds", "server_seconds"):
+            assert row[key] == record["runtime"][key]
+        assert row["up_max_mib"] * 2**20 == record["communication"]["up_max_bytes"]
+        assert row["down_max_mib"] * 2**20 == record["communication"]["down_max_bytes"]
+        assert row["up_total_max_mib"] * 2**20 == record["communication"]["up_total_max_bytes"]
+        assert row["peak_memory_mib"] * 2**20 == record["runtime"]["peak_memory_bytes"]
+        for key in ("A_T_tasks", "stability", "plasticity", "retention", "forgetting_fedprotip"):
+            assert row[key] == record["metrics"][key]
+        assert row["fedran_mib"] == record["communication"]["accounting"]["fedran_mib"]
+        assert (row["method.M"], row["method.rank"], row["method.ridge"]) == (32, 8, 0.001)
+        assert (row["method.budget_bytes"], row["wire.dtype"], row["dtype"]) == ("null", "float32", "float64")
+        assert row["method.revision"] == str(record.get("method_revision", "unknown"))
+        assert (row["device"], row["label_rate"]) == (record["environment"]["device"], 1)
+    assert not [column for column in frame if column.endswith("_target_")]
+    assert {"out", "force", "cache.dir", "data.name"}.isdisjoint(frame.columns)
+
+
+def test_runs_that_differ_only_in_seed_share_every_other_column_of_the_configuration(finished):
+    frame = collect(finished).drop(columns=[*MEASURES, *RUN])
+    assert (frame.nunique(dropna=False) == 1).all()
+
+
+def test_older_runs_without_newer_keys_are_collected(runs):
+    folder = sorted(runs.glob("fedran*"))[0]
+    record = json.loads((folder / "run.json").read_text())
+    del record["communication"]["accounting"], record["features"]
+    record["metrics"]["forgetting"] = None
+    rewrite(folder, record, "method: {_target_: x.Y, rank: 8}\ndtype: float64\n")
+    frame = collect(runs).set_index("folder")
+    row = frame.loc[folder.name]
+    assert row[["forgetting", "fedran_mib", "stsa_mib", "method.M", "wire.dtype"]].isna().all()
+    assert (row["label_rate"], row["method.rank"]) == (1.0, 8)
+    assert (frame["split.order_seed"] == "null").all()  # so that both are of one setting
+    assert "preview" not in frame
+    assert frame["method.M"].dropna().tolist() == [32]
+
+
+def test_damaged_runs_are_left_out_aloud_and_incomplete_ones_silently(runs, caplog):
+    first, second = sorted(runs.glob("fedran*"))
+    (runs / "fedran-digits-pixels-0" / "checkpoint").mkdir(parents=True)
+    (first / "tasks.csv").write_text("")
+    assert collect(runs)["folder"].tolist() == [second.name]
+    [warning] = caplog.messages
+    assert "tasks.csv does not match its checksum; leaving it out" in warning
+    (second / "run.json").write_text("{")
+    assert collect(runs).empty
+    assert "damaged run.json" in caplog.text
+    assert collect(runs / "nowhere").empty
+
+
+@pytest.mark.parametrize(
+    ("value", "typed"),
+    [
+        *((0.1, "0.1"), (1.0, "1"), (2048, "2048"), (4278272.0, "4278272"), (1e-5, "1e-05"), (1 / 3, repr(1 / 3))),
+        *((True, "true"), (np.float64(0.5), "0.5"), ("null", "null"), ("floor", "floor")),
+        *((np.nan, ""), (None, ""), (pd.NA, "")),
+    ],
+)
+def test_values_read_as_they_are_typed(value, typed):
+    assert text(value) == typed
+
+
+@pytest.fixture
+def choice():
+    return made_up(
+        {"method_rank": 8, "seed": 0},
+        {"method_rank": 32, "seed": 1, "beta": 1.0},
+        {"method": "stsa", "seed": 2, "beta": "null"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("conditions", "seeds"),
+    [
+        ([], [0, 1, 2]),
+        (["method=fedran"], [0, 1]),
+        (["method=fedran,stsa", "beta=1.0"], [1]),
+        (["beta=0.10,null"], [0, 2]),
+        (["method.rank=8,32"], [0, 1, 2]),  # STSA has no rank
+        (["method=fedran", "method.rank=8"], [0]),
+        (["seed=2"], [2]),
+        (["run_id=run1"], [1]),
+    ],
+)
+def test_conditions_choose_runs(choice, conditions, seeds):
+    assert selected(choice, conditions)["seed"].tolist() == seeds
+
+
+@pytest.mark.parametrize(
+    ("conditions", "told"),
+    [
+        (["methd=fedran"], "unknown key methd (did you mean method or method.rank? choices: beta, clients, data,"),
+        (["rank=8"], "unknown key rank (did you mean method.rank?"),
+        (["A_avg=80"], "unknown key A_avg (choices: beta"),
+        (["method.rank=8,9"], "no run has method.rank=9 (choices: 32, 8)"),
+        (["method=stsa", "method.rank=8"], "no run has method.rank=8"),
+        (["method=fedrn"], "no run has method=fedrn (did you mean fedran? choices: fedran, stsa)"),
+        (["method"], "--where method is not KEY=VALUE"),
+        (["method="], "--where method= is not KEY=VALUE"),
+    ],
+)
+def test_a_condition_that_cannot_be_met_says_what_could(choice, conditions, told):
+    with pytest.raises(UserError) as error:
+        selected(choice, conditions)
+    assert told in str(error.value)

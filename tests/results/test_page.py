@@ -1,0 +1,160 @@
+"""The HTML page, read by a parser."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+
+from fcl_bench.results.figures.style import svg_text
+from fcl_bench.results.page.page import html_page
+from tests.results.pages import parsed, table
+
+FRAME = pd.DataFrame(
+    {
+        "method": ["fedran r=512", "stsa", "afl"],
+        "n": [3, 1, 2],
+        "A_avg": ["**72.00 ± 0.34**", "not run", "<u>9.5 ± 0.10</u>"],
+        "seconds": [1.23456789, np.nan, 0.001],
+        "data": ["digits"] * 3,
+        "mixed": ["4 clients", "12", "x"],
+    }
+)
+
+
+def a_figure():
+    figure = Figure()
+    figure.subplots().plot([1, 2], [3, 4], label="a")
+    return svg_text(figure)
+
+
+def page_of(frame=FRAME, **notes):
+    return html_page("Title", {"all_runs": frame}, {"accuracy_matrix": a_figure(), "other": a_figure()}, notes)
+
+
+def test_ids_are_unique_and_every_link_and_label_leads_to_one():
+    root = parsed(page_of())
+    elements = [element for tag in ("section", "h2", "input", "div") for element in root.all(tag)]
+    ids = [element.attributes["id"] for element in elements if "id" in element.attributes]
+    assert len(set(ids)) == len(ids) > 5
+    links = [link.attributes["href"] for link in root.all("a")]
+    assert links == ["#table-1", "#figure-1", "#figure-2"]
+    labelled = [e.attributes["aria-labelledby"] for e in elements if "aria-labelledby" in e.attributes]
+    assert {link[1:] for link in links} | set(labelled) | {"everywhere"} <= set(ids)
+
+
+def test_nothing_is_fetched_from_anywhere():
+    page = page_of()
+    root = parsed(page)
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", re.sub(r"^\s*//.*", "", page, flags=re.MULTILINE))
+    sources = [e.attributes.get("src") or "" for tag in ("img", "script", "iframe", "link") for e in root.all(tag)]
+    assert [source[:26] for source in sources] == ["data:image/svg+xml;base64,", "data:image/svg+xml;base64,", ""]
+    assert not root.all("link")
+
+
+def test_the_policy_lets_this_script_run_and_no_other():
+    root = parsed(page_of())
+    [policy] = [e.attributes["content"] for e in root.all("meta") if "http-equiv" in e.attributes]
+    [script] = root.all("script")
+    digest = base64.b64encode(hashlib.sha256(script.text.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'")
+
+
+def test_the_script_parses(tmp_path):
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is absent")
+    file = tmp_path / "page.js"
+    file.write_text(parsed(page_of()).all("script")[0].text)
+    assert subprocess.run([node, "--check", file], capture_output=True, text=True).stderr == ""
+
+
+def test_figures_are_whole():
+    [first, _] = parsed(page_of(accuracy_matrix="What it shows.")).all("img")
+    assert first.attributes["alt"] == "Accuracy matrix. What it shows."
+    assert base64.b64decode(first.attributes["src"].partition(",")[2]).decode() == a_figure()
+
+
+def test_cells_show_the_values_and_carry_the_numbers_to_sort_by():
+    headers, rows = table(parsed(page_of()))
+    assert headers == ["method", "n", "A_avg", "seconds", "mixed"]
+    assert [[cell.text for cell in row] for row in rows] == [
+        ["fedran r=512", "3", "72.00 ± 0.34", "1.23457", "4 clients"],
+        ["stsa", "1", "not run", "–", "12"],
+        ["afl", "2", "9.5 ± 0.10", "0.001", "x"],
+    ]
+    numbers = [[cell.attributes.get("data-number") for cell in row] for row in rows]
+    assert numbers == [
+        [None, "3.0", "72.0", "1.23457", None],
+        [None, "1.0", None, None, None],
+        [None, "2.0", "9.5", "0.001", None],
+    ]
+    assert [cell.attributes.get("class") for cell in rows[1]] == [None, "number", *["number absent"] * 2, None]
+    assert [len(rows[0][2].all("strong")), len(rows[2][2].all("u"))] == [1, 1]
+
+
+def test_what_is_the_same_in_every_row_stands_below_the_table():
+    [same] = parsed(page_of()).all("details")
+    assert same.text == "The same in every rowdata digits"
+    assert "open" in same.attributes
+    many = pd.DataFrame({f"a_long_name_{i}": ["digits"] * 2 for i in range(40)} | {"x": [1, 2]})
+    assert "open" not in parsed(page_of(many)).all("details")[0].attributes
+    # A single row has nothing to differ from.
+    assert not parsed(page_of(FRAME.head(1))).all("details")
+    assert "data" in table(parsed(page_of(FRAME.head(1))))[0]
+
+
+def test_notes_stand_where_they_belong():
+    root = parsed(page_of(all_runs="Of the table.\nMore.", about="Of the page."))
+    [header] = root.all("header")
+    assert [note.text for note in header.all("p")] == ["Of the page."]
+    assert [note.text for note in root.all("section")[0].all("p")] == ["Of the table.", "More."]
+
+
+def test_a_page_of_nothing_is_a_page():
+    root = parsed(html_page("Title", {"none": FRAME.iloc[:0]}, {}, {}))
+    assert table(root) == (list(FRAME), [])
+    assert parsed(html_page("Title", {}, {}, {})).all("h1")[0].text == "Title"
+
+
+def test_two_columns_of_one_name_and_columns_of_two_levels_are_shown():
+    twice = pd.DataFrame([[1, "a"], [2, "b"]], columns=["x", "x"])
+    levels = pd.DataFrame([[1, 2], [3, 4]], columns=pd.MultiIndex.from_tuples([("ours", "A_T"), ("printed", "A_T")]))
+    assert table(parsed(page_of(twice)))[0] == ["x", "x"]
+    assert table(parsed(page_of(levels)))[0] == ["ours / A_T", "printed / A_T"]
+
+
+anything = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20)
+nasty = anything | st.sampled_from(["</script><script>alert(1)</script>", "<!--", "]]>", '"><img src=x>', "&lt;", "'"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(title=nasty, name=nasty, header=nasty, values=st.lists(nasty, min_size=2, max_size=3, unique=True), note=nasty)
+def test_whatever_a_user_names_is_shown_as_it_is(title, name, header, values, note):
+    values = [f".{value}." for value in values]
+    root = parsed(html_page(title, {name: pd.DataFrame({header: values})}, {}, {name: note}))
+    assert root.all("h1")[0].text == root.all("title")[0].text == title
+    headers, rows = table(root)
+    assert (headers, [row[0].text for row in rows]) == ([header], values)
+    assert len(root.all("script")) == 1
+    assert not root.all("img")
+    assert "".join(p.text for p in root.all("section")[0].all("p")) == "".join(
+        line for line in note.splitlines() if line.strip()
+    )
+
+
+@given(values=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2, unique=True, max_size=8))
+def test_numbers_keep_their_order(values):
+    rows = table(parsed(html_page("", {"t": pd.DataFrame({"x": values, "k": range(len(values))})}, {}, {})))[1]
+    shown = [float(row[0].attributes["data-number"]) for row in rows if len(row) == 2]
+    assert sorted(shown) == [shown[i] for i in np.argsort(values, kind="stable")[: len(shown)]]

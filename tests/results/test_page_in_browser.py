@@ -1,0 +1,170 @@
+"""The HTML page in a real headless Chromium: it sorts, filters, fits narrow windows, and prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from html import unescape
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from fcl_bench.results.page.page import html_page
+
+FRAME = pd.DataFrame(
+    {
+        "method": ["fedran r=512", "fedran r=64", "stsa", "afl"],
+        "A_avg": ["72.00 ± 0.34", "9.50 ± 0.10", "not run", "100.00"],
+        "seconds": [1.5, np.nan, 0.25, 10.0],
+        "name": ["b10", "b9", "a", "C"],
+    }
+)
+SVG = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="720pt" height="360pt" viewBox="0 0 720 360">'
+    '<rect width="720" height="360" fill="#d55e00"/></svg>'
+)
+#: No call home, no sandbox (tests may run as root), nothing kept.
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--hide-scrollbars"),
+)
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """Its path: $FCL_BENCH_CHROMIUM, or what is installed; the tests are skipped, visibly, where there is none."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    found = os.environ.get("FCL_BENCH_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        pytest.skip("no Chromium on this machine (FCL_BENCH_CHROMIUM names one)")
+    return found
+
+
+@pytest.fixture(scope="module")
+def page():
+    return html_page("Runs", {"all_runs": FRAME, "more": FRAME.head(2)}, {"a_figure": SVG}, {"about": "A note."})
+
+
+def browse(chromium, folder, page, *flags):
+    file = folder / "page.html"
+    file.write_text(page)
+    command = [chromium, *FLAGS, f"--user-data-dir={folder / 'profile'}", *flags, file.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def asked(chromium, folder, page, questions, *flags):
+    """What JavaScript `questions` answer on the page, in order, each after what the ones before it did."""
+    script = f"""<script>
+const type = (input, words) => {{ input.value = words; input.dispatchEvent(new Event("input")); }};
+const rows = (n = 0) => [...document.querySelectorAll("table")[n].tBodies[0].rows].filter((r) => !r.hidden);
+const first = (n = 0) => rows(n).map((row) => row.cells[0].textContent);
+const buttons = () => [...document.querySelectorAll("th button")];
+const filters = () => [...document.querySelectorAll("tr.filters input")];
+const answers = [{", ".join(f"(() => {question})()" for question in questions)}];
+const box = document.createElement("pre");
+box.id = "answers"; box.textContent = JSON.stringify(answers);
+document.body.append(box);
+</script></body>"""
+    # Our questions are a script that the page's policy rightly refuses.
+    open_page, count = re.subn(r"<meta http-equiv=[^>]*>", "", page)
+    assert count == 1
+    dom = browse(chromium, folder, open_page.replace("</body>", script), *flags, "--dump-dom")
+    return json.loads(unescape(re.search(r'<pre id="answers">(.*?)</pre>', dom, re.DOTALL)[1]))
+
+
+def test_the_script_runs_under_the_policy_of_the_page(chromium, page, tmp_path):
+    dom = browse(chromium, tmp_path, page, "--dump-dom")
+    assert dom.count("4 of 4 rows") == dom.count("2 of 2 rows") == 1
+    assert dom.count('aria-sort="none"') == 8
+
+
+def test_a_click_sorts_numbers_by_size_texts_by_letters_and_what_is_absent_last(chromium, page, tmp_path):
+    click = "{{ buttons()[{}].click(); return [first(), buttons()[{}].closest('th').getAttribute('aria-sort')]; }}"
+    given = list(FRAME["method"])
+    up, down, back = asked(chromium, tmp_path, page, [click.format(1, 1)] * 3)
+    assert up == [["fedran r=64", "fedran r=512", "afl", "stsa"], "ascending"]
+    assert down == [["afl", "fedran r=512", "fedran r=64", "stsa"], "descending"]
+    assert back == [given, "none"]
+    seconds, names = asked(chromium, tmp_path, page, [click.format(2, 2), click.format(3, 3)])
+    assert seconds[0] == ["stsa", "fedran r=512", "afl", "fedran r=64"]
+    assert names[0] == ["stsa", "fedran r=64", "fedran r=512", "afl"]
+
+
+def test_fields_filter_by_words_comparisons_and_everywhere(chromium, page, tmp_path):
+    column = "{{ type(filters()[{}], '{}'); return first(); }}"
+    everywhere = "{{ type(document.querySelector('#everywhere'), '{}'); return [first(0), first(1)]; }}"
+    count = "document.querySelector('.count').textContent"
+    clear = "{ document.querySelector('.tools button').click(); return first(); }"
+    found = asked(
+        chromium,
+        tmp_path,
+        page,
+        [
+            *(column.format(0, "FEDRAN"), column.format(0, "64 fedran"), count, clear),
+            *(column.format(1, ">70"), column.format(1, "<= 9.5"), column.format(1, "not"), clear),
+            *(column.format(2, "=0.25"), clear),
+            *(everywhere.format("fedran b9"), everywhere.format("nothing like it"), everywhere.format("")),
+        ],
+    )
+    every = list(FRAME["method"])
+    assert found == [
+        *(["fedran r=512", "fedran r=64"], ["fedran r=64"], "1 of 4 rows", every),
+        *(["fedran r=512", "afl"], ["fedran r=64"], ["stsa"], every),
+        *(["stsa"], every),
+        *([["fedran r=64"], ["fedran r=64"]], [[], []], [every, every[:2]]),
+    ]
+
+
+def test_controls_are_reached_by_keyboard_and_have_names(chromium, page, tmp_path):
+    reachable = "[...document.querySelectorAll('a, button, input, [tabindex]')].every((e) => e.tabIndex === 0)"
+    named = "filters().every((input) => input.getAttribute('aria-label').startsWith('Filter '))"
+    focus = "{ buttons()[0].focus(); return document.activeElement === buttons()[0]; }"
+    assert asked(chromium, tmp_path, page, [reachable, named, focus]) == [True, True, True]
+
+
+@pytest.mark.parametrize("width", [360, 800, 1600])
+def test_only_tables_and_figures_scroll_sideways(chromium, page, tmp_path, width):
+    wide = pd.DataFrame({f"a_rather_long_header_{i}": [i, i + 1] for i in range(30)})
+    page = html_page("A title of several words that has to wrap", {"wide": wide}, {"figure": SVG}, {"x": "word " * 50})
+    # A window of Chromium's may not be as narrow as a telephone, a frame may.
+    (tmp_path / "inner.html").write_text(page)
+    asking = """const d = document.querySelector('iframe').contentDocument;
+const box = document.createElement('pre'); box.id = 'answers';
+const image = d.querySelector('img');
+box.textContent = JSON.stringify([d.documentElement.clientWidth, d.documentElement.scrollWidth,
+  d.querySelector('.scroll').scrollWidth > d.querySelector('.scroll').clientWidth,
+  image.complete && image.naturalWidth > 0,
+  parseFloat(d.defaultView.getComputedStyle(d.querySelector('td')).fontSize)]);
+document.body.append(box);"""
+    outer = f'<!DOCTYPE html><iframe src="inner.html" width="{width}" height="800" style="border:0"></iframe>'
+    outer += f"<script>addEventListener('load', () => {{ {asking} }});</script>"
+    dom = browse(
+        *(chromium, tmp_path, outer, "--allow-file-access-from-files", "--window-size=1700,900", "--dump-dom"),
+    )
+    inner, content, table_scrolls, has_image, size = json.loads(re.search(r'id="answers">(.*?)</pre>', dom)[1])
+    assert (inner, content) == (width, width)
+    assert table_scrolls
+    assert has_image
+    assert size >= 13
+
+
+def test_a_screenshot_has_the_figure_in_its_colour(chromium, tmp_path):
+    page = html_page("Runs", {}, {"a_figure": SVG}, {})
+    shot = tmp_path / "page.png"
+    browse(chromium, tmp_path, page, "--window-size=800,900", f"--screenshot={shot}")
+    pixels = np.array(Image.open(shot).convert("RGB")).reshape(-1, 3)
+    assert (np.abs(pixels.astype(int) - (0xD5, 0x5E, 0x00)).max(axis=1) < 3).mean() > 0.2
+
+
+def test_it_prints(chromium, page, tmp_path):
+    paper = tmp_path / "page.pdf"
+    browse(chromium, tmp_path, page, "--no-pdf-header-footer", f"--print-to-pdf={paper}")
+    assert paper.read_bytes().startswith(b"%PDF")
+    hidden = "[...document.querySelectorAll('nav, .tools, tr.filters')].every((e) => e.checkVisibility() === false)"
+    # As on paper: the rules for print hold for every medium in this copy.
+    assert asked(chromium, tmp_path, page.replace("@media print", "@media all"), [hidden]) == [True]

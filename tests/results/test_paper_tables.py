@@ -1,0 +1,309 @@
+"""Printed numbers beside ours: exactly the printed setting or nothing, and every digit of the communication tables."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fcl_bench.errors import UserError
+from fcl_bench.papers.matching import Matcher, overrides, settings_of, words_without_key
+from fcl_bench.papers.printed import printed as papers_printed
+from fcl_bench.results.collect import collect
+from fcl_bench.results.summarise import used_runs
+from fcl_bench.results.tables.cells import ABSENT, NOT_RUN
+from fcl_bench.results.tables.latex import latex_table
+from fcl_bench.results.tables.markdown import markdown_page
+from fcl_bench.results.tables.paper_tables import NO_METHOD, NO_METRIC, cells_of, measured, paper_tables
+from tests.conftest import shared
+from tests.results.frames import real_runs
+
+NO_RUNS = pd.DataFrame()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Runs of FedRAN on the digits: beta 0.1 and 1, seeds 0 and 1."""
+    return real_runs(tmp_path_factory.mktemp("out"), "beta=0.1,1") / "runs"
+
+
+@pytest.fixture(scope="module")
+def runs(finished):
+    return used_runs(collect(finished))
+
+
+def cell(**given):
+    """A printed number whose setting is that of `finished` at beta 0.1, but for what is given."""
+    plain = {"paper": "made up", "table": "Table 1", "row": "FedRAN", "column": "Digits / A_avg", "method": "fedran"}
+    plain |= {"metric": "A_avg", "value": "90.00", "spread": "", "unit": "%", "data": "digits", "backbone": "pixels"}
+    plain |= {"tasks": "2", "clients": "2", "beta": "0.1", "setting": "method.M=32 method.rank=8"}
+    whole = plain | given
+    number = pd.to_numeric(whole["value"], errors="coerce")
+    return {**whole, "number": number, "spread_number": np.nan}
+
+
+def table_of(runs, folder, *cells):
+    [table] = paper_tables(pd.DataFrame(list(cells)), runs, folder)
+    return table
+
+
+def by_heading(table, row=0):
+    return {h: content for h, (content, _) in zip(table.sheet.headers, table.sheet.rows[row], strict=True)}
+
+
+OURS, DIFFERENCE = "ours, cpu, task-agnostic", "difference, cpu, task-agnostic"
+
+
+def test_ours_is_the_mean_of_the_runs_of_exactly_that_setting(finished, runs):
+    table = table_of(runs, finished, cell(value="90.1", spread="0.3"))
+    own = runs[runs["beta"] == 0.1]
+    mean, std = own["A_avg"].mean(), own["A_avg"].std()
+    assert by_heading(table) == {
+        "row": "FedRAN",
+        "column": "Digits / A_avg",
+        "unit": "%",
+        "printed": "90.1 ± 0.3",
+        f"{OURS} (n)": f"{mean:.2f} ± {std:.2f} (2)",
+        DIFFERENCE: f"{mean - 90.1:+.1f}",
+    }
+    [row] = table.values.to_dict("records")
+    assert (row[f"{OURS} mean"], row[f"{OURS} n"], row["state"]) == (mean, 2, "run")
+    assert row[f"{OURS} difference"] == pytest.approx(mean - 90.1)
+    used = table.runs[table.runs["used"]]
+    assert sorted(used["run_id"]) == sorted(own["run_id"])
+    assert set(used["differs"]) == {"nothing"}
+
+
+@pytest.mark.parametrize(
+    ("given", "differs"),
+    [
+        ({"setting": "method.M=32 method.rank=4"}, ["method.rank=4, here 8"]),
+        ({"setting": "method.M=32 method.rank=8 wire.dtype=float16"}, ["wire.dtype=float16, here float32"]),
+        ({"setting": "method.rank=8"}, ["method.M=2048, here 32"]),
+        ({"setting": "method.M=32 method.rank=8 label_rate=0.5"}, ["label_rate=0.5, here 1"]),
+        ({"setting": "method.M=32 method.rank=8 partition.min_size=0"}, ["partition.min_size=0, here 1"]),
+        (
+            {"setting": "method.M=32 method.rank=8 partition=iid"},
+            ["beta=null, here 0.1", "partition.min_size=nothing, here 1"],
+        ),
+        ({"tasks": "3"}, []),
+        ({"beta": "0.5"}, []),
+        ({"method": "stsa", "setting": "method.M=32"}, []),
+        ({"data": "cifar100"}, []),
+    ],
+)
+def test_a_run_that_differs_in_anything_is_not_ours_and_is_listed_with_what_differs(finished, runs, given, differs):
+    table = table_of(runs, finished, cell(**given))
+    assert by_heading(table)["our runs"] == NOT_RUN
+    assert not table.runs["used"].any()
+    assert bool(len(table.runs)) == bool(differs)
+    for told in table.runs["differs"]:
+        for part in differs:
+            assert part in told
+
+
+def test_data_cut_down_is_another_setting(finished, runs, tmp_path):
+    """A run on some classes has the data set's name, too."""
+    wanted = pd.Series(cell(data="cifar100", backbone="tiny"))
+    folder = tmp_path / "runs" / "x"
+    folder.mkdir(parents=True)
+    for classes, differing in (("null", []), ("25", ["data.classes=null, here 25"])):
+        config = settings_of((*overrides(wanted), f"data.classes={classes}")).resolved
+        (folder / "config.yaml").write_text(json.dumps(config))
+        run = runs.iloc[[0]].assign(data="cifar100", folder="x")
+        assert Matcher(run, tmp_path / "runs").differences(wanted) == {run.index[0]: differing}
+
+
+def test_a_run_older_than_a_key_had_its_default(finished, runs, tmp_path):
+    import yaml
+
+    run = runs.iloc[[0]]
+    config = yaml.safe_load((finished / run["folder"].iloc[0] / "config.yaml").read_text())
+    for group, key in (("split", "order_seed"), ("method", "complement"), ("method", "ssl"), (None, "adapt")):
+        del (config[group] if group else config)[key]
+    del config["preview"], config["drift"], config["wire"]["gram"]
+    (tmp_path / run["folder"].iloc[0]).mkdir()
+    (tmp_path / run["folder"].iloc[0] / "config.yaml").write_text(yaml.safe_dump(config))
+    plain = pd.Series(cell(beta=str(run["beta"].iloc[0])))
+    assert list(Matcher(run, tmp_path).differences(plain).values()) == [[]]
+    adapted = pd.Series({**plain, "setting": "method.M=32 method.rank=8 method.complement=floor"})
+    [differing] = Matcher(run, tmp_path).differences(adapted).values()
+    assert differing == ["method.complement=floor, here drop"]
+
+
+def test_old_code_is_not_ours(finished, runs):
+    old = runs.assign(**{"method.revision": "1"})
+    table = table_of(old, finished, cell())
+    assert not table.runs["used"].any()
+    assert "revision 2 of the method, here 1" in set(table.runs["differs"])
+
+
+def test_devices_have_columns_of_their_own(finished, runs):
+    mixed = runs.assign(device=["cuda" if seed else "cpu" for seed in runs["seed"]])
+    table = table_of(mixed, finished, cell())
+    row = by_heading(table)
+    for device, seed in (("cpu", 0), ("cuda", 1)):
+        [value] = runs.loc[(runs["seed"] == seed) & (runs["beta"] == 0.1), "A_avg"]
+        assert row[f"ours, {device}, task-agnostic (n)"] == f"{value:.2f} (1)"
+
+
+def test_what_the_paper_leaves_open_is_told_and_not_averaged(finished, runs):
+    table = table_of(runs, finished, cell(beta=""))
+    assert [by_heading(table, row)["where"] for row in (0, 1)] == ["beta 0.1", "beta 1"]
+    for row, beta in enumerate((0.1, 1.0)):
+        assert table.values.loc[row, f"{OURS} mean"] == runs.loc[runs["beta"] == beta, "A_avg"].mean()
+
+
+@pytest.mark.parametrize(
+    ("given", "state"),
+    [
+        ({"method": ""}, NO_METHOD),
+        ({"setting": 'method.M=32 method.rank=8 "after task 5 of 10"'}, "no key for: after task 5 of 10"),
+        ({"backbone": ""}, "the paper does not say: backbone"),
+        ({"metric": "wallclock time"}, NO_METRIC),
+        ({"beta": "0.3"}, NOT_RUN),
+    ],
+)
+def test_why_there_is_no_run_is_said(finished, runs, given, state):
+    table = table_of(runs, finished, cell(), cell(**given))
+    row = by_heading(table, 1)
+    assert row[f"{OURS} (n)"] == state
+    assert row[DIFFERENCE] == "-"
+    assert table.values.loc[1, f"{OURS} mean"] == NOT_RUN
+    assert table.values.loc[1, "state"] == state
+
+
+def test_sizes_and_accuracies_of_one_table_do_not_share_columns(finished, runs):
+    table = table_of(runs, finished, cell(), cell(metric="fedran_mib", value="0.01", unit="MB"))
+    accuracy, size = by_heading(table, 0), by_heading(table, 1)
+    assert accuracy["measured, a task, cpu, task-agnostic (n)"] == "-"
+    assert size[f"{OURS} (n)"] == "-"
+    sent = [
+        json.loads((finished / folder / "run.json").read_text())["communication"]["up_max_bytes"] / 2**20
+        for folder in runs.loc[runs["beta"] == 0.1, "folder"]
+    ]
+    assert table.values.loc[1, "measured, a task, cpu, task-agnostic mean"] == pytest.approx(np.mean(sent))
+
+
+def test_best_and_second_are_marked_in_each_column(finished):
+    rows = [("A", "", "91.0"), ("B", "", "93.0"), ("C", "", "92.0"), ("D", "joint", "99.0")]
+    cells = [cell(row=row, method=method, value=value) for row, method, value in rows]
+    cells.append(cell(row="A", column="other", value="1.0"))
+    table = table_of(NO_RUNS, finished, *cells)
+    printed = table.sheet.headers.index("printed")
+    assert [row[printed][1] for row in table.sheet.rows] == ["", "bold", "underline", "", ""]
+
+
+def test_metrics_are_read_from_the_part_of_the_record_that_they_name():
+    record = {"metrics": {"A_T_tasks": 1.0}, "task_aware": {"A_T_tasks": 2.0}, "runtime": {"seconds_per_task": 3.0}}
+    record["communication"] = {"up_max_bytes": 2**21}
+    wanted = {"A_T_tasks": 1.0, "task_aware.A_T_tasks": 2.0, "seconds_per_task": 3.0, "up_max_mib": 2.0}
+    assert {metric: measured(record, metric) for metric in wanted} == wanted
+    assert measured(record, "forgetting") is None
+
+
+def test_papers_and_tables_are_chosen_by_name():
+    assert set(cells_of("stsa", "Table 5")["table"]) == {"Table 5"}
+    with pytest.raises(UserError, match=r"--paper stas is not known \(did you mean stsa"):
+        cells_of("stas")
+    with pytest.raises(UserError, match="--table Table 99 is not in --paper stsa"):
+        cells_of("stsa", "Table 99")
+
+
+@pytest.fixture(scope="module")
+def everything():
+    """Every table of every paper, without a run."""
+    return list(paper_tables(cells_of("all"), NO_RUNS, Path("nowhere")))
+
+
+def test_every_printed_number_has_its_row_in_every_form(everything):
+    printed = papers_printed()
+    names = [table.name for table in everything]
+    assert len(set(names)) == len(names)
+    for table in everything:
+        paper, title = table.values["paper"].iloc[0], table.values["table"].iloc[0]
+        own = printed[(printed["paper"] == paper) & (printed["table"] == title)]
+        values = table.values["printed"].tolist()
+        assert [value for value in values if value in set(own["value"])][-len(own) :] == own["value"].tolist()
+        assert len(table.sheet.rows) == len(table.values)
+        assert len(set(table.sheet.headers)) == len(table.sheet.headers)
+        for content, _ in (cell for row in table.sheet.rows for cell in row):
+            assert content.strip()
+            assert content.lower() != "nan"
+        assert markdown_page(table.sheet).count("\n| ") == len(table.values) + 2
+        assert latex_table(table.sheet).count(r" \\") == len(table.values) + 1
+
+
+def test_csvs_read_back_with_numbers_as_numbers(everything):
+    for table in everything:
+        file = io.StringIO()
+        table.values.to_csv(file, index=False)
+        assert ",," not in file.getvalue()
+        file.seek(0)
+        read = pd.read_csv(file, na_values=ABSENT)
+        for column in ("printed_number", *(c for c in ("nominal", "as_sent_mib") if c in read)):
+            assert pd.api.types.is_numeric_dtype(read[column]), (table.name, column)
+
+
+def test_the_command_of_a_number_that_was_not_run_is_one_that_runs_it(everything):
+    """Of each table one: it composes to the very setting that is matched."""
+    for table in everything:
+        missing = table.values[table.values["state"] == NOT_RUN]
+        for command in missing["command"].head(1):
+            program, flag, *words, seeds = shlex.split(command)
+            assert (program, flag, seeds) == ("fcl-bench", "-m", "seed=0,1,2")
+            assert settings_of(tuple(words)).method.name in command
+
+
+#: As methods.md lists them: of FedRAN's Table 4, Figure 6 and ViT text, and of STSA's Table 5.
+DIGITS = {
+    "fedran": "134.27 140.52 35.13 9.57 11.13 17.6 33.6 70.3 194.59 1.45 389.18 2.77 97.29 10.50 21.00"
+    " 31.90 30.65 121.75",
+    "stsa": "955.6 60.1 95.4 4.77",
+}
+
+
+@pytest.mark.parametrize("paper", DIGITS)
+def test_the_communication_tables_come_out_with_every_printed_digit_and_no_run(everything, paper):
+    rows = []
+    for table in everything:
+        if table.name.startswith(f"{paper}-") and "counted here" in table.sheet.headers:
+            rows += [by_heading(table, row) for row in range(len(table.sheet.rows))]
+    counted = {row["counted here"] for row in rows if row["counted here"] != "not counted here"}
+    assert counted == set(DIGITS[paper].split())
+    for row in rows:
+        if row["counted here"] != "not counted here":
+            assert row["counted here"] == row["printed"]
+            assert set(row["difference"]) <= set("+0.")
+
+
+def test_the_digits_are_those_of_the_specification():
+    text = shared("design/methods.md").read_text()
+    counts = text[text.index("## What the papers count") :]
+    for number in " ".join(DIGITS.values()).split():
+        assert re.search(rf"(?<![\d.]){re.escape(number.rstrip('0').rstrip('.'))}0*(?!\d)", counts), number
+
+
+def test_one_accounting_for_all_stands_beside_the_papers(everything):
+    [table] = [table for table in everything if table.name == "fedran-table-4"]
+    sent = {row["row"]: row["a task as sent (MiB)"] for row in (by_heading(table, r) for r in (0, 1))}
+    assert sent == {"FedRAN": "64.63", "STSA": "19.08"}  # methods.md: 64.6 against 19.1
+
+
+def test_errata_are_named_below_the_tables_they_are_about(everything):
+    notes = {table.name: " ".join(table.sheet.notes) for table in everything}
+    assert "interchanged against Tables 1, 8 and 16" in notes["fedprotip-table-11"]
+    assert "docs/errata.md" in notes["fedran-table-4"]
+    assert "not in the copy" in notes["fedran-table-4"]
+
+
+def test_quoted_words_are_told_from_overrides():
+    printed = pd.Series(cell(setting='split=si_blurry "after task 2" method.M=null "a=b"'))
+    assert words_without_key(printed["setting"]) == ["after task 2", "a=b"]
+    assert overrides(printed)[-2:] == ("split=si_blurry", "method.M=null")

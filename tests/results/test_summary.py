@@ -1,0 +1,150 @@
+"""Means and standard deviations over seeds, and what must never be averaged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fcl_bench.results.summarise import summarise, used_runs, varying_setting
+from fcl_bench.results.tables.summary_table import cells, constants, markdown, terminal_table
+from tests.results.frames import made_up
+
+
+def summary_of(*runs):
+    return summarise(used_runs(made_up(*runs)))
+
+
+def column(summary, header):
+    headers, rows = cells(summary)
+    return [row[headers.index(header)] for row in rows]
+
+
+def test_means_and_standard_deviations_are_over_seeds():
+    values = [70.0, 73.0, 77.0]
+    summary = summary_of(*({"seed": seed, "A_avg": value} for seed, value in enumerate(values)))
+    [row] = summary.to_dict("records")
+    assert (row["n"], row["seeds"], row["run_ids"]) == (3, [0, 1, 2], ["run0", "run1", "run2"])
+    assert row["A_avg_mean"] == pytest.approx(220 / 3)
+    assert row["A_avg_std"] == pytest.approx(np.sqrt(sum((v - 220 / 3) ** 2 for v in values) / 2))
+    assert column(summary, "A_avg (%)") == [("73.33 ± 3.51", "")]
+
+
+def test_one_run_has_no_standard_deviation():
+    summary = summary_of({})
+    assert np.isnan(summary["A_avg_std"][0])
+    assert column(summary, "A_avg (%)") == [("80.00", "")]
+    assert "±" not in markdown(summary).split("| --- |")[1].splitlines()[1]
+
+
+def test_the_undefined_is_called_so_and_one_undefined_seed_leaves_no_mean():
+    summary = summary_of(
+        {"forgetting": np.nan},
+        {"seed": 1, "forgetting": 5.0},
+        {"clients": 9, "fedran_mib": 2.0, "stsa_mib": np.nan},
+        {"clients": 9, "seed": 1, "fedran_mib": 2.0},
+    )
+    assert column(summary, "forgetting (%)") == [("not defined", ""), ("10.00 ± 0", "")]
+    assert column(summary, "FedRAN's count (MiB)") == [("not defined", ""), ("2.00 ± 0", "")]
+    page = markdown(summary)
+    assert "STSA's" not in page
+    assert "nan" not in page.lower()
+    assert "|  |" not in page
+
+
+@pytest.mark.parametrize("key", ["device", "method_revision", "method_complement", "beta", "wire.dtype", "split.first"])
+def test_what_differs_in_anything_but_the_seed_is_not_averaged(key):
+    summary = summary_of({key: "one"}, {key: "other", "seed": 1}, {"seed": 2})
+    assert summary["n"].tolist() == [1, 1, 1]
+
+
+def test_of_equal_configurations_and_seeds_the_newest_counts_and_a_warning_says_so(caplog):
+    summary = summary_of(
+        {"A_avg": 1.0, "run_id": "new", "written": 9.0},
+        {"A_avg": 2.0, "run_id": "old", "written": 3.0},
+        {"A_avg": 3.0, "run_id": "other", "seed": 1},
+    )
+    assert summary["run_ids"].tolist() == [["new", "other"]]
+    assert summary["A_avg_mean"].tolist() == [2.0]
+    [warning] = caplog.messages
+    assert warning == "fedran: seed 0 was run more than once with one configuration (old, new); only the newest counts"
+
+
+def test_labels_name_the_knobs_that_vary_within_the_method():
+    runs = used_runs(
+        made_up(
+            {"method_M": 2048, "method_rank": 512, "method_ridge": 1e-3, "method_complement": "floor"},
+            {"method_M": 2048, "method_rank": 64, "method_ridge": 1e-5, "method_complement": "null"},
+            {"method_M": 2048, "method_rank": 64, "method_ridge": 1e-5},
+            {"method": "stsa", "method_M": 4096},
+        )
+    )
+    assert dict(zip(runs["run_id"], runs["label"], strict=True)) == {
+        "run0": "fedran rank=512 ridge=0.001 complement=floor",
+        "run1": "fedran rank=64 ridge=1e-05 complement=null",
+        "run2": "fedran rank=64 ridge=1e-05",
+        "run3": "stsa",
+    }
+    assert sorted(set(runs["family"])) == ["fedran", "fedran complement=floor", "fedran complement=null", "stsa"]
+
+
+def test_rows_are_in_the_order_of_the_setting_then_the_knobs_by_size():
+    grid = [{"method_rank": rank, "beta": beta} for rank in (256, 32, 8) for beta in (1.0, "null", 0.1)]
+    summary = summary_of(*grid)
+    assert summary["beta"].tolist() == [0.1] * 3 + [1.0] * 3 + ["null"] * 3
+    assert summary["method.rank"].tolist() == [8, 32, 256] * 3
+
+
+def test_only_what_varies_has_a_column_and_the_rest_is_one_line():
+    summary = summary_of(
+        {"partition": "dirichlet", "partition.min_size": 1, "method_rank": 8, "features": "a0"},
+        {"partition": "iid", "method_rank": 8, "features": "a0"},
+        {"partition": "iid", "method": "stsa", "method_gamma": 100.0, "features": "a0"},
+    )
+    assert varying_setting(summary) == ["partition"]  # which tells partition.min_size
+    assert cells(summary)[0][:3] == ["partition", "method", "n"]
+    assert constants(summary) == [
+        "data digits, beta 0.1, clients 5, tasks 5, wire.dtype float32, device cpu",
+        "fedran: rank 8; stsa: gamma 100",
+    ]
+    assert markdown(summary).startswith(constants(summary)[0] + "\n\n")
+
+
+def test_minor_keys_have_a_column_where_nothing_else_tells_them():
+    summary = summary_of({"partition.min_size": 0}, {"partition.min_size": 1}, {"partition.min_size": 1, "beta": 1.0})
+    assert varying_setting(summary) == ["beta", "partition.min_size"]
+
+
+def test_best_and_second_are_marked_in_each_setting_and_the_ceiling_aside():
+    summary = summary_of(
+        {"method": "afl", "A_avg": 71.0},
+        {"method": "fedran", "A_avg": 70.001},
+        {"method": "joint", "A_avg": 99.0},
+        {"method": "stsa", "A_avg": 70.002},
+        {"method": "stsa_e", "A_avg": 60.0},
+        {"method": "afl", "A_avg": 50.0, "beta": 1.0},
+    )
+    marks = ["bold", "underline", "", "underline", "", ""]
+    assert [mark for _, mark in column(summary, "A_avg (%)")] == marks
+    page = markdown(summary)
+    assert "**71.00**" in page
+    assert page.count("<u>70.00</u>") == 2
+
+
+def test_small_sizes_keep_three_digits():
+    sizes = [0.000977, 0.0312, 1.5, 40.8]
+    summary = summary_of(*({"clients": k, "up_max_mib": size} for k, size in enumerate(sizes)))
+    assert [text for text, _ in column(summary, "upload (MiB)")] == ["0.000977", "0.0312", "1.50", "40.80"]
+
+
+def test_a_narrow_terminal_goes_without_the_last_columns_and_is_told():
+    summary = summary_of({"fedran_mib": 1.0}, {"beta": 1.0})
+    assert terminal_table(summary, float("inf"))[1] == []
+    table, left_out = terminal_table(summary, 80)
+    assert left_out == ["seconds per task", "FedRAN's count (MiB)"]
+    assert [column.header for column in table.columns] == cells(summary)[0][:-2]
+    assert [column.header for column in terminal_table(summary, 1)[0].columns] == cells(summary)[0][:5]
+
+
+def test_a_bar_in_a_name_does_not_break_the_markdown():
+    page = markdown(summary_of({"data": "a|b"}, {"data": "c"}))
+    assert "| a\\|b |" in page

@@ -1,0 +1,89 @@
+"""What a run looks like on the terminal."""
+
+from __future__ import annotations
+
+import re
+
+from fcl_bench.runs.screen import print_record
+
+
+def record_of(accuracy: list[float], **metrics) -> dict:
+    undefined = dict.fromkeys(("forgetting", "retention", "stability", "plasticity"), 1.0)
+    return {
+        "method": "fedran",
+        "data": "digits",
+        "backbone": "pixels",
+        "partition": "dirichlet",
+        "beta": 0.1,
+        "seed": 0,
+        "tasks": len(accuracy),
+        "clients": 5,
+        "metrics": {"accuracy": accuracy, "A_avg": 2.0, "A_T": 3.0, **undefined, **metrics},
+        "task_aware": {"A_avg": 4.0, "A_T": 5.0, **undefined},
+        "protocol": "task-agnostic",
+        "routing": None,
+        "adaptation": None,
+        "communication": {
+            "up_max_bytes": 2 * 2**20,
+            "up_total_max_bytes": 9000,
+            "up_total_bytes": 10**9,
+            "down_max_bytes": 16,
+            "by_stage": {"statistics": {"up_max_bytes": 2 * 2**20}},
+            "wire": {"dtype": "float32", "gram": "full", "columns": "task", "projection": "seed"},
+            "accounting": {"fedran_mib": 134.2656, "stsa_mib": 1.0},
+        },
+        "runtime": {
+            "seconds_per_task": 1.0,
+            "client_seconds": 1.0,
+            "server_seconds": 1.0,
+            "feature_seconds": 0.0,
+            "feature_cost_seconds": 866.0,
+            "feature_cache_hit": True,
+            "total_seconds": 1.0,
+            "peak_memory_bytes": 2**30,
+        },
+        "labels": {"rate": 1.0, "samples": 100, "labelled": 100, "accepted": 0, "right": 0},
+        "bounds": [],
+        "environment": {"device": "cpu", "threads": 2},
+    }
+
+
+def test_undefined_metrics_say_so(capsys):
+    print_record(record_of([75.0], forgetting=None), "outputs/runs/x")
+    out = capsys.readouterr().out
+    assert "not defined" in out
+    assert "nan" not in out.lower()
+    assert out.rstrip().endswith("run folder: outputs/runs/x")
+
+
+def test_sizes_are_in_readable_units_and_a_cache_hit_shows_what_it_saved(capsys):
+    print_record(record_of([75.0, 60.0]), "x")
+    out = capsys.readouterr().out
+    for text in ("2.00 MiB", "8.8 KiB", "16 B", "953.67 MiB", "134.27 MiB", "866.00 s"):
+        assert text in out
+
+
+def test_a_long_stream_shows_its_first_and_last_task_and_few_between(capsys):
+    print_record(record_of([float(100 - t / 10) for t in range(200)]), "x")
+    found = re.findall(r"^│ (\d+) +│ +([\d.]+) │", capsys.readouterr().out, flags=re.M)
+    assert len(found) == 12
+    assert (found[0], found[-1]) == (("1", "100.00"), ("200", "80.10"))
+    assert all(float(value) == 100 - (int(task) - 1) / 10 for task, value in found)
+
+
+def test_scarce_labels_and_bounds_have_their_tables(capsys):
+    record = record_of([75.0, 60.0])
+    print_record(record, "x")
+    plain = capsys.readouterr().out
+    assert "Labels" not in plain
+    assert "exact Gram" not in plain
+    assert "Communication (float32)" in plain
+    record["labels"] = {"rate": 0.2, "samples": 100, "labelled": 20, "accepted": 60, "right": 45}
+    errors = {f"{part}_{what}": 1.5 for part in ("gram", "weight") for what in ("error", "bound", "norm")}
+    record["bounds"] = [{**errors, "score_error": None, "certified": 12.5, "agree": 90.0}]
+    print_record(record, "x")
+    out = capsys.readouterr().out
+    for text in ("Labels (rate 0.2)", "45 (75.0 %)", "12.50", "not finite"):
+        assert text in " ".join(out.split())
+    record["labels"].update(accepted=0, right=0)
+    print_record(record, "x")
