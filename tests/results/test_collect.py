@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fcl_bench.config import text
 from fcl_bench.engine.checkpoint import write_json
 from fcl_bench.errors import UserError
 from fcl_bench.files import file_checksum
-from fcl_bench.results.collect import MEASURES, RUN, collect, selected, text
+from fcl_bench.results.collect import MEASURES, RUN, collect, selected
 from tests.results.frames import made_up, real_runs
 
 
@@ -99,6 +100,7 @@ def test_damaged_runs_are_left_out_aloud_and_incomplete_ones_silently(runs, capl
     [
         *((0.1, "0.1"), (1.0, "1"), (2048, "2048"), (4278272.0, "4278272"), (1e-5, "1e-05"), (1 / 3, repr(1 / 3))),
         *((True, "true"), (np.float64(0.5), "0.5"), ("null", "null"), ("floor", "floor")),
+        *((np.True_, "true"), (np.int64(7), "7"), (np.float64("inf"), "inf")),
         *((np.nan, ""), (None, ""), (pd.NA, "")),
     ],
 )

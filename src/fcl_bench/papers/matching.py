@@ -14,9 +14,8 @@ import pandas as pd
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from fcl_bench.config import GROUPS, Settings, config_dir, load_settings
+from fcl_bench.config import GROUPS, Settings, config_dir, load_settings, resolved_config, text
 from fcl_bench.errors import UserError
-from fcl_bench.results.collect import resolved_config, text
 
 log = logging.getLogger(__name__)
 

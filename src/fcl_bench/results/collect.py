@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
+from fcl_bench.config import resolved_config, text
 from fcl_bench.errors import UserError, choices
 from fcl_bench.files import content_hash
 from fcl_bench.results import measures
@@ -53,11 +53,6 @@ def collect(runs: Path) -> pd.DataFrame:
     return frame.astype(dict.fromkeys(MEASURES, float)).copy() if rows else frame
 
 
-def resolved_config(path: Path) -> dict[str, Any]:
-    """A run's config.yaml. It holds no interpolation, so the C parser does, in a tenth of OmegaConf's time."""
-    return yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-
-
 def selected(frame: pd.DataFrame, conditions: list[str]) -> pd.DataFrame:
     """The runs that meet all of `conditions` (key=value, or key=value,value).
 
@@ -80,21 +75,6 @@ def selected(frame: pd.DataFrame, conditions: list[str]) -> pd.DataFrame:
                 raise UserError(f"--where {condition}: no run has {key}={value}", choices(set(there) - {""}, value))
         frame = frame[there.isin(values) | (key.startswith("method.") & (there == ""))]
     return frame
-
-
-def text(value: Any) -> str:
-    """A value as the user types it (0.1, 2048, true, null); "" where a run has no such key."""
-    if isinstance(value, bool | np.bool_):
-        return str(value).lower()
-    if is_number(value):
-        short = str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:g}"
-        return short if float(short) == value else repr(float(value))
-    return "" if pd.isna(value) else str(value)
-
-
-def is_number(value: Any) -> bool:
-    """Whether `value` is a finite number, and no truth value."""
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(np.isfinite(value))
 
 
 def _configuration(record: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:

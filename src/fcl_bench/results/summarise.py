@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fcl_bench.results.collect import MEASURES, RUN, is_number, text
+from fcl_bench.config import is_number, text
+from fcl_bench.results.collect import MEASURES, RUN
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from fcl_bench.results.collect import is_number, text
+from fcl_bench.config import is_number, text
 from fcl_bench.results.figures.canvas import MEASURES, canvas, legend, title
 from fcl_bench.results.figures.selection import names, panels, seeds_told, shared, styles
 from fcl_bench.results.figures.style import CEILINGS, FRONT, NOTE

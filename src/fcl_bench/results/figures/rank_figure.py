@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from fcl_bench.results.collect import is_number, text
+from fcl_bench.config import is_number, text
 from fcl_bench.results.figures.canvas import MEASURES, canvas, legend, title
 from fcl_bench.results.figures.selection import seeds_told, shared
 from fcl_bench.results.figures.style import COLOUR_MAP, SMALL_SIZE

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from fcl_bench.results.collect import is_number, text
+from fcl_bench.config import is_number, text
 from fcl_bench.results.figures.style import CEILINGS, line_look, looks
 from fcl_bench.results.summarise import knobs, setting, signature, varying_setting
 

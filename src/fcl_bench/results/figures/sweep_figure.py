@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from fcl_bench.results.collect import is_number, text
+from fcl_bench.config import is_number, text
 from fcl_bench.results.figures.canvas import MEASURES, canvas, legend, title
 from fcl_bench.results.figures.selection import Panel, lines, names, panels, seeds_told, shared, styles
 from fcl_bench.results.figures.style import CEILINGS

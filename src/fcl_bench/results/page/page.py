@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from fcl_bench.results.collect import is_number, text
+from fcl_bench.config import is_number, text
 from fcl_bench.results.tables.cells import ABSENT
 from fcl_bench.results.tables.paper_tables import NO_METHOD
 

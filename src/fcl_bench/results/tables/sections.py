@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from fcl_bench.config import text
 from fcl_bench.errors import UserError, choices
-from fcl_bench.results.collect import text
 from fcl_bench.results.measures import MEASURES, SECTIONS, Measure
 from fcl_bench.results.summarise import CEILINGS, knobs, setting, signature, varying_setting
 from fcl_bench.results.tables.cells import NOT_DEFINED, NOT_RUN, Cell, Sheet

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from fcl_bench.results.collect import text
+from fcl_bench.config import text
 from fcl_bench.results.measures import MEASURES, Measure
 from fcl_bench.results.summarise import CEILING, CEILINGS, knobs, setting, signature, varying_setting
 from fcl_bench.results.tables.cells import NOT_DEFINED, Cell, Sheet, decimals, marked_by_group, mean_and_spread, number
