@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from numbers import Real
@@ -144,6 +147,57 @@ def _identity(choice: Any) -> dict[str, Any]:
     return {"_target_": f"{type(choice).__module__}.{type(choice).__qualname__}", **revision, **knobs}
 
 
+def composed(overrides: Iterable[str] = ()) -> DictConfig:
+    """What Hydra composes of `overrides`, as typed after `fcl-bench`. Raises Hydra's errors for what cannot be."""
+    # Only now, as in `register_presets`: not every command composes, and Hydra takes a while.
+    from hydra import compose, initialize_config_dir
+
+    register_presets()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        return compose("config", overrides=list(overrides))
+
+
+@functools.cache
+def register_presets() -> list[str]:
+    """Make the presets in conf/experiment/settings choices of Hydra's group `experiment/preset`; their names.
+
+    A preset says what a command line would: `group: choice` and `key: value`. Has to be called before Hydra composes;
+    launchers hand the choices on to their workers.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    names = []
+    for file in sorted(config_dir().glob("experiment/settings/*.yaml")):
+        for name, settings in _read_yaml(file).items():
+            chosen = {group: settings.pop(group) for group in GROUPS if group in settings}
+            node = OmegaConf.create({"defaults": [{f"override /{group}": choice} for group, choice in chosen.items()]})
+            for key, value in settings.items():
+                OmegaConf.update(node, key, value)
+            ConfigStore.instance().store(name, node, group="experiment/preset", package="_global_")
+            names.append(name)
+    return names
+
+
+def combinations(overrides: Iterable[str]) -> list[tuple[str, ...]]:
+    """The runs of `fcl-bench -m overrides...`, in the order of Hydra's own sweeper: the overrides of each.
+
+    The last of several overrides of one key counts; the values of the first key change slowest. Raises Hydra's errors
+    for an override that cannot be parsed, or whose values are no list (`interval(0,1)`).
+    """
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    hydra = GlobalHydra.instance()
+    # It knows the choices of `method=glob(*)`.
+    parser = OverridesParser.create(hydra.config_loader() if hydra.is_initialized() else None)
+    values: dict[str, list[str]] = {}
+    for override in parser.parse_overrides(list(overrides)):
+        swept = override.is_sweep_override()
+        found = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
+        values[override.get_key_element()] = list(found)
+    return list(itertools.product(*([f"{key}={value}" for value in found] for key, found in values.items())))
+
+
 def load_settings(config: DictConfig) -> Settings:
     """Convert a composed configuration; a `UserError` for an unknown key, a wrong type or an impossible value."""
     try:
@@ -256,7 +310,12 @@ def _wanted(schema: type, key: str) -> str:
 
 
 def resolved_config(path: Path) -> dict[str, Any]:
-    """A run's config.yaml. It holds no interpolation, so the C parser does, in a tenth of OmegaConf's time."""
+    """A run's config.yaml. It holds no interpolation, so it needs no OmegaConf."""
+    return _read_yaml(path)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """By the C parser, in a tenth of OmegaConf's time; a fresh object."""
     return yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 

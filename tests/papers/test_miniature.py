@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from fcl_bench.papers.experiments import cells_of as grid_cells
+from fcl_bench.papers.experiments import grid_cells
 from fcl_bench.papers.matching import overrides, settings_of
 from fcl_bench.papers.miniature import NOTE, stand_ins
 from fcl_bench.results.collect import collect

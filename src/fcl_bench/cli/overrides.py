@@ -84,13 +84,14 @@ def composition_error(error: Exception) -> UserError:
     """Hydra's report of a wrong group, choice, key or syntax, in one line with what would work."""
     from hydra.core.override_parser.overrides_parser import OverrideParseException
 
-    from fcl_bench.config import config_dir
+    from fcl_bench.config import config_dir, register_presets
 
     conf = config_dir()
     text = " ".join(str(error).split())
-    if found := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
+    if found := re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text):
         group, choice = found.groups()
-        options = [file.stem for file in (conf / group).glob("*.yaml")]
+        presets = register_presets() if group == "experiment/preset" else []
+        options = presets or [file.stem for file in (conf / group).glob("*.yaml")]
         return UserError(f"{group}={choice} is not known", choices(options, choice) if options else SEE_HELP)
     if found := re.search(r"Could not override '([^']+)'", text):
         for choice in _choices_swept(found[1].partition(".")[0]):
@@ -123,15 +124,15 @@ def _keys_beside(key: str, conf: Path, *chosen: str) -> list[str]:
 
     The keys of the top level if `key` has no parent there.
     """
-    from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
+    from fcl_bench.config import composed
+
     groups = [entry.name for entry in conf.iterdir() if entry.is_dir()]
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(conf), version_base="1.3"):
-        typed = [text for text in sys.argv[1:] if text.partition("=")[0] in groups and "," not in text]
-        top: Any = OmegaConf.to_container(compose("config", overrides=list(chosen) or typed))
+    typed = [text for text in sys.argv[1:] if text.partition("=")[0] in groups and "," not in text]
+    top: Any = OmegaConf.to_container(composed(chosen or typed))
     parent = key.rpartition(".")[0]
     node = top
     for part in parent.split(".") if parent else ():

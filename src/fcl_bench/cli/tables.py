@@ -16,7 +16,7 @@ from fcl_bench.cli.app import DONE
 from fcl_bench.cli.side_command import Parser, run_command
 from fcl_bench.errors import UserError, require_choice
 from fcl_bench.files import replacing
-from fcl_bench.papers.profiles import PROFILES
+from fcl_bench.papers.experiments import PROFILES
 from fcl_bench.results.made import Made
 
 if TYPE_CHECKING:
