@@ -257,7 +257,3 @@ class Method(ABC):
     def audit(self, problem: Problem) -> Audit | None:
         """What compares this method with the exact solution, if its knobs ask for that."""
         return None
-
-    def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
-        """The upload under the papers' own conventions: `fedran_mib`, `stsa_mib` (see `federation.accounting`)."""
-        return {}

@@ -11,6 +11,7 @@ from fcl_bench import environment
 from fcl_bench.engine.answers import Answers
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.metrics import accuracy_matrix, metrics, pooled_accuracy
+from fcl_bench.papers.byte_conventions import accounting
 from fcl_bench.runs.folder import SCHEMA
 from fcl_bench.runs.inputs import Inputs
 from fcl_bench.runs.plan import Plan
@@ -60,7 +61,7 @@ def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: floa
         "communication": {
             **state.ledger.communication(),
             "wire": asdict(scalars.wire),
-            "accounting": settings.method.accounting(plan.problem, plan.classes_per_task),
+            "accounting": accounting(settings.method, plan.problem, plan.classes_per_task),
         },
         "labels": {"rate": scalars.label_rate, **state.ledger.labels()},
         "bounds": state.bounds,

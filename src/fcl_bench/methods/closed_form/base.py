@@ -15,7 +15,6 @@ from fcl_bench.errors import require_count, require_memory
 from fcl_bench.linalg.product import expect_products, product
 from fcl_bench.linalg.random_features import RandomFeatures
 from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
-from fcl_bench.papers.byte_conventions import accountings, stsa_values
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Prediction, Problem, Server, Shard
 from fcl_bench.randomness import derived_seed
@@ -59,9 +58,6 @@ class AnalyticMethod(Method):
 @dataclass
 class GramMethod(AnalyticMethod):
     """A method whose clients send a Gram matrix (M, M) and a matrix with a column per class (M, c)."""
-
-    def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
-        return accountings(lambda classes: stsa_values(self.dimension(problem), classes), classes_per_task)
 
 
 class AnalyticClient(Client):

@@ -19,7 +19,6 @@ from fcl_bench.linalg.low_rank_sum import LowRankSum
 from fcl_bench.linalg.solve import Solution
 from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.methods.closed_form.base import AnalyticClient, AnalyticMethod, AnalyticServer, positions
-from fcl_bench.papers.byte_conventions import accountings, centred_sketch_values
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Audit, Client, Problem, Server, Shard
 
@@ -64,10 +63,6 @@ class CentredSketch(AnalyticMethod):
         from fcl_bench.audits.bounds import CentredSketchAudit
 
         return CentredSketchAudit(self, problem) if self.bounds else None
-
-    def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
-        M = self.dimension(problem)
-        return accountings(lambda c: centred_sketch_values(M, self.rank, c, self.centre), classes_per_task)
 
 
 def deviations(H: torch.Tensor, which: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:

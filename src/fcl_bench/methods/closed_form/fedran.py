@@ -20,7 +20,6 @@ from fcl_bench.linalg.ridge import subspace_ridge
 from fcl_bench.linalg.solve import Solution, ill_conditioned, relative_rounding
 from fcl_bench.linalg.spectral import Spectrum, merge, summarise
 from fcl_bench.methods.closed_form.base import AnalyticClient, AnalyticMethod, AnalyticServer, positions
-from fcl_bench.papers.byte_conventions import accountings, fedran_values
 from fcl_bench.protocol.message import Message, column_bytes
 from fcl_bench.protocol.method import Audit, Client, Problem, Server, Shard
 
@@ -113,15 +112,6 @@ class FedRAN(AnalyticMethod):
         from fcl_bench.audits.bounds import FedRANAudit
 
         return FedRANAudit(self, problem) if self.bounds else None
-
-    def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
-        M = self.dimension(problem)
-        largest = max(self.feasible_rank(problem, classes) for classes in classes_per_task)
-        return accountings(
-            lambda classes: fedran_values(M, self.feasible_rank(problem, classes), classes),
-            classes_per_task,
-            fedran=lambda classes: fedran_values(M, largest, classes),
-        )
 
 
 def upload_bytes(M: int, rank: int, classes: int, wire_dtype: torch.dtype) -> int:

@@ -18,7 +18,6 @@ from fcl_bench.linalg.class_scatter import ClassScatter
 from fcl_bench.linalg.class_sums import add_class_sums
 from fcl_bench.linalg.solve import relative_rounding
 from fcl_bench.methods.closed_form.base import AnalyticClient, AnalyticMethod, GramServer, positions
-from fcl_bench.papers.byte_conventions import accountings, stsa_e_values
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Problem, Server, Shard
 from fcl_bench.randomness import generator
@@ -51,7 +50,7 @@ class STSAE(AnalyticMethod):
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)
-        values = stsa_e_values(self.dimension(problem), max(classes_per_task), self.dummy_clients)
+        values = (self.dimension(problem) + 1) * max(classes_per_task) * self.dummy_clients
         require_memory(f"method.dummy_clients={self.dummy_clients}", 8 * values, "one upload")
 
     def client(self, problem: Problem) -> Client:
@@ -59,15 +58,6 @@ class STSAE(AnalyticMethod):
 
     def server(self, problem: Problem) -> Server:
         return STSAEServer(self, problem)
-
-    def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
-        M = self.dimension(problem)
-        return accountings(
-            lambda classes: stsa_e_values(M, classes, self.dummy_clients),
-            classes_per_task,
-            # FedRAN's table charges STSA-E for K_D + 1 groups.
-            fedran=lambda classes: stsa_e_values(M, classes, self.dummy_clients + 1),
-        )
 
 
 class STSAEClient(AnalyticClient):
