@@ -40,6 +40,9 @@ def _percent(name: str, header: str, higher: bool = True, shown: str = "asked") 
     return Measure(name, f"{header} (%)", "accuracy", higher, plain=True, shown=shown)
 
 
+#: By name, in percent, MiB and seconds; NaN where not defined. `A_T_aware`: with the task of each test sample given;
+#: `A_T_unrouted`: with all classes competing, of a method that predicts tasks; `routing`: how often it is right about
+#: the task, after the last one.
 MEASURES: dict[str, Measure] = {
     measure.name: measure
     for measure in (
