@@ -35,8 +35,8 @@ def collect(runs: Path) -> pd.DataFrame:
     """Every complete, undamaged run in the folder `runs`, one row each; damaged ones are left out with a warning.
 
     Besides `RUN_COLUMNS` and `MEASURES`, the columns are `method`, its knobs as `method.<knob>` with
-    `method.revision`, and the setting: what the record and `config.yaml` say of data, stream, partition, number types and device, with
-    fingerprints of data and features. A null is the text "null"; a key that a run does not have is NaN.
+    `method.revision`, and the setting: what the record and `config.yaml` say of data, stream, partition, number types
+    and device, with fingerprints of data and features. A null is the text "null"; a key that a run lacks is NaN.
     """
     rows = []
     for path in sorted(runs.glob("*/run.json")):

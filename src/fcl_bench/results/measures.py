@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fcl_bench.errors import require_choice
-
 SECTIONS = ("accuracy", "communication", "runtime")
 
 
@@ -73,18 +71,6 @@ MEASURES: dict[str, Measure] = {
         Measure("peak_memory_mib", "peak memory (MiB)", "runtime", shown="asked"),
     )
 }
-
-
-def chosen(names: Iterable[str]) -> list[Measure]:
-    """The measures that `--metrics` names.
-
-    Raises:
-        UserError: a name that is none.
-    """
-    names = list(names)
-    for name in names:
-        require_choice("--metrics", name, MEASURES)
-    return [MEASURES[name] for name in dict.fromkeys(names)]
 
 
 def direction(metric: str) -> Measure | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import pandas as pd
 
@@ -72,7 +73,7 @@ class Table:
     runs: pd.DataFrame
 
 
-def value_cell(value: object) -> Cell:
+def value_cell(value: Any) -> Cell:
     """A value of the configuration as the user types it; "none" where a run has no such key."""
     return Cell(text(value) or "none", number=float(value) if is_number(value) else None)
 

@@ -67,9 +67,7 @@ def latex_table(sheet: Sheet) -> str:
     return "\n".join(lines) + "\n"
 
 
-def table_files(
-    table: Table, formats: Iterable[str], page: Callable[[Sheet], str] = markdown_page
-) -> dict[str, str]:
+def table_files(table: Table, formats: Iterable[str], page: Callable[[Sheet], str] = markdown_page) -> dict[str, str]:
     """Suffix -> content of one table's files: those of `formats` (csv, md, tex), and the runs behind its cells.
 
     Args:
