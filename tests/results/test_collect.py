@@ -13,7 +13,8 @@ from fcl_bench.config import text
 from fcl_bench.engine.checkpoint import write_json
 from fcl_bench.errors import UserError
 from fcl_bench.files import file_checksum
-from fcl_bench.results.collect import MEASURES, RUN, collect, selected
+from fcl_bench.results.collect import RUN_COLUMNS, collect, selected
+from fcl_bench.results.measures import MEASURES
 from tests.results.frames import made_up, real_runs
 
 
@@ -63,7 +64,7 @@ def test_a_row_holds_what_the_record_and_the_configuration_say(finished):
 
 
 def test_runs_that_differ_only_in_seed_share_every_other_column_of_the_configuration(finished):
-    frame = collect(finished).drop(columns=[*MEASURES, *RUN])
+    frame = collect(finished).drop(columns=[*MEASURES, *RUN_COLUMNS])
     assert (frame.nunique(dropna=False) == 1).all()
 
 

@@ -13,15 +13,11 @@ import pandas as pd
 from fcl_bench.config import resolved_config, text
 from fcl_bench.errors import UserError, choices
 from fcl_bench.files import content_hash
-from fcl_bench.results import measures
+from fcl_bench.results.measures import MEASURES
 from fcl_bench.runs.folder import RunFolder
 
-#: Columns that hold what a run measured, in percent, MiB and seconds; NaN where not defined. `A_T_aware`: with the task
-#: of each test sample given; `A_T_unrouted`: with all classes competing, of a method that predicts tasks; `routing`:
-#: how often it is right about the task, after the last one.
-MEASURES = tuple(measures.MEASURES)
-#: Columns that tell runs of one configuration apart. Every other column is a part of the configuration.
-RUN = ("seed", "run_id", "folder", "git_commit", "written")
+#: Columns that tell runs of one configuration apart. What is neither one of these nor a measure is configuration.
+RUN_COLUMNS = ("seed", "run_id", "folder", "git_commit", "written")
 
 #: What the record says of the configuration; of the groups there, the classes' knobs are columns too where they matter.
 _RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks")
@@ -38,9 +34,9 @@ _NEW = {"split.order_seed": "null"}
 def collect(runs: Path) -> pd.DataFrame:
     """Every complete, undamaged run in the folder `runs`, one row each; damaged ones are left out with a warning.
 
-    Besides `RUN` and `MEASURES`, the columns are `method`, its knobs as `method.<knob>` with `method.revision`, and the
-    setting: what the record and `config.yaml` say of data, stream, partition, number types and device, with
-    fingerprints of data and features. A null is the text "null"; a key that a run does not have is NaN.
+    Besides `RUN_COLUMNS` and `MEASURES`, the columns are `method`, its knobs as `method.<knob>` with
+    `method.revision`, and the setting: what the record and `config.yaml` say of data, stream, partition, number types
+    and device, with fingerprints of data and features. A null is the text "null"; a key that a run lacks is NaN.
     """
     rows = []
     for path in sorted(runs.glob("*/run.json")):

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 
-from fcl_bench.results.figures.bytes_figure import accuracy_against_bytes
-from fcl_bench.results.figures.cost_figure import pareto_front
+from fcl_bench.results.figures.costs import accuracy_against_bytes, pareto_front
 from fcl_bench.results.summarise import summarise, used_runs
 from tests.results.frames import made_up
 

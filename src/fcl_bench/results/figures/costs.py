@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from fcl_bench.config import is_number, text
-from fcl_bench.results.figures.canvas import MEASURES, canvas, legend, title
+from fcl_bench.results.figures.canvas import ACCURACIES, canvas, legend, title
 from fcl_bench.results.figures.selection import names, panels, seeds_told, shared, styles
-from fcl_bench.results.figures.style import CEILINGS, FRONT, NOTE
-from fcl_bench.results.summarise import knobs, signature
+from fcl_bench.results.figures.style import ANNOTATION, CEILING_LOOKS, FRONT
+from fcl_bench.results.summarise import CEILINGS, knobs, signature
 
 _MOST_PANELS = 4
 _MOST_ANNOTATED = 10
@@ -24,7 +25,34 @@ _MOST_ANNOTATED = 10
 _MOST_NAMED = 2
 
 
-def accuracy_against_cost(
+def accuracy_against_bytes(summary: pd.DataFrame) -> Figure:
+    """A_avg and A_T against the measured upload of the busiest client and task, with the Pareto front.
+
+    Args:
+        summary: what `summarise` returned.
+    """
+    told = [
+        "Accuracy against what is sent, measured.",
+        "Pareto front: nothing else sends as little and is more accurate.",
+    ]
+    return _accuracy_against_cost(summary, "up_max_mib", "upload of the busiest client and task (MiB)", told)
+
+
+def accuracy_against_seconds(summary: pd.DataFrame) -> Figure:
+    """A_avg and A_T against seconds a task (FedRAN Eq. 1, without feature extraction), with the Pareto front.
+
+    Args:
+        summary: what `summarise` returned; kinds of devices are settings of their own.
+    """
+    told = [
+        "Accuracy against time, as measured: it compares only runs of one machine under one load.",
+        "Pareto front: nothing else is as fast and more accurate.",
+    ]
+    axis = "seconds per task: clients' mean and server (FedRAN Eq. 1)"
+    return _accuracy_against_cost(summary, "seconds_per_task", axis, told, annotate=False)
+
+
+def _accuracy_against_cost(
     summary: pd.DataFrame, cost: str, axis: str, told: Sequence[str], annotate: bool = True
 ) -> Figure:
     """A row of panels per setting: A_avg and A_T against `cost` (log).
@@ -42,15 +70,14 @@ def accuracy_against_cost(
     """
     shown, left_out = panels(summary, most=_MOST_PANELS)
     rows = pd.concat([panel.rows for panel in shown])
-    rivals = rows[~rows["method"].isin(list(CEILINGS))]
+    rivals = rows[~rows["method"].isin(CEILINGS)]
     numeric = {family: _numeric_knobs(group) for family, group in rivals.groupby("family", sort=False)}
     looks = _nested(styles(rivals, "family"))
     seeds = f"Mean over seeds; bars: one standard deviation either way; {seeds_told(rows)}."
     figure, grid = canvas(
-        len(shown) * len(MEASURES), len(MEASURES), [*told, seeds, shared(rows), left_out], height=3.6, sharex=True
+        len(shown) * len(ACCURACIES), len(ACCURACIES), [*told, seeds, shared(rows), left_out], height=3.6, sharex=True
     )
-    for index, axes in enumerate(grid):
-        panel, measure = shown[index // len(MEASURES)], [*MEASURES][index % len(MEASURES)]
+    for axes, (panel, measure) in zip(grid, product(shown, ACCURACIES), strict=True):
         front = pareto_front(panel.rows, f"{cost}_mean", f"{measure}_mean")
         if len(front):
             axes.plot(front[f"{cost}_mean"], front[f"{measure}_mean"], drawstyle="steps-post", **FRONT)
@@ -58,11 +85,11 @@ def accuracy_against_cost(
             of_family = panel.rows[panel.rows["family"] == family]
             notes = annotate and len(of_family) <= _MOST_ANNOTATED
             _draw(axes, of_family, (cost, measure), numeric[family], look, notes)
-        for method, look in CEILINGS.items():
+        for method, look in CEILING_LOOKS.items():
             for height in panel.rows.loc[panel.rows["method"] == method, f"{measure}_mean"].dropna():
                 axes.axhline(height, **look)
-        title(axes, panel.title, len(MEASURES))
-        axes.set_ylabel(MEASURES[measure])
+        title(axes, panel.title, len(ACCURACIES))
+        axes.set_ylabel(ACCURACIES[measure])
         axes.margins(y=0.1)
         axes.grid(alpha=0.3, which="both")
         axes.set_xlabel(axis)
@@ -70,7 +97,7 @@ def accuracy_against_cost(
     called = names(rivals, "family")
     named = {_legend(called[family], numeric[family]): look for family, look in looks.items()}
     there = [method for method in CEILINGS if method in set(rows["method"])]
-    named |= {f"{method} (ceiling)": CEILINGS[method] for method in there}
+    named |= {f"{method} (ceiling)": CEILING_LOOKS[method] for method in there}
     legend(figure, named, [Line2D([], [], label="Pareto front", **FRONT)] if len(rivals) else [])
     return figure
 
@@ -80,7 +107,7 @@ def pareto_front(rows: pd.DataFrame, cost: str, gain: str) -> pd.DataFrame:
 
     Ceilings are no rivals, and what costs nothing or has no gain has no place on a log axis.
     """
-    rivals = rows[~rows["method"].isin(list(CEILINGS)) & (rows[cost] > 0) & rows[gain].notna()]
+    rivals = rows[~rows["method"].isin(CEILINGS) & (rows[cost] > 0) & rows[gain].notna()]
     ordered = rivals.sort_values([cost, gain], ascending=[True, False], kind="stable")
     before = ordered[gain].cummax().shift(fill_value=-np.inf)
     return ordered[ordered[gain] > before]
@@ -120,7 +147,7 @@ def _draw(
         axes.errorbar(x, y, up, across, capsize=2, **look)
         if numeric and annotate:
             # Where a curve that rises with cost leaves room: names below its points, the others left of the first.
-            note = {"textcoords": "offset points", "color": look["color"], **NOTE}
+            note = {"textcoords": "offset points", "color": look["color"], **ANNOTATION}
             for value, size, accuracy in zip(line[numeric[-1]], x, y, strict=True):
                 axes.annotate(text(value), (size, accuracy), (6, -12), **note)
             name = ", ".join(f"{_short(knob)} {text(line[knob].iloc[0])}" for knob in numeric[:-1])

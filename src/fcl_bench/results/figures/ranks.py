@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from fcl_bench.config import is_number, text
-from fcl_bench.results.figures.canvas import MEASURES, canvas, legend, title
+from fcl_bench.results.figures.canvas import ACCURACIES, canvas, legend, title
 from fcl_bench.results.figures.selection import seeds_told, shared
 from fcl_bench.results.figures.style import COLOUR_MAP, SMALL_SIZE
 from fcl_bench.results.summarise import knobs, setting, signature, varying_setting
@@ -102,7 +102,7 @@ def _lines(axes: Axes, grid: Grid, looks_of: dict[int, dict[str, Any]]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda rank, _: f"{rank:g}"))
     axes.set_xlabel("rank, r")
-    axes.set_ylabel(MEASURES["A_avg"])
+    axes.set_ylabel(ACCURACIES["A_avg"])
 
 
 def _heat(figure: Figure, axes: Axes, grid: Grid) -> None:
@@ -128,7 +128,7 @@ def _heat(figure: Figure, axes: Axes, grid: Grid) -> None:
     axes.set_yticks(range(values.shape[0]), [str(width) for width in accuracy.index])
     axes.set_xlabel("rank, r")
     axes.set_ylabel("width, M")
-    figure.colorbar(image, ax=axes, label=MEASURES["A_avg"])
+    figure.colorbar(image, ax=axes, label=ACCURACIES["A_avg"])
 
 
 def _title(rows: pd.DataFrame, told: list[str]) -> str:

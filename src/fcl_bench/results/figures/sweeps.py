@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from fcl_bench.config import is_number, text
-from fcl_bench.results.figures.canvas import MEASURES, canvas, legend, title
-from fcl_bench.results.figures.selection import Panel, lines, names, panels, seeds_told, shared, styles
-from fcl_bench.results.figures.style import CEILINGS
+from fcl_bench.results.figures.canvas import ACCURACIES, canvas, legend, title
+from fcl_bench.results.figures.selection import Panel, lines, named_looks, panels, seeds_told, shared, styles
 from fcl_bench.results.summarise import setting, signature
 
 #: Quantity -> how its axis is called, and its scale.
@@ -41,26 +42,24 @@ def accuracy_against(summary: pd.DataFrame, quantity: str) -> Figure:
     shown, left_out = panels(summary, [quantity], most=4)
     shown, fewer = lines(shown)
     rows = pd.concat([panel.rows for panel in shown])
-    looks, named = styles(rows), names(rows)
+    looks = styles(rows)
     label, scale = SWEPT[quantity]
     caption = [
         f"A line joins runs that differ in {quantity} only. Point: mean over seeds; bar: one standard deviation",
         f"either way; {seeds_told(rows)}.",
         *(shared(rows), fewer, left_out),
     ]
-    figure, grid = canvas(len(shown) * len(MEASURES), len(MEASURES), caption)
-    for index, axes in enumerate(grid):
-        panel, measure = shown[index // len(MEASURES)], [*MEASURES][index % len(MEASURES)]
+    figure, grid = canvas(len(shown) * len(ACCURACIES), len(ACCURACIES), caption)
+    for axes, (panel, measure) in zip(grid, product(shown, ACCURACIES), strict=True):
         for name, line in panel.rows.groupby("label", sort=False):
             line = line.assign(**{quantity: line[quantity].astype(float)}).sort_values(quantity)
             spread = line[f"{measure}_std"].fillna(0)
             axes.errorbar(line[quantity], line[f"{measure}_mean"], spread, capsize=3, **looks[name])
-        title(axes, panel.title, len(MEASURES))
+        title(axes, panel.title, len(ACCURACIES))
         axes.set_xlabel(label if len(label) < 50 else label.split(":")[0])
-        axes.set_ylabel(MEASURES[measure])
+        axes.set_ylabel(ACCURACIES[measure])
         _ticks(axes, panel, quantity, scale)
-    ends = {name: f"{named[name]}{' (ceiling)' if named[name].split()[0] in CEILINGS else ''}" for name in looks}
-    legend(figure, {ends[name]: look for name, look in looks.items()})
+    legend(figure, named_looks(rows))
     return figure
 
 
