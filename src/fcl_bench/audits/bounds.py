@@ -22,7 +22,7 @@ from fcl_bench.methods.closed_form.base import AnalyticMethod, AnalyticServer, p
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch, CentredSketchServer, deviations, noise_level
 from fcl_bench.methods.closed_form.fedran import FedRAN, FedRANServer
 from fcl_bench.protocol.method import Audit, Problem, Server, Shard
-from fcl_bench.tracking.notices import Notices
+from fcl_bench.tracking.console import Notices
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from fcl_bench.engine.ledger import Ledger, Stopwatch
 from fcl_bench.protocol.message import Message, all_finite
 from fcl_bench.protocol.method import Method, Prediction, Problem, Shard
 from fcl_bench.randomness import generator
-from fcl_bench.tracking.progress import progress
+from fcl_bench.tracking.console import progress
 
 #: Samples scored at a time: their random features are the largest thing that evaluation holds.
 EVALUATION_BATCH = 1024

@@ -19,7 +19,7 @@ from fcl_bench.papers.byte_conventions import accountings, stsa_values
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Prediction, Problem, Server, Shard
 from fcl_bench.randomness import derived_seed
-from fcl_bench.tracking.notices import Notices
+from fcl_bench.tracking.console import Notices
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from fcl_bench.methods.gradient.base import GradientMethod, GradientServer, star
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Problem, Shard
 from fcl_bench.randomness import derived_seed
-from fcl_bench.tracking.progress import progress
+from fcl_bench.tracking.console import progress
 from fcl_bench.training.trainer import Objective, Training
 
 #: The stage in which clients give their samples away.
