@@ -40,20 +40,20 @@ def jobs_at_once(launcher: Any, jobs: int | None) -> int | None:
     """
     from joblib import cpu_count, effective_n_jobs
 
-    if _kind(launcher) == "JoblibLauncher":
-        workers = effective_n_jobs(launcher.n_jobs)
-        return min(workers, jobs or workers)
-    if _kind(launcher) == "LocalLauncher":  # submitit's, which starts all of them
-        return jobs or cpu_count()
-    return 1 if _kind(launcher) == "BasicLauncher" else None
+    match _kind(launcher):
+        case "BasicLauncher":
+            return 1
+        case "JoblibLauncher":
+            workers = effective_n_jobs(launcher.n_jobs)
+            return min(workers, jobs or workers)
+        case "LocalLauncher":  # submitit's, which starts all of them
+            return jobs or cpu_count()
+    return None
 
 
 def runs_here(launcher: Any) -> bool:
     """Whether the launcher runs its jobs one after the other in the parent process. To be asked there."""
-    from joblib import effective_n_jobs
-
-    kind = _kind(launcher)
-    return kind == "BasicLauncher" or (kind == "JoblibLauncher" and effective_n_jobs(launcher.n_jobs) == 1)
+    return _kind(launcher) in ("BasicLauncher", "JoblibLauncher") and jobs_at_once(launcher, None) == 1
 
 
 def _kind(launcher: Any) -> str:

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+#: Name of the log handlers that write to the terminal.
+_TERMINAL = "terminal"
+
 
 def say(text: str) -> None:
     """Print a line now, or go on without a reader (`| head`)."""
@@ -46,6 +49,29 @@ def output_to(path: Path) -> Iterator[None]:
         for stream, old in zip(streams, before, strict=True):
             os.dup2(old, stream)
             os.close(old)
+
+
+def log_to_terminal(prefix: str, notes: bool = True) -> None:
+    """Send the package's warnings to stderr and its notes to stdout, in place of what an earlier call arranged.
+
+    Args:
+        prefix: what stands before each line: the command's name.
+        notes: whether notes are shown at all.
+    """
+    package = logging.getLogger("fcl_bench")
+    package.setLevel(logging.DEBUG)  # run.log has it all
+    for old in [handler for handler in package.handlers if handler.name == _TERMINAL]:
+        package.removeHandler(old)
+    handlers = [logging.StreamHandler(sys.stderr)]
+    handlers[0].setLevel(logging.WARNING)
+    if notes:
+        handlers.append(logging.StreamHandler(sys.stdout))
+        handlers[1].setLevel(logging.INFO)
+        handlers[1].addFilter(lambda record: record.levelno < logging.WARNING)
+    for handler in handlers:
+        handler.name = _TERMINAL
+        handler.setFormatter(logging.Formatter(f"{prefix}: %(message)s"))
+        package.addHandler(handler)
 
 
 class Notices:
