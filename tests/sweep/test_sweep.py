@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from fcl_bench.errors import UserError
 from fcl_bench.sweep import launchers, workers
 from fcl_bench.sweep.jobs import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, JobReport, read_reports, write_report
 from fcl_bench.sweep.summary import duration, failures, progress_line
@@ -135,14 +136,23 @@ def test_an_interrupted_sweep_says_what_is_left(command, tmp_path, monkeypatch):
     assert "sweep: 0 done, 1 failed, 2 left (the same command goes on with them)" in out
 
 
-@pytest.mark.parametrize("choice", ["parallel", "joblib", "processes", "slurm", "submitit_local"])
-def test_a_launcher_that_is_not_installed_is_told(command, monkeypatch, choice):
-    monkeypatch.setattr(launchers, "_installed", lambda module: False)
-    code, _, err = command("-m", f"hydra/launcher={choice}", "seed=0,1")
-    assert code == 2
-    assert err == (
-        f"fcl-bench: error: hydra/launcher={choice}: its launcher is not installed (pip install 'fcl-bench[sweep]')\n"
+def test_a_launcher_that_is_not_installed_is_told():
+    choices = ["parallel", "joblib", "processes", "slurm", "submitit_local"]
+    program = (
+        "import sys, types\n"
+        "sys.modules['hydra_plugins'] = types.ModuleType('hydra_plugins')\n"
+        "sys.modules['hydra_plugins'].__path__ = []\n"
+        "from fcl_bench.cli.app import main\n"
+        f"for choice in {choices}:\n"
+        "    sys.argv = ['fcl-bench', '-m', f'hydra/launcher={choice}', 'seed=0,1']\n"
+        "    assert main() == 2\n"
     )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.splitlines() == [
+        f"fcl-bench: error: hydra/launcher={choice}: its launcher is not installed (pip install 'fcl-bench[sweep]')"
+        for choice in choices
+    ]
 
 
 def launcher(kind: str, **knobs):
@@ -311,10 +321,3 @@ def test_a_sweep_whose_folder_cannot_hold_reports_fails_with_a_line(command, tmp
     code, _, err = command("-m", f"out={tmp_path}", "seed=0,1")
     assert code == 2
     assert err.count("fcl-bench: error: writing failed, 0.json: No space left on device") == 2
-
-
-def test_the_check_for_a_launcher_leaves_other_choices_alone(monkeypatch):
-    launchers.require_launcher(["hydra/launcher=basic", "seed=0", "hydra/launcher=somebody_elses"])
-    monkeypatch.setitem(launchers._PLUGINS, "nobody", "hydra_plugins.nobody")
-    with pytest.raises(UserError, match=r"fcl-bench\[sweep\]"):
-        launchers.require_launcher(["hydra/launcher=nobody"])

@@ -45,7 +45,6 @@ def _hydra(arguments: list[str]) -> int:
         from omegaconf.errors import OmegaConfBaseException
 
         from fcl_bench.config import config_dir
-        from fcl_bench.sweep.launchers import require_launcher
         from fcl_bench.sweep.watch import CALLBACK, sweeping
 
     codes: list[int] = []
@@ -55,7 +54,6 @@ def _hydra(arguments: list[str]) -> int:
         codes.append(job(config))
 
     if {"-m", "--multirun"} & set(arguments):
-        require_launcher(arguments)
         arguments = [*arguments, CALLBACK]
     sys.argv[1:] = arguments
     with sweeping() as sweep:

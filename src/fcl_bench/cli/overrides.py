@@ -93,6 +93,9 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
 
     conf = config_dir()
     text = " ".join(str(error).split())
+    if re.search(r"Could not (find|load) 'hydra/launcher/(joblib|submitit_\w+)'", text):
+        launcher = next(argument for argument in typed if argument.startswith("hydra/launcher="))
+        return UserError(f"{launcher}: its launcher is not installed", "pip install 'fcl-bench[sweep]'")
     if found := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
         group, choice = found.groups()
         options = [file.stem for file in (conf / group).glob("*.yaml")]
