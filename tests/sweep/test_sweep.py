@@ -288,7 +288,7 @@ def test_the_command_of_a_failure_is_what_a_shell_reads_back(report):
 def test_a_job_without_an_end_has_failed_unless_it_runs_elsewhere(tmp_path, side_by_side, status, code):
     write_report(tmp_path, JobReport(0, ["seed=0"]))
     sweep = Sweep()
-    sweep.folder, sweep.jobs, sweep.workers = tmp_path, [["seed=0"], ["seed=1"]], side_by_side
+    sweep.folder, sweep.jobs, sweep.workers = tmp_path, [("seed=0",), ("seed=1",)], side_by_side
     first, second = sweep.reports()
     assert (first.status, first.code) == (status, code)
     assert (second.status, second.overrides, second.code) == (WAITING, ["seed=1"], None)
@@ -301,6 +301,15 @@ def test_a_grid_of_the_configuration_counts_as_what_is_typed(command, tmp_path):
     assert code == 2
     assert "6 of 6 runs failed" in err
     assert "── run 6 of 6 (0 done, 0 running, 5 failed, 1 to come): " in out
+
+
+def test_the_jobs_are_counted_as_hydras_sweeper_makes_them(command, tmp_path):
+    """Its functions, a group's choices by a pattern, and a key that is given twice."""
+    code, out, _ = command(
+        "-m", "method=glob(a*)", "clients=range(2,9)", "seed=choice(-1,-2)", "clients=3", f"out={tmp_path}"
+    )
+    assert code == 2
+    assert "── run 4 of 4 (0 done, 0 running, 3 failed, 1 to come): " in out
 
 
 def test_reports_read_back(tmp_path):

@@ -12,10 +12,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from hydra.core.global_hydra import GlobalHydra
 from hydra.experimental.callback import Callback
 
-from fcl_bench.sweep.grid import expand_grid
+from fcl_bench.sweep.grid import combinations
 from fcl_bench.sweep.jobs import DONE, FAILED, RUNNING, WAITING, JobReport, output_path, read_reports
 from fcl_bench.sweep.launchers import jobs_at_once, runs_here
 from fcl_bench.sweep.summary import end_line, failures, job_name, progress_line
@@ -48,7 +47,7 @@ class Sweep:
     def __init__(self) -> None:
         self.began = False
         self.folder = Path()
-        self.jobs: list[list[str]] | None = None
+        self.jobs: list[tuple[str, ...]] | None = None
         self.workers: int | None = 1
         self._told: set[int] = set()
         self._stop = threading.Event()
@@ -88,7 +87,8 @@ class Sweep:
                 why = "its process ended without a word: killed, or out of memory"
                 report.status, report.code = FAILED, 1
                 report.reason = f"{why}; what it printed is in {output_path(self.folder, report.number)}"
-        waiting = [JobReport(n, overrides, WAITING) for n, overrides in enumerate(self.jobs or []) if n not in found]
+        jobs = enumerate(self.jobs or [])
+        waiting = [JobReport(number, list(job), WAITING) for number, job in jobs if number not in found]
         return [*found.values(), *waiting]
 
     def close(self) -> None:
@@ -156,9 +156,9 @@ def sweeping() -> Iterator[Sweep]:
             os.environ.update(before)
 
 
-def _jobs(config: Any) -> list[list[str]] | None:
+def _jobs(config: Any) -> list[tuple[str, ...]] | None:
     """The overrides of each job, as Hydra's own sweeper makes them; None for another sweeper."""
     if not str(config.hydra.sweeper._target_).endswith(".BasicSweeper"):
         return None
     fixed = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
-    return expand_grid([*fixed, *config.hydra.overrides.task], GlobalHydra.instance().config_loader())
+    return combinations([*fixed, *config.hydra.overrides.task])
