@@ -32,7 +32,6 @@ from PIL import Image
 from fcl_bench import environment
 from fcl_bench.backbones.backbone import Backbone
 from fcl_bench.config import config_dir, load_settings
-from fcl_bench.cores import available_cores
 from fcl_bench.data.images.stored import EncodedImages
 from fcl_bench.data.sources.base import Dataset, HubImages, Split, image_split
 
@@ -152,7 +151,7 @@ def measure(arguments: argparse.Namespace, device: torch.device) -> dict[str, An
         "precision": precision,
         "device": environment.device_kind(device),
         "threads": torch.get_num_threads(),
-        "workers": arguments.workers or available_cores(),
+        "workers": arguments.workers or environment.available_cores(),
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "images_per_second": {name: samples / statistics.median(seconds) for name, seconds in times.items()},
         "ratio_median": statistics.median(ratios),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib  # noqa: F401  # so that the command draws in this process, and starts none for it
 import numpy as np
 import pytest
 
@@ -31,14 +29,6 @@ def shared(path: str) -> Path:
     if not found.exists():
         pytest.skip(f"{found} is absent")
     return found
-
-
-def pytest_sessionfinish() -> None:
-    """The command sets imports aside (`fcl_bench.cli.garbage`); in a process that goes on they may leave again.
-
-    nanobind, in whose modules the tests' many imports end, would list them all as leaks.
-    """
-    gc.unfreeze()
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
-"""What a run ran on: device, versions, threads, commit, peak memory."""
+"""What a run runs on: device, cores, versions, threads, commit, peak memory."""
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 import subprocess
@@ -30,6 +31,11 @@ def choose_device(name: str) -> torch.device:
             "device=auto or device=cpu",
         )
     return device
+
+
+def available_cores() -> int:
+    """Cores that this process may use (a cluster's job has fewer than its machine)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def exact_kernels() -> AbstractContextManager[object]:

@@ -23,7 +23,7 @@ from fcl_bench.protocol.audit import Audit, Everything
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.problem import Problem, Shard
 from fcl_bench.protocol.task import Task
-from fcl_bench.tracking.notices import Notices
+from fcl_bench.tracking.console import Notices
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fcl_bench.cli.app import DONE
-from fcl_bench.cli.side_command import Parser, run_command
+from fcl_bench.cli.command import DONE, Parser, run_command
 from fcl_bench.errors import UserError, require_choice
 from fcl_bench.files import replacing
 from fcl_bench.papers.experiments import PROFILES

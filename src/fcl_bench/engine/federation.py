@@ -25,7 +25,7 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
-from fcl_bench.tracking.progress import progress
+from fcl_bench.tracking.console import progress
 
 #: Prefixes of what a checkpoint keeps beside the server's tensors; an audit's name follows its.
 _AUDIT, _CLIENT = "audit.", "client."

@@ -20,7 +20,7 @@ from fcl_bench.protocol.method import Client, Method, Server
 from fcl_bench.protocol.problem import Prediction, Problem, Shard, TestBatch
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
-from fcl_bench.tracking.notices import Notices
+from fcl_bench.tracking.console import Notices
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from fcl_bench.protocol.method import Client
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
-from fcl_bench.tracking.progress import progress
+from fcl_bench.tracking.console import progress
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.samples import Samples

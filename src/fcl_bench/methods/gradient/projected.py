@@ -20,7 +20,7 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
-from fcl_bench.tracking.notices import Notices
+from fcl_bench.tracking.console import Notices
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.layer_inputs import HEADS, layer_columns, projectable
 from fcl_bench.training.network import Network

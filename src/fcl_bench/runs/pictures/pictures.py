@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fcl_bench.cli.garbage import resting_collector
-
 
 @dataclass(frozen=True)
 class Pictures:
@@ -34,10 +32,9 @@ class Pictures:
 def drawn(pictures: Pictures) -> dict[str, bytes]:
     """File name -> PNG: accuracy.png, and where measured drift.png (FedRAN Fig. 2), theory.png (FedProTIP Fig. 2)."""
     # Here, since a run that was complete before draws nothing, and Matplotlib takes 0.4 s to import.
-    with resting_collector():
-        from fcl_bench.runs.pictures.accuracy import accuracy_figure
-        from fcl_bench.runs.pictures.drift import drift_figure
-        from fcl_bench.runs.pictures.theory import theory_figure
+    from fcl_bench.runs.pictures.accuracy import accuracy_figure
+    from fcl_bench.runs.pictures.drift import drift_figure
+    from fcl_bench.runs.pictures.theory import theory_figure
 
     title, matrix = pictures.title, pictures.matrix
     figures = {"accuracy.png": accuracy_figure(title, pictures.accuracy, matrix, pictures.classes_seen)}
