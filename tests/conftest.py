@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib  # noqa: F401  # so that the command draws in this process, and starts none for it
 import numpy as np
 import pytest
 
@@ -60,7 +59,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 def no_pictures() -> Iterator[None]:
     """Runs draw none, which is half of a short one's time; `pytestmark = pytest.mark.usefixtures("no_pictures")`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fcl_bench.runs.run.drawn", lambda _: {})
+        patch.setattr("fcl_bench.runs.run.drawn", lambda *_: {})
         yield
 
 

@@ -22,9 +22,9 @@ from fcl_bench.backbones.trainable import weights_hash
 from fcl_bench.engine import federation as engine
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.runs.adapt import Adapted, FedAvgAdaptation, adapt
+from fcl_bench.runs.adapt import Adapted, FedAvgAdaptation, adapt, adaptation_identity
 from fcl_bench.runs.inputs import load_images, prepare_inputs
-from fcl_bench.runs.plan import Plan, adaptation_identity, make_plan
+from fcl_bench.runs.plan import Plan, make_plan
 from fcl_bench.training.network import Network
 from fcl_bench.training.trainer import Trainer
 from tests.methods.training_harness import learn_image_task
@@ -88,11 +88,11 @@ def adapted_weights(outcome) -> str:
 def by_hand(plan: Plan) -> tuple[Network, Trainer, torch.Tensor]:
     """FineTune's two halves over the first task's clients, without engine or cache; and all training images."""
     train, _ = load_images(plan)
-    columns = torch.from_numpy(plan.stream.train_columns)
-    clients = [(train[indices], columns[indices]) for indices in plan.shards[0]]
+    columns = torch.from_numpy(plan.dealt.stream.train_columns)
+    clients = [(train[indices], columns[indices]) for indices in plan.dealt.shards[0]]
     method = FineTune(training=plan.settings.adapt.training)
     server = method.server(plan.problem)
-    learn_image_task(method, plan.problem, server, plan.stream.tasks[0], clients)
+    learn_image_task(method, plan.problem, server, plan.dealt.stream.tasks[0], clients)
     return server.network, server.half.trainer, train
 
 
@@ -117,10 +117,10 @@ def test_the_features_are_those_of_the_network_that_fedavg_on_the_first_task_lea
     torch.testing.assert_close(inputs.train, features, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(inputs.train[:50], plain, atol=0.01)
     _, test = load_images(plan)
-    first = plan.stream.test[0]
+    first = plan.dealt.stream.test[0]
     with torch.no_grad():
         scores = network.eval()(trainer.standardise(test[first]))
-    right = (scores.argmax(dim=1).numpy() == plan.stream.test_columns[first]).mean()
+    right = (scores.argmax(dim=1).numpy() == plan.dealt.stream.test_columns[first]).mean()
     assert outcomes["stsa"].record["adaptation"]["accuracy"] == pytest.approx(100 * right, abs=0.8)
     assert 100 * right > 40
     assert scores.shape[1] == 4
@@ -154,20 +154,17 @@ def test_adaptation_helps_on_the_task_that_it_saw(tmp_path):
 def changed_elsewhere(plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
     """The images, those of later tasks replaced by noise."""
     train, test = (side.clone() for side in load_images(plan))
-    later = np.concatenate(plan.stream.train[1:])
+    later = np.concatenate(plan.dealt.stream.train[1:])
     train[later] = torch.randint(
         0, 256, train[later].shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8
     )
-    test[np.concatenate(plan.stream.test[1:])] = 255
+    test[np.concatenate(plan.dealt.stream.test[1:])] = 255
     return train, test
 
 
 def test_later_tasks_have_no_part_in_it(adapted, tmp_path):
     plan = plan_of(adapted[0], *STSA)
-    ours = adapt(
-        plan.settings.adapt, plan.problem, plan.stream, plan.shards, plan.labelled,
-        lambda: changed_elsewhere(plan), tmp_path, adaptation_identity(plan), 10,
-    )  # fmt: skip
+    ours = adapt(plan, lambda: changed_elsewhere(plan), tmp_path)
     assert weights_hash(ours.body) == adapted_weights(adapted[1]["stsa"])
     assert ours.accuracy == adapted[1]["stsa"].record["adaptation"]["accuracy"]
     assert {row.task for row in ours.ledger.uploads} == {0}

@@ -16,7 +16,7 @@ from PIL import Image
 from fcl_bench.engine import federation as engine
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import summarise, used_runs, varying_setting
-from fcl_bench.runs.pictures import pictures
+from fcl_bench.runs.pictures.of_run import drawn
 from fcl_bench.runs.run import Outcome
 from tests.conftest import write_features
 from tests.small_runs import run_in
@@ -56,12 +56,12 @@ EXACT = ("model.safetensors", "accuracy_matrix.csv", "task_aware_matrix.csv", "p
 @pytest.fixture(autouse=True)
 def without_pictures(monkeypatch):
     """They take two thirds of such a run, and are not what most of these tests look at."""
-    monkeypatch.setattr("fcl_bench.runs.run.drawn", lambda _: {})
+    monkeypatch.setattr("fcl_bench.runs.run.drawn", lambda *_: {})
 
 
 @pytest.fixture
 def with_pictures(without_pictures, monkeypatch):
-    monkeypatch.setattr("fcl_bench.runs.run.drawn", pictures.drawn)
+    monkeypatch.setattr("fcl_bench.runs.run.drawn", drawn)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fcl_bench import __version__
 from fcl_bench.cli.garbage import first_job_begins, resting_collector
@@ -18,9 +18,6 @@ from fcl_bench.cli.overrides import SEE_HELP, composition_error, ordered
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.sweep.workers import SPIN
 from fcl_bench.tracking.console import drop_output, output_to, say
-
-if TYPE_CHECKING:
-    from fcl_bench.runs.run import Draw
 
 DONE, BUG, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 
@@ -134,12 +131,9 @@ def _job(config: Any) -> int:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from fcl_bench.runs.pictures.drawing_process import drawing_beside
-
     hydra_job = HydraConfig.get()
     if hydra_job.mode != RunMode.MULTIRUN:
-        with drawing_beside() as draw:
-            return _carry_out(config, draw).code
+        return _carry_out(config).code
     try:
         return _job_of_sweep(config, hydra_job)
     except OSError as error:
@@ -179,8 +173,8 @@ def _job_of_sweep(config: Any, hydra_job: Any) -> int:
         write_report(folder, report)
 
 
-def _carry_out(config: Any, draw: Draw | None = None) -> _End:
-    """Check and run what was composed, and print what came out; `draw` as in `run`."""
+def _carry_out(config: Any) -> _End:
+    """Check and run what was composed, and print what came out."""
     from fcl_bench.config import load_settings
     from fcl_bench.tracking.base import load_tracking
 
@@ -201,7 +195,7 @@ def _carry_out(config: Any, draw: Draw | None = None) -> _End:
             from fcl_bench.runs.screen import print_record
         first_job_begins()
 
-        outcome = run(settings, tracking, draw)
+        outcome = run(settings, tracking)
         end = _End(DONE, run=str(outcome.folder), was_complete=outcome.was_complete)
         if outcome.was_complete:
             say("this run is complete already; its record follows (force=true repeats the run)")

@@ -8,7 +8,7 @@ import logging
 import shutil
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import Checkpoint, for_disk, read_json, write_json
 from fcl_bench.files import content_hash, file_checksum, replacing
+from fcl_bench.runs.run_json import Result, RunRecord
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +30,29 @@ SCHEMA = 3
 SEPARATE = 20_000
 
 
+#: A CSV file: its header and its rows.
+Table = tuple[Iterable[str], Iterable[Iterable[Any]]]
+
+
 def run_id(identity: dict[str, Any]) -> str:
-    """Hash of everything that determines the result."""
+    """The id of the run, or of the preview, that `identity` determines."""
+    return identity_hash(SCHEMA, identity)[:12]
+
+
+def identity_hash(schema: int, identity: dict[str, Any]) -> str:
+    """Hash of everything that determines a result, and of the version of its files."""
     digest = content_hash()
-    digest.update(json.dumps({"schema": SCHEMA, **identity}, sort_keys=True, default=str).encode())
-    return digest.hexdigest()[:12]
+    digest.update(json.dumps({"schema": schema, **identity}, sort_keys=True, default=str).encode())
+    return digest.hexdigest()
+
+
+def write_table(path: Path, table: Table) -> None:
+    """Write a CSV file, whole or not at all."""
+    header, rows = table
+    with replacing(path) as temporary, temporary.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
 
 
 class RunFolder:
@@ -47,9 +66,7 @@ class RunFolder:
         self.path = path
         self.checkpoint = Checkpoint(path / "checkpoint", SCHEMA)
 
-    def complete_record(
-        self, otherwise: str = "running again", read: Container[str] | None = None
-    ) -> dict[str, Any] | None:
+    def complete_record(self, otherwise: str = "running again", read: Container[str] | None = None) -> RunRecord | None:
         """The run record, if the run is complete and every file matches its checksum.
 
         Args:
@@ -58,7 +75,7 @@ class RunFolder:
                 take long to read; None: all.
         """
         try:
-            record = read_json(self.path / "run.json")
+            record = cast(RunRecord, read_json(self.path / "run.json"))
             damaged = [name for name, checksum in record["files"].items() if not self._holds(name, checksum, read)]
         except FileNotFoundError as error:
             if (self.path / "run.json").exists():
@@ -87,30 +104,27 @@ class RunFolder:
 
     def write(
         self,
-        record: dict[str, Any],
+        record: Result,
         config: dict[str, Any],
-        tables: dict[str, tuple[list[str], Iterable[Iterable[Any]]]],
+        tables: dict[str, Table],
         partition: dict[str, np.ndarray],
         model: dict[str, torch.Tensor],
         pictures: dict[str, bytes],
-    ) -> dict[str, Any]:
-        """Write every file, then run.json; returns the record with the checksums in it.
+    ) -> RunRecord:
+        """Write every file, then run.json; returns what that holds.
 
         Args:
-            record: run.json without `files`.
+            record: run.json without the files' checksums.
             config: the resolved configuration.
-            tables: file name -> (header, rows).
+            tables: file name -> header and rows.
             partition: name -> index array.
             model: name -> tensor.
             pictures: file name -> PNG.
         """
         with replacing(self.path / "config.yaml") as temporary:
             temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
-        for name, (header, rows) in tables.items():
-            with replacing(self.path / name) as temporary, temporary.open("w", newline="") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(header)
-                writer.writerows(rows)
+        for name, table in tables.items():
+            write_table(self.path / name, table)
         with replacing(self.path / "partition.npz") as temporary:
             np.savez_compressed(temporary, **partition)  # type: ignore[arg-type]
         with replacing(self.path / "model.safetensors") as temporary:
@@ -119,10 +133,10 @@ class RunFolder:
             with replacing(self.path / name) as temporary:
                 temporary.write_bytes(content)
         names = ["config.yaml", *tables, "partition.npz", "model.safetensors", *pictures]
-        record = {**record, "files": {name: file_checksum(self.path / name) for name in names}}
-        record = write_json(self.path / "run.json", record)
+        checksums = {name: file_checksum(self.path / name) for name in names}
+        written = write_json(self.path / "run.json", {**record, "files": checksums})
         self.checkpoint.remove()
-        return record
+        return cast(RunRecord, written)
 
 
 def partition_arrays(stream: Stream, shards: Sequence[Holdings], labelled: np.ndarray) -> dict[str, np.ndarray]:

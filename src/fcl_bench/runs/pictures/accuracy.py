@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fcl_bench.runs.pictures.ticks import task_ticks
+from fcl_bench.runs.pictures.ticks import name_tasks, task_ticks
 
 #: Width and height, and the panels' left ends and widths, in inches. Constrained layout would find much the same
 #: places, and lays the figure out and draws it twice for it, which doubles the time of a picture.
@@ -49,9 +49,7 @@ def accuracy_figure(title: str, pooled: list[float | None], matrix: np.ndarray, 
     image = heat.imshow(matrix, cmap="viridis", vmin=low, vmax=high)
     heat.set_xlabel("test set of task")
     heat.set_ylabel("after task")
-    ticks = task_ticks([str(t) for t in tasks], _HEAT[1])
-    heat.set_xticks(ticks - 1, ticks)
-    heat.set_yticks(ticks - 1, ticks)
+    name_tasks(heat, len(tasks), _HEAT[1])
     if len(tasks) <= 10:
         middle = (low + high) / 2
         for (row, column), value in np.ndenumerate(matrix):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 
 #: Of Matplotlib's usual letters (10 points), with their brackets and the room between two labels.
 _INCHES_A_CHARACTER, _GAP_INCHES = 0.075, 0.06
@@ -25,3 +26,10 @@ def task_ticks(labels: Sequence[str], inches: float) -> np.ndarray:
     decade = 10 ** (len(str(least)) - 1)
     step = next(times * decade for times in (1, 2, 5, 10) if times * decade >= least)
     return np.arange(1, len(labels) + 1)[::step]
+
+
+def name_tasks(heat: Axes, tasks: int, inches: float) -> None:
+    """Put the tasks' numbers beside a heat map of T x T cells whose axes have this length."""
+    ticks = task_ticks([str(t) for t in range(1, tasks + 1)], inches)
+    heat.set_xticks(ticks - 1, ticks)
+    heat.set_yticks(ticks - 1, ticks)
