@@ -16,7 +16,7 @@ from PIL import Image
 from fcl_bench.engine import federation as engine
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import summarise, used_runs, varying_setting
-from fcl_bench.runs.pictures.of_run import drawn
+from fcl_bench.runs import pictures
 from fcl_bench.runs.run import Outcome
 from tests.conftest import write_features
 from tests.small_runs import run_in
@@ -61,7 +61,7 @@ def without_pictures(monkeypatch):
 
 @pytest.fixture
 def with_pictures(without_pictures, monkeypatch):
-    monkeypatch.setattr("fcl_bench.runs.run.drawn", drawn)
+    monkeypatch.setattr("fcl_bench.runs.run.drawn", pictures.drawn)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from fcl_bench.engine.metrics import pooled_accuracy
 from fcl_bench.files import locked
 from fcl_bench.methods.gradient.base import start_of
 from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.protocol.method import Problem
 from fcl_bench.runs.folder import identity_hash
 from fcl_bench.runs.plan import Plan
 from fcl_bench.runs.run_json import Adaptation
@@ -147,17 +146,12 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
     ledger.rename_stages(STAGE)
     tests = np.array([len(first.test[0])])
     accuracy = float(pooled_accuracy(state.answers["correct"], tests)[0]) if tests[0] else None
-    body = _adapted_body(federation.server.state_dict(), plan.problem)
+    network = Network(start_of(plan.problem))
+    network.load({name: value for name, value in federation.server.state_dict().items() if name.startswith("body.")})
+    body = network.body.eval().requires_grad_(False)
     return Adapted(body, ledger, accuracy, time.perf_counter() - begin, hit)
 
 
 def _training(plan: Plan) -> Training:
     assert isinstance(plan.settings.adapt, FedAvgAdaptation)
     return plan.settings.adapt.training
-
-
-def _adapted_body(state: dict[str, torch.Tensor], problem: Problem) -> torch.nn.Module:
-    """The body that a `FineTune` server's state describes, frozen."""
-    network = Network(start_of(problem))
-    network.load({name: value for name, value in state.items() if name.startswith("body.")})
-    return network.body.eval().requires_grad_(False)

@@ -46,15 +46,6 @@ def identity_hash(schema: int, identity: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def write_table(path: Path, table: Table) -> None:
-    """Write a CSV file, whole or not at all."""
-    header, rows = table
-    with replacing(path) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
-
-
 class RunFolder:
     """`<out>/runs/<method>-<data>-<backbone>-<id>/`.
 
@@ -123,8 +114,11 @@ class RunFolder:
         """
         with replacing(self.path / "config.yaml") as temporary:
             temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
-        for name, table in tables.items():
-            write_table(self.path / name, table)
+        for name, (header, rows) in tables.items():
+            with replacing(self.path / name) as temporary, temporary.open("w", newline="") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(header)
+                writer.writerows(rows)
         with replacing(self.path / "partition.npz") as temporary:
             np.savez_compressed(temporary, **partition)  # type: ignore[arg-type]
         with replacing(self.path / "model.safetensors") as temporary:

@@ -21,10 +21,9 @@ from fcl_bench.errors import UserError
 from fcl_bench.files import locked, writable
 from fcl_bench.runs.folder import SCHEMA, RunFolder, partition_arrays
 from fcl_bench.runs.inputs import prepare_inputs
-from fcl_bench.runs.pictures.of_run import drawn
 from fcl_bench.runs.plan import Plan, make_plan
 from fcl_bench.runs.record import run_record, test_sizes
-from fcl_bench.runs.run_json import RunRecord
+from fcl_bench.runs.run_json import Result, RunRecord
 from fcl_bench.runs.tables import run_tables
 from fcl_bench.tracking.base import NoTracking, TrackedRun, Tracker, Tracking, flat, numbers
 
@@ -128,6 +127,13 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking) 
         {**federation.server.model(), "class_order": torch.from_numpy(dealt.stream.class_order)},
         drawn(record, federation),
     )
+
+
+def drawn(record: Result, federation: Federation) -> dict[str, bytes]:
+    """`pictures.drawn`, imported only here: a run that was complete draws nothing, and Matplotlib takes 0.4 s."""
+    from fcl_bench.runs import pictures
+
+    return pictures.drawn(record, federation)
 
 
 def _tell(tracker: Tracker, federation: Federation) -> None:
