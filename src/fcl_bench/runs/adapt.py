@@ -16,7 +16,7 @@ from fcl_bench import environment
 from fcl_bench.engine.checkpoint import Checkpoint
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.ledger import Ledger
-from fcl_bench.engine.metrics import pooled_accuracy
+from fcl_bench.engine.metrics import metrics
 from fcl_bench.files import locked
 from fcl_bench.methods.gradient.base import start_of
 from fcl_bench.methods.gradient.finetune import FineTune
@@ -144,8 +144,7 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
         state = federation.run(lambda done: checkpoint.save(*done.save()), plan.settings.scalars.checkpoint_rounds)
     ledger = state.ledger
     ledger.rename_stages(STAGE)
-    tests = np.array([len(first.test[0])])
-    accuracy = float(pooled_accuracy(state.answers["correct"], tests)[0]) if tests[0] else None
+    accuracy = metrics(state.answers["correct"], np.array([len(first.test[0])]))["accuracy"][0]
     network = Network(start_of(plan.problem))
     network.load({name: value for name, value in federation.server.state_dict().items() if name.startswith("body.")})
     body = network.body.eval().requires_grad_(False)

@@ -78,7 +78,11 @@ def make_plan(settings: Settings) -> Plan:
     """Settle all of it. Raises a `UserError` for whatever can't work."""
     scalars = settings.scalars
     device = environment.choose_device(scalars.device)
-    _require_fit(settings)
+    if settings.method.trains_network and settings.adapt.trains_network:
+        raise UserError(
+            f"adapt={settings.adapt.name}: method={settings.method.name} trains the network itself in every task",
+            "adapt=none, or a method on frozen features such as method=stsa",
+        )
     dealt = deal(settings)
     dataset = dealt.dataset
     extractor = network = None
@@ -91,9 +95,8 @@ def make_plan(settings: Settings) -> Plan:
     wire = WireFormat(WIRE_DTYPES[scalars.wire.dtype], scalars.wire.gram, scalars.wire.columns, scalars.wire.projection)
     problem = Problem(inputs, scalars.seed, getattr(torch, scalars.dtype), device, wire, network)
     data = {"data_fingerprint": dataset.fingerprint, "device": environment.device_kind(device)}
-    plan = Plan(
-        settings, dealt, extractor, problem, features, run_id({**settings.identity(), **data, "features": features})
-    )
+    identity = run_id({**settings.identity(), **data, "features": features})
+    plan = Plan(settings, dealt, extractor, problem, features, identity)
     settings.method.check(problem, plan.classes_per_task)
     return plan
 
@@ -113,14 +116,6 @@ def deal(settings: Settings) -> Dealt:
         for t, indices in enumerate(stream.train)
     ]
     return Dealt(dataset, stream, shards, _labelled(settings, stream, shards))
-
-
-def _require_fit(settings: Settings) -> None:
-    if settings.method.trains_network and settings.adapt.trains_network:
-        raise UserError(
-            f"adapt={settings.adapt.name}: method={settings.method.name} trains the network itself in every task",
-            "adapt=none, or a method on frozen features such as method=stsa",
-        )
 
 
 def _labelled(settings: Settings, stream: Stream, shards: list[Holdings]) -> np.ndarray:

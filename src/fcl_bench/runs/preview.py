@@ -52,7 +52,13 @@ def preview(settings: Settings) -> Path:
     console = ScreenConsole(highlight=False)
     console.print(f"\n[bold]{title}[/bold]", soft_wrap=True)
     console.print(_tasks(dealt, counts, hidden=settings.scalars.label_rate < 1))
-    console.print(_together(dealt), soft_wrap=True)
+    stream, dataset = dealt.stream, dealt.dataset
+    train, test = (sum(map(len, side)) for side in (stream.train, stream.test))
+    console.print(
+        f"together: {len(stream.class_order)} classes, {train} of {len(dataset.train)} training samples,"
+        f" {test} of {len(dataset.test)} test samples",
+        soft_wrap=True,
+    )
     console.print(f"preview: {folder} (split.png, counts.csv)", soft_wrap=True)
     return folder
 
@@ -109,15 +115,6 @@ def _tasks(dealt: Dealt, counts: pd.DataFrame, hidden: bool) -> Table:
     labels = ["labelled"] if hidden else []
     headers = ("task", "classes", "new", "training samples", *labels, "test samples")
     return screen_table("Tasks", (*headers, "samples a client", "classes a client"), rows)
-
-
-def _together(dealt: Dealt) -> str:
-    stream, dataset = dealt.stream, dealt.dataset
-    train, test = (sum(map(len, side)) for side in (stream.train, stream.test))
-    return (
-        f"together: {len(stream.class_order)} classes, {train} of {len(dataset.train)} training samples,"
-        f" {test} of {len(dataset.test)} test samples"
-    )
 
 
 def preview_figure(title: str, counts: pd.DataFrame, class_order: np.ndarray, clients: int) -> Figure:
