@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -100,7 +100,7 @@ class Adapted:
         }
 
 
-def adaptation_identity(plan: Plan) -> dict[str, Any]:
+def adaptation_identity(plan: Plan) -> dict[str, object]:
     """Everything that determines the first stage: not the method, nor what only it looks at."""
     whole = plan.settings.identity()
     kept = ("seed", "beta", "clients", "tasks", "label_rate", "dtype", "data", "split", "partition")

@@ -6,9 +6,9 @@ import csv
 import json
 import logging
 import shutil
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -31,15 +31,15 @@ SEPARATE = 20_000
 
 
 #: A CSV file: its header and its rows.
-Table = tuple[Iterable[str], Iterable[Iterable[Any]]]
+Table = tuple[Iterable[str], Iterable[Iterable[object]]]
 
 
-def run_id(identity: dict[str, Any]) -> str:
+def run_id(identity: Mapping[str, object]) -> str:
     """The id of the run, or of the preview, that `identity` determines."""
     return identity_hash(SCHEMA, identity)[:12]
 
 
-def identity_hash(schema: int, identity: dict[str, Any]) -> str:
+def identity_hash(schema: int, identity: Mapping[str, object]) -> str:
     """Hash of everything that determines a result, and of the version of its files."""
     digest = content_hash()
     digest.update(json.dumps({"schema": schema, **identity}, sort_keys=True, default=str).encode())
@@ -96,7 +96,7 @@ class RunFolder:
     def write(
         self,
         record: Result,
-        config: dict[str, Any],
+        config: dict[str, object],
         tables: dict[str, Table],
         partition: dict[str, np.ndarray],
         model: dict[str, torch.Tensor],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -59,7 +58,7 @@ class Plan:
     dealt: Dealt
     extractor: Extractor | None
     problem: Problem
-    identity: dict[str, Any]
+    identity: dict[str, str]
     id: str
 
     @property

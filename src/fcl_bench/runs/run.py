@@ -92,9 +92,9 @@ def _refuse_other_schema(folder: RunFolder) -> None:
 def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking) -> RunRecord:
     settings, dealt = plan.settings, plan.dealt
     inputs = prepare_inputs(plan, folder.path)
+    drift = settings.scalars.drift
     federation = Federation(
-        *(settings.method, plan.problem, dealt.stream, dealt.shards, dealt.labelled, inputs.train, inputs.test),
-        drift_samples=settings.scalars.drift,
+        settings.method, plan.problem, dealt.stream, dealt.shards, dealt.labelled, inputs.train, inputs.test, drift
     )
     seconds_before = _resume(federation, folder)
 

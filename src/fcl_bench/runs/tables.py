@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
 from math import isnan
-from typing import Any
 
 import numpy as np
 
@@ -70,7 +70,7 @@ def _matrix(right: np.ndarray, tests: np.ndarray) -> Table:
     return header, (["" if isnan(value) else value for value in row.tolist()] for row in matrix)
 
 
-def _rows(rows: list[dict[str, Any]]) -> Table:
+def _rows(rows: Sequence[Mapping[str, object]]) -> Table:
     """Rows that may have different keys; empty where a row has none, or its value is not finite."""
     header = list(dict.fromkeys(key for row in rows for key in row))
     return header, [["" if row.get(key) is None else row[key] for key in header] for row in rows]
