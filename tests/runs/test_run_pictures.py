@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -108,3 +110,9 @@ def test_a_run_leaves_pictures_of_what_it_measured(drift, theory, tasks, expecte
         with Image.open(io.BytesIO(file)) as picture:
             assert picture.format == "PNG"
             assert min(picture.size) > 500
+
+
+def test_a_run_that_draws_nothing_imports_no_matplotlib():
+    """One that was complete before only reports its record."""
+    program = "import fcl_bench.runs.run, fcl_bench.runs.screen, sys; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

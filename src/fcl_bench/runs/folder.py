@@ -29,7 +29,6 @@ SCHEMA = 3
 #: Most clients times tasks whose samples are arrays of their own in partition.npz.
 SEPARATE = 20_000
 
-
 #: A CSV file: its header and its rows.
 Table = tuple[Iterable[str], Iterable[Iterable[object]]]
 
@@ -69,16 +68,17 @@ class RunFolder:
             record = cast(RunRecord, read_json(self.path / "run.json"))
             damaged = [name for name, checksum in record["files"].items() if not self._holds(name, checksum, read)]
         except FileNotFoundError as error:
-            if (self.path / "run.json").exists():
-                log.warning("run folder %s lacks %s; %s", self.path, error.filename, otherwise)
-            return None
+            if not (self.path / "run.json").exists():
+                return None
+            trouble = f" lacks {error.filename}"
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning("run folder %s has a damaged run.json (%s); %s", self.path, error, otherwise)
-            return None
-        if damaged:
-            log.warning("run folder %s: %s does not match its checksum; %s", self.path, ", ".join(damaged), otherwise)
-            return None
-        return record
+            trouble = f" has a damaged run.json ({error})"
+        else:
+            if not damaged:
+                return record
+            trouble = f": {', '.join(damaged)} does not match its checksum"
+        log.warning("run folder %s%s; %s", self.path, trouble, otherwise)
+        return None
 
     def _holds(self, name: str, checksum: str, read: Container[str] | None) -> bool:
         """Whether a file is as it was written. Raises OSError if it is not there."""
