@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import singledispatch
+from typing import Any
 
 import numpy as np
 
@@ -52,3 +53,14 @@ def _(method: CentredSketch, problem: Problem) -> Audit | None:
 @against_theory.register
 def _(method: ProjectedMethod, problem: Problem) -> Audit | None:
     return ProjectionAudit(method, problem) if method.theory else None
+
+
+def drift_of(audits: Mapping[str, Audit]) -> FeatureDrift | None:
+    """The feature drift among a run's audits; None: it was not measured."""
+    found = audits.get("drift")
+    return found if isinstance(found, FeatureDrift) else None
+
+
+def rows_of(audits: Mapping[str, Audit], name: str) -> list[dict[str, Any]]:
+    """The rows of a run's audit of that name; none where there is no such audit."""
+    return audits[name].rows if name in audits else []

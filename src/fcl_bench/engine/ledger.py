@@ -5,12 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from fcl_bench.engine.growing import GROWING, Rows
+from fcl_bench.engine.reports import LabelCounts, Seconds, StagesExchanged
 from fcl_bench.protocol.message import Message
 
 
@@ -181,16 +182,16 @@ class Ledger:
             "server_seconds": self.server_seconds[task],
         }
 
-    def labels(self, task: int | None = None) -> dict[str, int]:
+    def labels(self, task: int | None = None) -> LabelCounts:
         """Samples, labels, accepted pseudo-labels and right ones, of one task or of all; each client counts once."""
         totals = dict.fromkeys(("samples", "labelled", "accepted", "right"), 0)
         for rows in self._tasks() if task is None else (self._of_task(task),):
             first = rows[rows["round"] == 0]
             for name in totals:
                 totals[name] += int(first[name].sum(dtype=np.int64))
-        return totals
+        return cast(LabelCounts, totals)
 
-    def communication(self) -> dict[str, Any]:
+    def communication(self) -> StagesExchanged:
         """FedRAN 2.3: bytes per client and task, summed over rounds, then the maximum; and totals.
 
         `up_max_bytes`: most that one client uploads for one task; `up_total_max_bytes`: the busiest client over the
@@ -233,7 +234,7 @@ class Ledger:
         """One more than the largest client's number."""
         return max((int(rows["client"].max()) + 1 for rows in self._tasks()), default=0)
 
-    def runtime(self) -> dict[str, float]:
+    def runtime(self) -> Seconds:
         """`seconds_per_task` (FedRAN Eq. 1): mean over tasks of (mean over the K clients of client time + server's)."""
         client = sum(float(rows["client_seconds"].sum()) for rows in self._tasks())
         server = sum(self.server_seconds)

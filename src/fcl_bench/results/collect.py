@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from fcl_bench.errors import UserError, choices
 from fcl_bench.files import content_hash
 from fcl_bench.results.measures import MEASURES
 from fcl_bench.runs.folder import RunFolder
+from fcl_bench.runs.run_json import RunRecord
 
 #: Columns that tell runs of one configuration apart. What is neither one of these nor a measure is configuration.
 RUN_COLUMNS = ("seed", "run_id", "folder", "git_commit", "written")
@@ -73,7 +74,7 @@ def selected(frame: pd.DataFrame, conditions: list[str]) -> pd.DataFrame:
     return frame
 
 
-def _configuration(record: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     identity = dict(record.get("features") or {})
     if record.get("draws_weights"):
         identity.pop("weights", None)  # they differ between seeds, over which runs are averaged
@@ -97,8 +98,8 @@ def _configuration(record: dict[str, Any], config: dict[str, Any]) -> dict[str, 
     }
 
 
-def _results(record: dict[str, Any]) -> dict[str, Any]:
-    communication = record["communication"]
+def _results(record: RunRecord) -> dict[str, Any]:
+    communication: Mapping[str, Any] = record["communication"]
     found = {**record["metrics"], **communication.get("accounting", {}), **record["runtime"]}
     for way in ("up_max", "down_max", "up_total_max"):
         if f"{way}_bytes" in communication:
@@ -106,14 +107,14 @@ def _results(record: dict[str, Any]) -> dict[str, Any]:
     if record["runtime"].get("peak_memory_bytes") is not None:
         found["peak_memory_mib"] = record["runtime"]["peak_memory_bytes"] / 2**20
     found["A_T_aware"] = record.get("task_aware", {}).get("A_T")
-    if record.get("routing"):
-        found |= {"A_T_unrouted": record["routing"]["unrouted"]["A_T"], "routing": record["routing"]["accuracy"][-1]}
-    if record.get("adaptation"):
-        found["adapt_up_mib"] = record["adaptation"]["up_max_bytes"] / 2**20
+    if routing := record.get("routing"):
+        found |= {"A_T_unrouted": routing["unrouted"]["A_T"], "routing": routing["accuracy"][-1]}
+    if adaptation := record.get("adaptation"):
+        found["adapt_up_mib"] = adaptation["up_max_bytes"] / 2**20
     return {measure: found.get(measure) for measure in MEASURES}
 
 
-def _run(record: dict[str, Any], path: Path) -> dict[str, Any]:
+def _run(record: RunRecord, path: Path) -> dict[str, Any]:
     known = {"folder": path.parent.name, "git_commit": record["environment"].get("git_commit")}
     return {"seed": record["seed"], "run_id": record["run_id"], **known, "written": path.stat().st_mtime}
 
