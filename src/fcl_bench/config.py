@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fcl_bench.backbones.backbone import Backbone
     from fcl_bench.data.partitions.base import Partition
     from fcl_bench.data.sources.base import Source
-    from fcl_bench.data.splits.stream import TaskSplit
+    from fcl_bench.data.splits.base import TaskSplit
     from fcl_bench.protocol.method import Method
     from fcl_bench.runs.adapt import FedAvgAdaptation, NoAdaptation
 

@@ -20,7 +20,9 @@ from fcl_bench.backbones.timm_backbone import Timm, Transform
 from fcl_bench.backbones.tiny import Tiny
 from fcl_bench.backbones.trainable import Trainable, frozen_names, weights_hash
 from fcl_bench.data.images.stored import ArrayImages
-from fcl_bench.data.sources.base import Dataset, Digits, Split, image_split
+from fcl_bench.data.sources.base import Dataset, Split
+from fcl_bench.data.sources.digits import Digits
+from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.errors import UserError
 
 CPU = torch.device("cpu")

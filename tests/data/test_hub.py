@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcl_bench.data.sources import hub as hub_module
-from fcl_bench.data.sources.base import Dataset, HubImages
+from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.hub import (
     Repository,
     damaged,
@@ -26,6 +26,7 @@ from fcl_bench.data.sources.hub import (
     readable,
     split_of,
 )
+from fcl_bench.data.sources.hub_images import HubImages
 from fcl_bench.errors import UserError
 from tests.data.fake_hub import FakeHub
 from tests.data.hub_copies import COPIES, DOMAINS

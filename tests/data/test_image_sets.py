@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fcl_bench.data.sources.base import HubImages
 from fcl_bench.data.sources.domainnet import DomainNet
+from fcl_bench.data.sources.hub_images import HubImages
 from fcl_bench.data.sources.imagenet_r import INDEX, ImageNetR
 from fcl_bench.data.sources.vtab import PARTS, Vtab
 from fcl_bench.errors import UserError

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.data.partitions.base import Dirichlet, Iid, Shards
+from fcl_bench.data.partitions.dirichlet import Dirichlet
 from fcl_bench.data.partitions.equal_sizes import DirichletEqualSizes
+from fcl_bench.data.partitions.pieces import Iid, Shards
 from fcl_bench.errors import UserError
 
 RULES = [Dirichlet(min_size=0), Iid(), Shards(shards=1), Shards(shards=3), DirichletEqualSizes()]

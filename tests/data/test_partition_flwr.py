@@ -20,7 +20,9 @@ import numpy as np
 import pytest
 
 from fcl_bench.data.partitions.all_classes import DirichletAllClasses
-from fcl_bench.data.partitions.base import Dirichlet, Iid, Partition, Shards
+from fcl_bench.data.partitions.base import Partition
+from fcl_bench.data.partitions.dirichlet import Dirichlet
+from fcl_bench.data.partitions.pieces import Iid, Shards
 from tests.data.partition_cases import counts, same_mean
 
 PYTHON = os.environ.get("FLWR_PYTHON") or (sys.executable if find_spec("flwr_datasets") else None)

@@ -13,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fcl_bench.data.sources.base import Digits, FeatureFile, HubImages, ImageFolder
+from fcl_bench.data.sources.digits import Digits
+from fcl_bench.data.sources.feature_file import FeatureFile
+from fcl_bench.data.sources.hub_images import HubImages
+from fcl_bench.data.sources.image_folder import ImageFolder
 from fcl_bench.errors import UserError
 from tests.conftest import shared, write_features
 

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from fcl_bench.config import _identity
 from fcl_bench.data.partitions.all_classes import DirichletAllClasses
-from fcl_bench.data.partitions.base import Dirichlet, Iid, Shards
+from fcl_bench.data.partitions.dirichlet import Dirichlet
 from fcl_bench.data.partitions.equal_sizes import DirichletEqualSizes
+from fcl_bench.data.partitions.pieces import Iid, Shards
+from fcl_bench.data.splits.base import TaskSplit
+from fcl_bench.data.splits.class_incremental import ClassIncremental
 from fcl_bench.data.splits.class_overlap import ClassOverlap
 from fcl_bench.data.splits.domain_incremental import DomainIncremental
 from fcl_bench.data.splits.si_blurry import SiBlurry
-from fcl_bench.data.splits.stream import ClassIncremental, TaskSplit
 from fcl_bench.errors import UserError
 from fcl_bench.randomness import generator
 from tests.data import split_oracle

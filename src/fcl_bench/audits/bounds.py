@@ -14,7 +14,6 @@ from typing import cast
 
 import torch
 
-from fcl_bench.data.splits.stream import Task
 from fcl_bench.linalg.class_sums import class_sums
 from fcl_bench.linalg.solve import solve_symmetric
 from fcl_bench.linalg.spectral import summarise
@@ -22,6 +21,7 @@ from fcl_bench.methods.closed_form.base import AnalyticMethod, AnalyticServer, p
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch, CentredSketchServer, deviations, noise_level
 from fcl_bench.methods.closed_form.fedran import FedRAN, FedRANServer
 from fcl_bench.protocol.method import Audit, Problem, Server, Shard
+from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.notices import Notices
 
 log = logging.getLogger(__name__)

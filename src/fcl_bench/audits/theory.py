@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import torch
 
-from fcl_bench.data.splits.stream import Task
 from fcl_bench.linalg.subspace import project_out
 from fcl_bench.methods.gradient.base import MODEL, _Half, start_of
 from fcl_bench.methods.gradient.projected import ProjectedMethod, ProjectedServer, protected_weights
 from fcl_bench.protocol.method import Audit, Problem, Server, Shard
+from fcl_bench.protocol.task import Task
 from fcl_bench.training.network import Network
 
 

@@ -11,13 +11,14 @@ import torch
 
 from fcl_bench.audits.drift import FeatureDrift
 from fcl_bench.data.partitions.holdings import Holdings
-from fcl_bench.data.splits.stream import Stream, Task
+from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.answers import Answers
 from fcl_bench.engine.growing import GROWING
 from fcl_bench.engine.kept_batches import KeptBatches
 from fcl_bench.engine.ledger import Ledger, Stopwatch
 from fcl_bench.protocol.message import Message, all_finite
 from fcl_bench.protocol.method import Method, Prediction, Problem, Shard
+from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
 from fcl_bench.tracking.progress import progress
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from fcl_bench.data.splits.stream import Task
 from fcl_bench.protocol.message import Message, WireFormat
+from fcl_bench.protocol.task import Task
 
 if TYPE_CHECKING:
     from fcl_bench.backbones.trainable import Trainable

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import softmax
 
 from fcl_bench.data.partitions.base import Partition
-from fcl_bench.data.partitions.draws import log_dirichlet, owners
+from fcl_bench.data.partitions.dirichlet import log_dirichlet, owners
 from fcl_bench.errors import UserError
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from fcl_bench.data.images.stored import FileImages
-from fcl_bench.data.sources.base import Dataset, HubImages, Split, image_split
+from fcl_bench.data.sources.base import Dataset, Split
+from fcl_bench.data.sources.hub_images import HubImages
 from fcl_bench.data.sources.hub_tables import TableSide, class_labels, label_names, undecoded
+from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.errors import UserError, require_count
 from fcl_bench.randomness import generator
 

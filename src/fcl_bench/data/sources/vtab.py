@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from fcl_bench.data.images.stored import FileImages
-from fcl_bench.data.sources.about import About
-from fcl_bench.data.sources.base import NOT_IDENTITY, Dataset, HubImages, ImageSource, existing_path, image_split
-from fcl_bench.data.sources.class_folders import class_names, labelled_files
+from fcl_bench.data.sources.base import NOT_IDENTITY, About, Dataset, existing_path
 from fcl_bench.data.sources.hub import Repository
+from fcl_bench.data.sources.hub_images import HubImages
 from fcl_bench.data.sources.hub_tables import TableSide, label_names
+from fcl_bench.data.sources.image_folder import class_names, labelled_files
+from fcl_bench.data.sources.image_source import ImageSource, image_split
 from fcl_bench.errors import UserError
 
 #: Classes taken of each data set.

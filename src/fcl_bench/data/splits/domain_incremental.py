@@ -9,15 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from fcl_bench.data.sources.base import Dataset, Split
-from fcl_bench.data.splits.stream import (
-    IDENTITY_IF_SET,
-    Stream,
-    TaskSplit,
-    check_order_seed,
-    checked_classes,
-    parts,
-    stream_of_samples,
-)
+from fcl_bench.data.splits.base import IDENTITY_IF_SET, TaskSplit, check_order_seed, checked_classes
+from fcl_bench.data.splits.stream import Stream, parts, stream_of_samples
 from fcl_bench.errors import UserError, choices
 from fcl_bench.randomness import generator
 

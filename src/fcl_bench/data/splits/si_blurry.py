@@ -8,19 +8,16 @@ from typing import ClassVar
 import numpy as np
 
 from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.splits.stream import (
+from fcl_bench.data.splits.base import (
     IDENTITY_IF_SET,
-    Stream,
     TaskSplit,
     check_order_seed,
     checked_classes,
     class_order,
-    columns_of,
     even_sizes,
-    parts,
     require_classes,
-    stream_of_samples,
 )
+from fcl_bench.data.splits.stream import Stream, columns_of, parts, stream_of_samples
 from fcl_bench.errors import UserError, require_choice
 from fcl_bench.randomness import generator
 

@@ -13,13 +13,13 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.data.splits.stream import Task
 from fcl_bench.errors import require_positive
 from fcl_bench.linalg.solve import solve_symmetric
 from fcl_bench.methods.closed_form.afl import LocalRidge
 from fcl_bench.methods.closed_form.base import GramMethod, GramServer, one_hot
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Problem, Server, Shard
+from fcl_bench.protocol.task import Task
 
 
 @dataclass

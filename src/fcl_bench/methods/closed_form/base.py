@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from fcl_bench.data.splits.stream import Task
 from fcl_bench.errors import require_count, require_memory
 from fcl_bench.linalg.product import expect_products, product
 from fcl_bench.linalg.random_features import RandomFeatures
@@ -18,6 +17,7 @@ from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
 from fcl_bench.papers.byte_conventions import accountings, stsa_values
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Prediction, Problem, Server, Shard
+from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.notices import Notices
 

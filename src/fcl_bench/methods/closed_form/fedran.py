@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.data.splits.stream import Task
 from fcl_bench.errors import UserError, require_choice, require_count, require_positive
 from fcl_bench.linalg.class_sums import class_sums
 from fcl_bench.linalg.merging import MERGERS, Merger
@@ -23,6 +22,7 @@ from fcl_bench.methods.closed_form.base import AnalyticClient, AnalyticMethod, A
 from fcl_bench.papers.byte_conventions import accountings, fedran_values
 from fcl_bench.protocol.message import Message, column_bytes
 from fcl_bench.protocol.method import Audit, Client, Problem, Server, Shard
+from fcl_bench.protocol.task import Task
 
 COMPLEMENTS = ("drop", "floor")
 

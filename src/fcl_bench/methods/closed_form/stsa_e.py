@@ -12,7 +12,6 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.data.splits.stream import Task
 from fcl_bench.errors import require_choice, require_count, require_memory, require_positive
 from fcl_bench.linalg.class_scatter import ClassScatter
 from fcl_bench.linalg.class_sums import add_class_sums
@@ -21,6 +20,7 @@ from fcl_bench.methods.closed_form.base import AnalyticClient, AnalyticMethod, G
 from fcl_bench.papers.byte_conventions import accountings, stsa_e_values
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Problem, Server, Shard
+from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
 
 ESTIMATORS = ("paper", "unbiased")

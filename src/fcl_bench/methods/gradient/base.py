@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.backbones.trainable import Trainable, frozen_names
-from fcl_bench.data.splits.stream import Task
 from fcl_bench.errors import require_choice, require_count
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Prediction, Problem, Server, Shard
+from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed, generator
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.network import Network

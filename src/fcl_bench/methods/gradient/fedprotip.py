@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from fcl_bench.data.splits.stream import Task
 from fcl_bench.errors import UserError, choices, require_choice, require_count
 from fcl_bench.linalg.subspace import Projection, append_basis, core_basis, outside, sketch, span_of
 from fcl_bench.linalg.task_identity import relevance, route
@@ -26,6 +25,7 @@ from fcl_bench.methods.gradient.projected import (
 )
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Prediction, Problem, Shard
+from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.layer_inputs import HEADS

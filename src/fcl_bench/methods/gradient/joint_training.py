@@ -11,11 +11,11 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.data.splits.stream import Task
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod, GradientServer, start_of
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Problem, Shard
+from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.progress import progress
 from fcl_bench.training.trainer import Objective, Training

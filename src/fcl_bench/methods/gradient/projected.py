@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from fcl_bench.data.splits.stream import Task
 from fcl_bench.errors import UserError, require_choice, require_count, require_positive
 from fcl_bench.linalg.subspace import project_out
 from fcl_bench.methods.gradient.base import GradientClient, GradientMethod, GradientServer, start_of
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Problem, Shard
+from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.notices import Notices
 from fcl_bench.training.layer_inputs import HEADS, layer_columns, projectable
