@@ -45,6 +45,18 @@ def test_every_choice_lists_all_knobs_at_their_defaults(group, choice):
         assert node == dataclasses.asdict(schema())
 
 
+@pytest.mark.parametrize("group", GROUPS)
+def test_classes_of_a_group_have_names_of_their_own_in_a_runs_identity(group):
+    """Whatever module they are in."""
+    named: dict[str, type] = {}
+    for choice in [choice for of, choice in CHOICES if of == group]:
+        extra = ["backbone.name=resnet18.tv_in1k"] if choice == "timm" else []
+        settings = compose_settings(f"{group}={choice}", *extra)
+        name, found = settings.identity()[group]["choice"], type(getattr(settings, group))
+        assert named.setdefault(name, found) is found
+        assert "." not in name
+
+
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_composes_and_converts(experiment):
     settings = compose_settings(f"experiment={experiment}")

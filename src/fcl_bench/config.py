@@ -132,13 +132,11 @@ class Settings:
 
 def _identity(choice: Any) -> dict[str, Any]:
     counts = {field.name: field.metadata.get("identity", True) for field in dataclasses.fields(choice)}
-    knobs = {
-        name: value
-        for name, value in dataclasses.asdict(choice).items()
-        if counts[name] is True or (counts[name] == "if set" and value is not None)
-    }
+    knobs = {name: value for name, value in dataclasses.asdict(choice).items() if counts[name]}
+    # Not the module, so that a class can move. A name that is a knob tells data sets or networks of one class apart.
+    kind = type(choice).__qualname__ if "name" in counts else choice.name
     revision = {"revision": choice.revision} if hasattr(choice, "revision") else {}
-    return {"_target_": f"{type(choice).__module__}.{type(choice).__qualname__}", **revision, **knobs}
+    return {"choice": kind, **revision, **knobs}
 
 
 def load_settings(config: DictConfig) -> Settings:

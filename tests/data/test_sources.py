@@ -380,7 +380,7 @@ def test_subsets_are_part_of_a_runs_identity_and_the_whole_is_null():
         )
     knobs = {"classes": None, "per_class": None, "test_per_class": None}
     assert whole == {
-        "_target_": "fcl_bench.data.sources.base.HubImages",
+        "choice": "HubImages",
         "name": "cifar100",
         "repo": "uoft-cs/cifar100",
         "revision": "aadb3af77e9048adbea6b47c21a81e47dd092ae5",
@@ -389,7 +389,7 @@ def test_subsets_are_part_of_a_runs_identity_and_the_whole_is_null():
         **knobs,
     }
     assert part == {**whole, "per_class": 5}
-    assert folder == {"_target_": "fcl_bench.data.sources.base.ImageFolder", "name": "imagefolder", **knobs}
+    assert folder == {"choice": "ImageFolder", "name": "imagefolder", **knobs}
 
 
 def test_the_real_cifar100_is_whole():

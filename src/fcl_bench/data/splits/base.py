@@ -15,9 +15,6 @@ from fcl_bench.randomness import generator
 
 log = logging.getLogger(__name__)
 
-#: Field metadata: part of the run id only if it is not None, so that runs from before the field existed keep theirs.
-IDENTITY_IF_SET = {"identity": "if set"}
-
 
 class TaskSplit(ABC):
     """What `split=...` names: how a data set is spread over T tasks.

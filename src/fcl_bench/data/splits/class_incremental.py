@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.splits.base import (
-    IDENTITY_IF_SET,
     TaskSplit,
     check_order_seed,
     checked_classes,
@@ -32,7 +31,7 @@ class ClassIncremental(TaskSplit):
     name: ClassVar[str] = "class_incremental"
     first: int | None = None
     shuffle: bool = True
-    order_seed: int | None = field(default=None, metadata=IDENTITY_IF_SET)
+    order_seed: int | None = None
 
     def __post_init__(self) -> None:
         require_count("split.first", self.first)

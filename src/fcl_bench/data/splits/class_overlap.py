@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.splits.base import (
-    IDENTITY_IF_SET,
     TaskSplit,
     check_order_seed,
     checked_classes,
@@ -40,7 +39,7 @@ class ClassOverlap(TaskSplit):
     name: ClassVar[str] = "class_overlap"
     shared: int = 1
     shuffle: bool = True
-    order_seed: int | None = field(default=None, metadata=IDENTITY_IF_SET)
+    order_seed: int | None = None
 
     def __post_init__(self) -> None:
         require_count("split.shared", self.shared)

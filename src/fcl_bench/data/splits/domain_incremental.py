@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from fcl_bench.data.sources.base import Dataset, Split
-from fcl_bench.data.splits.base import IDENTITY_IF_SET, TaskSplit, check_order_seed, checked_classes
+from fcl_bench.data.splits.base import TaskSplit, check_order_seed, checked_classes
 from fcl_bench.data.splits.stream import Stream, parts, stream_of_samples
 from fcl_bench.errors import UserError, choices
 from fcl_bench.randomness import generator
@@ -34,7 +34,7 @@ class DomainIncremental(TaskSplit):
     name: ClassVar[str] = "domain_incremental"
     order: list[str] | None = None
     shuffle: bool = False
-    order_seed: int | None = field(default=None, metadata=IDENTITY_IF_SET)
+    order_seed: int | None = None
 
     def __post_init__(self) -> None:
         check_order_seed(self.order_seed, self.shuffle)

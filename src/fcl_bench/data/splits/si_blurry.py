@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.splits.base import (
-    IDENTITY_IF_SET,
     TaskSplit,
     check_order_seed,
     checked_classes,
@@ -54,7 +53,7 @@ class SiBlurry(TaskSplit):
     blurry: float = 0.1
     sizes: str = "random"
     reassign: str = "others"
-    order_seed: int | None = field(default=None, metadata=IDENTITY_IF_SET)
+    order_seed: int | None = None
 
     def __post_init__(self) -> None:
         for knob in ("disjoint", "blurry"):
