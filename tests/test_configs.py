@@ -9,6 +9,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 
 from fcl_bench.config import GROUPS, config_dir, load_settings, target_class
+from fcl_bench.errors import UserError
 
 EXPERIMENTS = sorted(file.stem for file in config_dir().glob("experiment/*.yaml"))
 #: Tested elsewhere: `track` in tests/tracking, experiments and profiles here and in tests/papers.
@@ -42,7 +43,9 @@ def test_every_choice_lists_all_knobs_at_their_defaults(group, choice):
     fields = {field.name: field for field in dataclasses.fields(schema)}
     assert list(node) == list(fields)
     if group in ("method", "split", "partition"):
-        assert node == dataclasses.asdict(schema())
+        taken_over = {key: node[key] for key in node if str(node[key]).startswith("${")}  # of the top-level key
+        assert taken_over in ({}, {"beta": "${beta}"})
+        assert node == dataclasses.asdict(schema(**taken_over))
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -83,6 +86,18 @@ def test_the_papers_settings_are_the_experiments():
 
 def test_every_folder_of_choices_is_a_group():
     assert sorted({group for group, _ in CHOICES}) == sorted(GROUPS)
+
+
+def test_beta_is_the_partitions_wherever_it_is_set():
+    """At the top for all Dirichlet rules, and in a run's identity at the top alone."""
+    settings = compose_settings("beta=0.5")
+    assert (settings.beta, settings.partition.beta, settings.identity()["beta"]) == (0.5, 0.5, 0.5)
+    assert "beta" not in settings.identity()["partition"]
+    assert compose_settings("partition=iid", "beta=0.5").beta is None
+    assert compose_settings("partition.beta=0.7").identity() == compose_settings("beta=0.7").identity()
+    for key in ("beta", "partition.beta"):
+        with pytest.raises(UserError, match=rf"^{key}=-1\.0 is out of range \(a finite number above 0\)$"):
+            compose_settings(f"{key}=-1")
 
 
 @pytest.mark.parametrize(

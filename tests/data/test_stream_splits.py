@@ -122,7 +122,7 @@ def test_a_seed_without_anything_to_draw_is_refused(split):
 def test_splits_and_partitions_do_not_depend_on_the_number_of_threads():
     """Every split under every partition, one after the other and by eight threads at once."""
     data = many_classes()
-    rules = [Iid(), Shards(), Dirichlet(min_size=0), DirichletAllClasses(), DirichletEqualSizes()]
+    rules = [Iid(), Shards(), Dirichlet(0.5, min_size=0), DirichletAllClasses(0.5), DirichletEqualSizes(0.5)]
 
     def deal(case: tuple[TaskSplit, int, int]) -> list[np.ndarray]:
         split, rule, seed = case
@@ -130,7 +130,7 @@ def test_splits_and_partitions_do_not_depend_on_the_number_of_threads():
         return [
             members[part]
             for t, members in enumerate(stream.train)
-            for part in rules[rule].deal(stream.train_columns[members], 2, 0.5, generator(seed, "partition", t))
+            for part in rules[rule].deal(stream.train_columns[members], 2, generator(seed, "partition", t))
         ]
 
     # Classes of two samples and more at every task; blurry classes can be scarcer, which `DirichletAllClasses` refuses.

@@ -8,15 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
+from fcl_bench import config
 from fcl_bench.errors import UserError
 
 #: `wire.dtype`: the types in which uploads may travel.
-WIRE_DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+WIRE_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in config.WIRE_DTYPES}
 _HALF = (torch.float16, torch.bfloat16)
 #: Suffixes under which parts of an encoded tensor travel; no other name may end so.
 _SCALE, _PACKED, _HELD = "::scale", "::packed", "::held"

@@ -127,7 +127,12 @@ def _configuration(record: dict[str, Any], config: dict[str, Any]) -> dict[str, 
         **dict(_flat({key: value for key, value in config.items() if key not in (*_LEFT_OUT, *_GROUPS)})),
         "device": record["environment"]["device"],
         **_NEW,
-        **{key: value for group in _GROUPS for key, value in _flat(config.get(group, {}), f"{group}.")},
+        **{
+            key: value
+            for group in _GROUPS
+            for key, value in _flat(config.get(group, {}), f"{group}.")
+            if key != "partition.beta"  # which the record has as `beta`
+        },
         "features": features.hexdigest()[:8],
         "data_fingerprint": str(record.get("data_fingerprint"))[:8],
     }

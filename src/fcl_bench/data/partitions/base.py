@@ -9,31 +9,25 @@ import numpy as np
 
 
 class Partition(ABC):
-    """What `partition=...` names: a rule that deals one task's samples out to K clients.
-
-    Attributes:
-        uses_beta: whether the rule depends on `beta`.
-    """
+    """What `partition=...` names: a rule that deals one task's samples out to K clients."""
 
     name: ClassVar[str]
-    uses_beta: ClassVar[bool] = False
 
     @abstractmethod
-    def assign(self, labels: np.ndarray, clients: int, beta: float, rng: np.random.Generator) -> np.ndarray:
+    def assign(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         """The client (0..K-1) of each of the task's samples.
 
         Args:
             labels: (n,) the samples' classes.
             clients: K.
-            beta: concentration of the Dirichlet law, for the rules that use it.
             rng: this task's own generator.
 
         Returns:
             (n,) int64. Disjointness and cover hold by construction: each sample has exactly one client.
         """
 
-    def deal(self, labels: np.ndarray, clients: int, beta: float, rng: np.random.Generator) -> list[np.ndarray]:
+    def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         """K disjoint, ascending index arrays that cover 0..n-1 exactly."""
-        owner = self.assign(labels, clients, beta, rng)
+        owner = self.assign(labels, clients, rng)
         counts = np.bincount(owner, minlength=clients)
         return np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])

@@ -7,12 +7,25 @@ from typing import ClassVar
 
 import numpy as np
 
+from fcl_bench.config import knob
 from fcl_bench.data.partitions.base import Partition
-from fcl_bench.errors import UserError, require_count
+from fcl_bench.errors import UserError
 
 
 @dataclass
-class Dirichlet(Partition):
+class DirichletPartition(Partition):
+    """A rule whose shares are drawn from a Dirichlet law.
+
+    Args:
+        beta: concentration of the law: the smaller, the more skewed are the clients' classes. A run's identity and its
+            record have it at their top.
+    """
+
+    beta: float = knob(above=0, identity=False)
+
+
+@dataclass
+class Dirichlet(DirichletPartition):
     """Label skew by a Dirichlet law, balanced by a cap, as the public code of the papers does it.
 
     Class by class, shares p ~ Dir(beta, ..., beta) over the clients; a client that already holds n / K samples or more
@@ -24,15 +37,10 @@ class Dirichlet(Partition):
     """
 
     name: ClassVar[str] = "dirichlet"
-    uses_beta: ClassVar[bool] = True
-    min_size: int = 1
-    retries: int = 1000
+    min_size: int = knob(1, least=0)
+    retries: int = knob(1000, least=1)
 
-    def __post_init__(self) -> None:
-        require_count("partition.min_size", self.min_size, least=0)
-        require_count("partition.retries", self.retries)
-
-    def assign(self, labels: np.ndarray, clients: int, beta: float, rng: np.random.Generator) -> np.ndarray:
+    def assign(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         if self.min_size * clients > len(labels):
             raise UserError(
                 f"partition.min_size={self.min_size} for clients={clients} asks for {self.min_size * clients} samples"
@@ -42,25 +50,24 @@ class Dirichlet(Partition):
         by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(np.unique(labels, return_counts=True)[1])[:-1])
         fullest = 0
         for _ in range(self.retries):
-            owner = self._draw(by_class, clients, beta, rng)
+            owner = self._draw(by_class, clients, rng)
             smallest = int(np.bincount(owner, minlength=clients).min())
             if smallest >= self.min_size:
                 return owner
             fullest = max(fullest, smallest)
         raise UserError(
             f"partition.min_size={self.min_size} was not met in {self.retries} draws with clients={clients},"
-            f" beta={beta:g} (best smallest client: {fullest})",
+            f" beta={self.beta:g} (best smallest client: {fullest})",
             f"partition.min_size={fullest}, a larger beta, or fewer clients or tasks",
         )
 
-    @staticmethod
-    def _draw(by_class: list[np.ndarray], clients: int, beta: float, rng: np.random.Generator) -> np.ndarray:
+    def _draw(self, by_class: list[np.ndarray], clients: int, rng: np.random.Generator) -> np.ndarray:
         owner = np.empty(sum(map(len, by_class)), dtype=np.int64)
         held = np.zeros(clients, dtype=np.int64)
         cap = len(owner) / clients
         for indices in by_class:
             members = rng.permutation(indices)
-            shares = rng.dirichlet(np.full(clients, beta)) * (held < cap)
+            shares = rng.dirichlet(np.full(clients, self.beta)) * (held < cap)
             if shares.sum() == 0:
                 # A small beta can put all of its mass on full clients; the public code divides by zero here. At least
                 # one client is below the cap, since fewer than n samples are dealt.

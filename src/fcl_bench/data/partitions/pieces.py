@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from fcl_bench.config import knob
 from fcl_bench.data.partitions.base import Partition
-from fcl_bench.errors import require_count
 
 
 @dataclass
@@ -17,7 +17,7 @@ class Iid(Partition):
 
     name: ClassVar[str] = "iid"
 
-    def assign(self, labels: np.ndarray, clients: int, beta: float, rng: np.random.Generator) -> np.ndarray:
+    def assign(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         return rng.permutation(np.arange(len(labels)) % clients)
 
 
@@ -30,12 +30,9 @@ class Shards(Partition):
     """
 
     name: ClassVar[str] = "shards"
-    shards: int = 2
+    shards: int = knob(2, least=1)
 
-    def __post_init__(self) -> None:
-        require_count("partition.shards", self.shards)
-
-    def assign(self, labels: np.ndarray, clients: int, beta: float, rng: np.random.Generator) -> np.ndarray:
+    def assign(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         pieces = clients * self.shards
         # A random order within each class, so that a cut through a class is a random one.
         order = np.lexsort((rng.random(len(labels)), labels))
