@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from fcl_bench.config import typed_instance
 from fcl_bench.data.sources.digits import Digits
 from fcl_bench.data.sources.feature_file import FeatureFile
 from fcl_bench.data.sources.hub_images import HubImages
@@ -363,9 +365,9 @@ def test_a_folder_can_be_cut_down_without_looking_at_the_rest(tmp_path):
 
 @pytest.mark.parametrize("knob", ["classes", "per_class", "test_per_class"])
 def test_a_subset_of_nothing_is_refused(knob):
-    for source in (ImageFolder, lambda **knobs: hub(None, **knobs)):
+    for source in (ImageFolder(), hub(None)):
         with pytest.raises(UserError, match=rf"data\.{knob}=0 is out of range"):
-            source(**{knob: 0})
+            typed_instance(type(source), {**asdict(source), knob: 0}, "data")
 
 
 def test_subsets_are_part_of_a_runs_identity_and_the_whole_is_null():

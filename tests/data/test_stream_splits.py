@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.config import _identity
+from fcl_bench.config import _identity, typed_instance
 from fcl_bench.data.partitions.all_classes import DirichletAllClasses
 from fcl_bench.data.partitions.dirichlet import Dirichlet
 from fcl_bench.data.partitions.equal_sizes import DirichletEqualSizes
@@ -116,7 +116,7 @@ def test_a_seed_without_anything_to_draw_is_refused(split):
     with pytest.raises(UserError, match=r"split\.order_seed=3 has nothing to draw with split\.shuffle=false"):
         split(shuffle=False, order_seed=3)
     with pytest.raises(UserError, match=r"split\.order_seed=-1 is out of range"):
-        split(shuffle=True, order_seed=-1)
+        typed_instance(split, {"shuffle": True, "order_seed": -1}, "split")
 
 
 def test_splits_and_partitions_do_not_depend_on_the_number_of_threads():

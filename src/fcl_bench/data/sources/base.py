@@ -13,9 +13,6 @@ from fcl_bench.data.sources.hub import Repository
 from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash
 
-#: Field metadata: the value does not determine the result (a path, a worker count) and stays out of the run id.
-NOT_IDENTITY = {"identity": False}
-
 
 @dataclass(frozen=True)
 class Split:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from fcl_bench.data.sources.base import NOT_IDENTITY, Dataset, Source, Split, existing_path
+from fcl_bench.config import knob
+from fcl_bench.data.sources.base import Dataset, Source, Split, existing_path
 from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash
 
@@ -17,7 +18,7 @@ class FeatureFile(Source):
     """Ready features in an .npz file: x_train (n, d), y_train (n,), x_test, y_test; labels non-negative integers."""
 
     name: str = "features"
-    path: str | None = field(default=None, metadata=NOT_IDENTITY)
+    path: str | None = knob(None, identity=False)
 
     def load(self) -> Dataset:
         path = existing_path(self.path, self.name, "an .npz file with x_train, y_train, x_test, y_test")

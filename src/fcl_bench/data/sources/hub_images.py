@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fcl_bench.data.sources.base import NOT_IDENTITY, About, Dataset, existing_path
+from fcl_bench.config import knob
+from fcl_bench.data.sources.base import About, Dataset, existing_path
 from fcl_bench.data.sources.hub import Repository, Snapshot, fetch, incomplete, split_files
 from fcl_bench.data.sources.hub_tables import TableSide, class_labels, read_table, undecoded
 from fcl_bench.data.sources.image_folder import ImageFolder, class_names
@@ -40,13 +41,9 @@ class HubImages(ImageSource):
     revision: str | None
     image_column: str
     label_column: str
-    path: str | None = field(default=None, metadata=NOT_IDENTITY)
-    classes: int | None = None
-    per_class: int | None = None
-    test_per_class: int | None = None
-    train_split: str = field(default="train", metadata=NOT_IDENTITY)
-    test_split: str = field(default="test", metadata=NOT_IDENTITY)
-    about: About = field(default_factory=About, metadata=NOT_IDENTITY)
+    train_split: str = knob("train", identity=False)
+    test_split: str = knob("test", identity=False)
+    about: About = knob(About, identity=False)
 
     def load(self) -> Dataset:
         if (folders := self._class_folders()) is not None:
@@ -119,4 +116,10 @@ class HubImages(ImageSource):
         folder = self._folder()
         if any(folder.rglob("*.parquet")) or not class_names(folder / "train"):
             return None
-        return ImageFolder(self.name, self.path, self.classes, self.per_class, self.test_per_class)
+        return ImageFolder(
+            self.name,
+            path=self.path,
+            classes=self.classes,
+            per_class=self.per_class,
+            test_per_class=self.test_per_class,
+        )

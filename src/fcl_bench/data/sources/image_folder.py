@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fcl_bench.data.images.stored import IMAGE_SUFFIXES, FileImages
-from fcl_bench.data.sources.base import NOT_IDENTITY, Dataset, Split, existing_path
+from fcl_bench.data.sources.base import Dataset, Split, existing_path
 from fcl_bench.data.sources.image_source import ImageSource, image_split
 from fcl_bench.errors import UserError
 
@@ -26,10 +26,6 @@ class ImageFolder(ImageSource):
     """
 
     name: str = "imagefolder"
-    path: str | None = field(default=None, metadata=NOT_IDENTITY)
-    classes: int | None = None
-    per_class: int | None = None
-    test_per_class: int | None = None
 
     def load(self) -> Dataset:
         root = existing_path(self.path, self.name, "a folder with train/<class>/* and test/<class>/*")

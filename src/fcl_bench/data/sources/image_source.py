@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from fcl_bench.config import knob
 from fcl_bench.data.images.stored import EncodedImages, Images
 from fcl_bench.data.sources.base import Dataset, Source, Split
 from fcl_bench.data.sources.hub_tables import TableSide
-from fcl_bench.errors import UserError, require_count
+from fcl_bench.errors import UserError
 
 
 def image_split(labels: Any, images: Images, domains: np.ndarray | None = None) -> Split:
     return Split(np.asarray(labels, dtype=np.int64), images, images.fingerprint, domains)
 
 
+@dataclass(kw_only=True)
 class ImageSource(Source):
-    """A source that can leave images out, so that a run is small enough for a CPU: knobs shared by its subclasses.
+    """A source that can leave images out, so that a run is small enough for a CPU.
 
     Args:
+        path: a local folder to read.
         classes: only the first so many labels, in ascending order, in train and test; None: all.
         per_class: only the first so many training images of each class, in the data set's order; None: all.
         test_per_class: the same for test images.
     """
 
-    classes: int | None
-    per_class: int | None
-    test_per_class: int | None
-
-    def __post_init__(self) -> None:
-        for knob in ("classes", "per_class", "test_per_class"):
-            require_count(f"data.{knob}", getattr(self, knob))
+    path: str | None = knob(None, identity=False)
+    classes: int | None = knob(None, least=1)
+    per_class: int | None = knob(None, least=1)
+    test_per_class: int | None = knob(None, least=1)
 
     def whole(self) -> bool:
         return self.classes is None and self.per_class is None and self.test_per_class is None
@@ -72,18 +73,14 @@ class ImageSource(Source):
 
     def _side(self, side: str, whole: TableSide, classes: np.ndarray | None) -> Split:
         part = whole.taken(self._kept(side, whole.labels, classes, whole.domains))
-        images = EncodedImages(part.table, self._image_column, f"{self._key}: {side}", part.rows)
+        column = str(getattr(self, "image_column", "image"))
+        images = EncodedImages(part.table, column, f"{self._key}: {side}", part.rows)
         return image_split(part.labels, images, part.domains)
-
-    @property
-    def _image_column(self) -> str:
-        return str(getattr(self, "image_column", "image"))
 
     @property
     def _key(self) -> str:
         """What to call the data set in messages: as the user typed it."""
-        path = getattr(self, "path", None)
-        return f"data.path={path}" if path else f"data={self.name}"
+        return f"data.path={self.path}" if self.path else f"data={self.name}"
 
 
 def rank_in_class(labels: np.ndarray) -> np.ndarray:

@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from fcl_bench.config import knob
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.splits.stream import Stream
-from fcl_bench.errors import UserError, require_count
+from fcl_bench.errors import UserError
 from fcl_bench.randomness import generator
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True)
 class TaskSplit(ABC):
     """What `split=...` names: how a data set is spread over T tasks.
 
-    Each split has a knob `order_seed`: the seed of all of its own draws; None: the run's `seed`. With it a stream stays
-    the same while `seed` changes the partition, the labels, the projection and so on.
+    Args:
+        order_seed: of all draws of the split; None: the run's `seed`. With it a stream stays the same while `seed`
+            changes the partition, the labels, the projection and so on.
     """
 
     name: ClassVar[str]
-    order_seed: int | None
+    order_seed: int | None = knob(None, least=0)
+
+    def __post_init__(self) -> None:
+        if self.order_seed is not None and not self.draws:
+            raise UserError(
+                f"split.order_seed={self.order_seed} has nothing to draw with split.shuffle=false",
+                "split.shuffle=true",
+            )
+
+    @property
+    def draws(self) -> bool:
+        """Whether any of it is random."""
+        return True
 
     @abstractmethod
     def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
@@ -33,15 +49,6 @@ class TaskSplit(ABC):
     def own_seed(self, seed: int) -> int:
         """The seed of the split's draws, given the run's."""
         return seed if self.order_seed is None else self.order_seed
-
-
-def check_order_seed(order_seed: int | None, shuffle: bool = True) -> None:
-    """Raise a `UserError` for a seed that is none, or that would change nothing."""
-    require_count("split.order_seed", order_seed, least=0)
-    if order_seed is not None and not shuffle:
-        raise UserError(
-            f"split.order_seed={order_seed} has nothing to draw with split.shuffle=false", "split.shuffle=true"
-        )
 
 
 def class_order(labels: np.ndarray, seed: int, shuffle: bool = True) -> np.ndarray:

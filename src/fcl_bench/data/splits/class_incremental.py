@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fcl_bench.config import knob
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.splits.base import (
     TaskSplit,
-    check_order_seed,
     checked_classes,
     class_order,
     even_sizes,
     require_classes,
 )
 from fcl_bench.data.splits.stream import Stream, stream_of_classes
-from fcl_bench.errors import UserError, require_count
+from fcl_bench.errors import UserError
 
 
 @dataclass
@@ -25,17 +25,15 @@ class ClassIncremental(TaskSplit):
     Args:
         first: classes in the first task; None: as many as in the others.
         shuffle: permute the classes by the seed; false: ascending labels.
-        order_seed: see `TaskSplit`.
     """
 
     name: ClassVar[str] = "class_incremental"
-    first: int | None = None
+    first: int | None = knob(None, least=1)
     shuffle: bool = True
-    order_seed: int | None = None
 
-    def __post_init__(self) -> None:
-        require_count("split.first", self.first)
-        check_order_seed(self.order_seed, self.shuffle)
+    @property
+    def draws(self) -> bool:
+        return self.shuffle
 
     def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
         labels = checked_classes(dataset)
