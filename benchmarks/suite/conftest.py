@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fcl_bench import environment
-from fcl_bench.cores import available_cores
+from fcl_bench.environment import available_cores
 from suite import results, table
 from suite.sides import Beside, as_case, case_name
 

@@ -1,7 +1,8 @@
-"""What a run ran on: device, versions, threads, commit, peak memory."""
+"""What a run runs on: cores, device, versions, threads, commit, peak memory. To import it does not import torch."""
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 import subprocess
@@ -9,18 +10,26 @@ import sys
 from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 import fcl_bench
 from fcl_bench.errors import UserError
 
+if TYPE_CHECKING:
+    import torch
+
 _RECORDED = ("torch", "numpy", "timm", "torchvision", "hydra-core")
+
+
+def available_cores() -> int:
+    """Cores that this process may use (a cluster's job has fewer than its machine)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def choose_device(name: str) -> torch.device:
     """`device=`: auto takes the first GPU where there is one. Raises a `UserError` for a GPU that is not there."""
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
@@ -37,16 +46,22 @@ def exact_kernels() -> AbstractContextManager[object]:
 
     TF32 would make a GPU's features differ from a CPU's in the third digit, and autotuning picks other algorithms.
     """
+    import torch
+
     return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
 
 
 def device_kind(device: torch.device) -> str:
     """What seconds depend on: "cpu", or the GPU's model."""
+    import torch
+
     return f"cuda {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
 
 
 def describe(device: torch.device) -> dict[str, Any]:
     """The `environment` of a run record."""
+    import torch
+
     return {
         "fcl_bench": fcl_bench.__version__,
         "git_commit": git_commit(),
@@ -78,6 +93,8 @@ def git_commit() -> str | None:
 
 def reset_peak_memory(device: torch.device) -> None:
     """Start counting the peak anew, so that jobs of one sweep don't inherit each other's."""
+    import torch
+
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -90,6 +107,8 @@ def reset_peak_memory(device: torch.device) -> None:
 
 def peak_memory(device: torch.device) -> int:
     """Bytes at the peak since the reset: allocated by torch on a GPU, resident in the whole process on a CPU."""
+    import torch
+
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:

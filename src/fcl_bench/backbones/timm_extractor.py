@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from fcl_bench.backbones.network_extractor import FrozenNetwork
-from fcl_bench.cores import available_cores
 from fcl_bench.data.images.stored import decoded
 from fcl_bench.data.sources.base import Split
+from fcl_bench.environment import available_cores
 
 #: Decoded batches that wait for the network: enough to overlap, few enough to keep memory flat.
 BATCHES_AHEAD = 3

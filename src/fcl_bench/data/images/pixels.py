@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from fcl_bench.cores import available_cores
 from fcl_bench.data.images.stored import ArrayImages, Images, decoded
 from fcl_bench.data.sources.base import Split
+from fcl_bench.environment import available_cores
 from fcl_bench.errors import require_memory
 from fcl_bench.tracking.progress import progress
 

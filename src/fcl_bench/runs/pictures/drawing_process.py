@@ -11,7 +11,7 @@ from typing import IO, cast
 
 import numpy as np
 
-from fcl_bench.cores import available_cores
+from fcl_bench.environment import available_cores
 from fcl_bench.runs.pictures.pictures import Pictures, drawn
 
 #: By the caller's own path, since Python would put the working folder, and any `random.py` in it, before the libraries.
