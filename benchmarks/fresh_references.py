@@ -66,8 +66,8 @@ def main() -> None:
         references = fresh(plan, train)
         tests = [test[torch.from_numpy(indices)] for indices in plan.dealt.stream.test]
         one, many = (share_right(tests, *references, batch) for batch in (None, 64))
-        scalars = plan.settings.scalars
-        setting = f"beta {scalars.beta:g}, seed {scalars.seed}, threshold {method.threshold:g}"
+        settings = plan.settings
+        setting = f"beta {settings.beta:g}, seed {settings.scalars.seed}, threshold {method.threshold:g}"
         print(f"{folder.name} ({setting}): right by sample {one:.1f} %, by task-pure batch of 64 {many:.1f} %")
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fcl_bench.config import Settings, composed, load_settings
-from fcl_bench.data.splits.stream import Task
 from fcl_bench.engine import federation as engine
+from fcl_bench.protocol.task import Task
 from fcl_bench.runs.run import Outcome, run
 
 

@@ -83,6 +83,16 @@ def test_older_runs_without_newer_keys_are_collected(runs):
     assert frame["method.M"].dropna().tolist() == [32]
 
 
+def test_runs_by_another_version_are_left_out_with_one_warning(runs, caplog):
+    """Such as those whose configuration names classes that have moved since."""
+    for folder in runs.glob("fedran*"):
+        record = {**json.loads((folder / "run.json").read_text()), "schema": 3}
+        rewrite(folder, record, "method: {_target_: fcl_bench.gone.Gone}\n")
+    assert collect(runs).empty
+    [warning] = caplog.messages
+    assert "runs by another version of fcl-bench are left out, 2 in all" in warning
+
+
 def test_damaged_runs_are_left_out_aloud_and_incomplete_ones_silently(runs, caplog):
     first, second = sorted(runs.glob("fedran*"))
     (runs / "fedran-digits-pixels-0" / "checkpoint").mkdir(parents=True)

@@ -106,7 +106,7 @@ def test_the_partition_file_describes_what_ran(finished):
 
 
 def test_the_model_file_alone_predicts_as_the_run_did(finished):
-    from fcl_bench.data.sources.base import Digits
+    from fcl_bench.data.sources.digits import Digits
 
     model = load_file(finished.folder / "model.safetensors")
     data = Digits().load()

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fcl_bench.data.splits.stream import even_sizes
+from fcl_bench.data.splits.base import even_sizes
 from fcl_bench.papers.byte_conventions import accounting, rounds_mib
 from fcl_bench.papers.matching import overrides, settings_of, words_without_key
 from fcl_bench.protocol.problem import Problem

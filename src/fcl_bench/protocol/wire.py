@@ -6,13 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from fcl_bench import config
+
 #: `wire.dtype`: the types in which uploads may travel.
-WIRE_DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+WIRE_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in config.WIRE_DTYPES}
 #: Types whose range is so small that matrices travel with scales.
 HALF = (torch.float16, torch.bfloat16)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ from fcl_bench.config import resolved_config, text
 from fcl_bench.errors import UserError, choices
 from fcl_bench.files import content_hash
 from fcl_bench.results.measures import MEASURES
-from fcl_bench.runs.folder import RunFolder
+from fcl_bench.runs.folder import SCHEMA, RunFolder
 from fcl_bench.runs.run_json import RunRecord
+
+log = logging.getLogger(__name__)
+
 
 #: Columns that tell runs of one configuration apart. What is neither one of these nor a measure is configuration.
 RUN_COLUMNS = ("seed", "run_id", "folder", "git_commit", "written")
@@ -33,18 +37,27 @@ _NEW = {"split.order_seed": "null"}
 
 
 def collect(runs: Path) -> pd.DataFrame:
-    """Every complete, undamaged run in the folder `runs`, one row each; damaged ones are left out with a warning.
+    """Every complete, undamaged run in the folder `runs`, one row each.
+
+    Damaged runs are left out with a warning each, those of another version of the run folder with one for all.
 
     Besides `RUN_COLUMNS` and `MEASURES`, the columns are `method`, its knobs as `method.<knob>` with
     `method.revision`, and the setting: what the record and `config.yaml` say of data, stream, partition, number types
     and device, with fingerprints of data and features. A null is the text "null"; a key that a run lacks is NaN.
     """
-    rows = []
+    rows, others = [], []
     for path in sorted(runs.glob("*/run.json")):
         record = RunFolder(path.parent).complete_record(otherwise="leaving it out", read=_READ)
-        if record is not None:
+        if record is not None and record.get("schema") != SCHEMA:
+            others.append(path.parent.name)
+        elif record is not None:
             config = resolved_config(path.parent / "config.yaml")
             rows.append({**_configuration(record, config), **_results(record), **_run(record, path)})
+    if others:
+        log.warning(
+            "%s: runs by another version of fcl-bench are left out, %d in all, such as %s; run them again",
+            *(runs, len(others), others[0]),
+        )
     # As objects, so that a whole number stays one in a column where other runs have none.
     frame = pd.DataFrame(rows, dtype=object)
     return frame.astype(dict.fromkeys(MEASURES, float)).copy() if rows else frame
@@ -92,7 +105,12 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
         **dict(_flat({key: value for key, value in config.items() if key not in (*_LEFT_OUT, *_GROUPS)})),
         "device": record["environment"]["device"],
         **_NEW,
-        **{key: value for group in _GROUPS for key, value in _flat(config.get(group, {}), f"{group}.")},
+        **{
+            key: value
+            for group in _GROUPS
+            for key, value in _flat(config.get(group, {}), f"{group}.")
+            if key != "partition.beta"  # which the record has as `beta`
+        },
         "features": features.hexdigest()[:8],
         "data_fingerprint": str(record.get("data_fingerprint"))[:8],
     }

@@ -24,7 +24,7 @@ from fcl_bench.runs.run_json import Result, RunRecord
 log = logging.getLogger(__name__)
 
 #: Version of the run folder's files; part of the run id. What changes a method's numbers raises its `revision` instead.
-SCHEMA = 3
+SCHEMA = 4
 
 #: Most clients times tasks whose samples are arrays of their own in partition.npz.
 SEPARATE = 20_000

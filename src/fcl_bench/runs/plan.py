@@ -109,7 +109,7 @@ def deal(settings: Settings) -> Dealt:
         Holdings.of(
             indices[part]
             for part in settings.partition.deal(
-                stream.train_columns[indices], scalars.clients, scalars.beta, generator(scalars.seed, "partition", t)
+                stream.train_columns[indices], scalars.clients, generator(scalars.seed, "partition", t)
             )
         )
         for t, indices in enumerate(stream.train)
