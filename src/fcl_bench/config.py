@@ -59,7 +59,7 @@ def knob(
 ) -> Any:
     """A dataclass field whose value `typed_instance` checks.
 
-    Null passes where the field's type allows it. Of a list, each entry is checked.
+    Null passes where the field's type allows it. Of a list or a mapping, each entry is checked.
 
     Args:
         default: the default, or a function such as `list` that makes one; left out: the field has to be given.
@@ -292,9 +292,11 @@ def typed_instance(schema: type, knobs: dict[str, Any], group: str) -> Any:
     prefix = f"{group}." if group else ""
     known = [field.name for field in dataclasses.fields(schema)]
     for field in dataclasses.fields(schema):
-        if _nested(schema, str(field.type)) and not isinstance(knobs.get(field.name, {}), dict):
-            shown = f"{prefix}{field.name}={knobs[field.name]}"
-            raise UserError(f"{shown} has the wrong type", _wanted(schema, field.name))
+        given, declared = knobs.get(field.name, {}), str(field.type)
+        if given is False and "| None" in declared and _nested(schema, declared):
+            knobs = {**knobs, field.name: None}  # as it is natural to switch a part with keys of its own off
+        elif _nested(schema, declared) and not isinstance(given, dict):
+            raise UserError(f"{prefix}{field.name}={given} has the wrong type", _wanted(schema, field.name))
     try:
         node = OmegaConf.merge(OmegaConf.structured(schema), knobs)
         _check_knobs(node, prefix)
@@ -324,8 +326,12 @@ def _check_knobs(node: Any, prefix: str) -> None:
         if dataclasses.is_dataclass(OmegaConf.get_type(value)):
             _check_knobs(value, f"{key}.")
         elif "bounds" in field.metadata and value is not None:
-            for entry in value if OmegaConf.is_list(value) else [value]:
-                _check_value(key, entry, field.metadata)
+            if OmegaConf.is_dict(value):
+                entries = [(f"{key}.{name}", entry) for name, entry in value.items()]
+            else:
+                entries = [(key, entry) for entry in (value if OmegaConf.is_list(value) else [value])]
+            for name, entry in entries:
+                _check_value(name, entry, field.metadata)
 
 
 def _lookup(knobs: dict[str, Any], key: str) -> Any:
@@ -341,7 +347,7 @@ def _lookup(knobs: dict[str, Any], key: str) -> Any:
 def _nested(schema: type, declared: str) -> type | None:
     """The dataclass that a field of `schema` is declared as, in the module of the class that declares it."""
     modules = [import_module(base.__module__) for base in schema.__mro__]
-    found = (getattr(module, declared, None) for module in modules)
+    found = (getattr(module, declared.removesuffix(" | None"), None) for module in modules)
     return next((kind for kind in found if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from fcl_bench.config import knob
 from fcl_bench.data.images.batches import AUGMENTATIONS
-from fcl_bench.errors import UserError, require_choice, require_count, require_positive
-
-CLIENT_OPTIMIZERS = ("sgd", "adam", "adamw")
-SERVER_OPTIMIZERS = ("average", "momentum", "adam")
+from fcl_bench.errors import UserError
 
 
 @dataclass
@@ -39,52 +37,29 @@ class Training:
         precision: auto (bfloat16 autocast on CUDA, float32 elsewhere), float32, bfloat16.
     """
 
-    rounds: int = 50
-    fraction: float = 1.0
-    epochs: int = 5
-    batch_size: int = 64
-    optimizer: str = "sgd"
-    lr: float = 0.01
-    rates: dict[str, float] = field(default_factory=dict)
-    momentum: float = 0.0
-    weight_decay: float = 5e-4
-    schedule: str = "constant"
-    milestones: list[int] = field(default_factory=list)
-    decay: float = 0.1
-    weighting: str = "samples"
-    server_optimizer: str = "average"
-    server_lr: float = 1.0
-    server_momentum: float = 0.9
-    augment: str = "crop_flip"
-    precision: str = "auto"
+    rounds: int = knob(50, least=1)
+    fraction: float = knob(1.0, above=0, most=1)
+    epochs: int = knob(5, least=1)
+    batch_size: int = knob(64, least=2)
+    optimizer: str = knob("sgd", choices=("sgd", "adam", "adamw"))
+    lr: float = knob(0.01, above=0)
+    rates: dict[str, float] = knob(dict, above=0)
+    momentum: float = knob(0.0, least=0, below=1)
+    weight_decay: float = knob(5e-4, least=0)
+    schedule: str = knob("constant", choices=("constant", "cosine", "step"))
+    milestones: list[int] = knob(list, least=1)
+    decay: float = knob(0.1, above=0)
+    weighting: str = knob("samples", choices=("samples", "uniform"))
+    server_optimizer: str = knob("average", choices=("average", "momentum", "adam"))
+    server_lr: float = knob(1.0, above=0)
+    server_momentum: float = knob(0.9, least=0, below=1)
+    augment: str = knob("crop_flip", choices=AUGMENTATIONS)
+    precision: str = knob("auto", choices=("auto", "float32", "bfloat16"))
 
     def check(self, key: str) -> None:
-        """Raise a `UserError` for impossible values; `key` is where the user set them ("method.training")."""
-        for name in ("rounds", "epochs"):
-            require_count(f"{key}.{name}", getattr(self, name))
-        require_count(f"{key}.batch_size", self.batch_size, least=2)
-        require_positive(f"{key}.lr", self.lr)
-        require_positive(f"{key}.decay", self.decay)
-        require_positive(f"{key}.weight_decay", self.weight_decay, zero=True)
-        if not 0 < self.fraction <= 1:
-            raise UserError(f"{key}.fraction={self.fraction} is out of range", "above 0, at most 1")
-        if not 0 <= self.momentum < 1:
-            raise UserError(f"{key}.momentum={self.momentum} is out of range", "0 or more, below 1")
-        require_choice(f"{key}.schedule", self.schedule, ["constant", "cosine", "step"])
+        """Raise a `UserError` for knobs that contradict each other; `key` is where the user set them."""
         if self.schedule == "step" and not self.milestones:
             raise UserError(f"{key}.schedule=step has no milestones", f"such as {key}.milestones=[50,75]")
-        for milestone in self.milestones:
-            require_count(f"{key}.milestones", milestone)
-        require_choice(f"{key}.optimizer", self.optimizer, CLIENT_OPTIMIZERS)
-        require_choice(f"{key}.server_optimizer", self.server_optimizer, SERVER_OPTIMIZERS)
-        require_positive(f"{key}.server_lr", self.server_lr)
-        if not 0 <= self.server_momentum < 1:
-            raise UserError(f"{key}.server_momentum={self.server_momentum} is out of range", "0 or more, below 1")
-        for prefix, rate in self.rates.items():
-            require_positive(f"{key}.rates.{prefix}", rate)
-        require_choice(f"{key}.weighting", self.weighting, ["samples", "uniform"])
-        require_choice(f"{key}.augment", self.augment, AUGMENTATIONS)
-        require_choice(f"{key}.precision", self.precision, ["auto", "float32", "bfloat16"])
 
     def diverged(self, key: str) -> UserError:
         """What to tell when a model is no longer finite; `key` as for `check`."""

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.errors import require_positive
+from fcl_bench.config import knob
 from fcl_bench.linalg.solve import solve_symmetric
 from fcl_bench.methods.closed_form.afl import LocalRidge
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, RidgeServer, one_hot
@@ -39,14 +39,9 @@ class AFCL(ClosedFormMethod):
 
     name: ClassVar[str] = "afcl"
 
-    M: int | None = None
-    gamma: float = 1.0
-    ridge: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("method.gamma", self.gamma, zero=True)
-        require_positive("method.ridge", self.ridge, zero=True)
+    M: int | None = knob(None, least=1)
+    gamma: float = knob(1.0, least=0)
+    ridge: float | None = knob(None, least=0)
 
     def client(self, problem: Problem) -> Client:
         return AFCLClient(self, problem)

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.errors import require_positive
+from fcl_bench.config import knob
 from fcl_bench.linalg.gram import gram
 from fcl_bench.linalg.solve import relative_rounding, solve_symmetric
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer, one_hot
@@ -39,13 +39,9 @@ class AFL(ClosedFormMethod):
 
     name: ClassVar[str] = "afl"
 
-    M: int | None = None
-    gamma: float = 1.0
+    M: int | None = knob(None, least=1)
+    gamma: float = knob(1.0, least=0)
     ri: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("method.gamma", self.gamma, zero=True)
 
     def client(self, problem: Problem) -> Client:
         return AFLClient(self, problem)

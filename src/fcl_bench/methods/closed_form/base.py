@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from fcl_bench.errors import require_count, require_memory
+from fcl_bench.config import knob
+from fcl_bench.errors import require_memory
 from fcl_bench.linalg.estimate import Estimate
 from fcl_bench.linalg.product import product
 from fcl_bench.linalg.random_features import RandomFeatures
@@ -36,10 +37,7 @@ class ClosedFormMethod(Method):
         M: number of random features; None: the backbone's features themselves, H = Z.
     """
 
-    M: int | None = 2048
-
-    def __post_init__(self) -> None:
-        require_count("method.M", self.M)
+    M: int | None = knob(2048, least=1)
 
     def dimension(self, problem: Problem) -> int:
         """M, the width of H."""

@@ -13,7 +13,8 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.errors import UserError, require_count, require_positive
+from fcl_bench.config import knob
+from fcl_bench.errors import UserError
 from fcl_bench.linalg.class_sums import class_sums
 from fcl_bench.linalg.solve import relative_rounding
 from fcl_bench.linalg.spectral import Spectrum, summarise
@@ -45,15 +46,10 @@ class CentredSketch(ClosedFormMethod):
 
     name: ClassVar[str] = "centred_sketch"
 
-    rank: int = 16
-    ridge: float = 1e-3
+    rank: int = knob(16, least=0)
+    ridge: float = knob(1e-3, above=0)
     centre: bool = True
     bounds: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_count("method.rank", self.rank, least=0)
-        require_positive("method.ridge", self.ridge)
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)

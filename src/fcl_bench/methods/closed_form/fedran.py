@@ -11,7 +11,8 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.errors import UserError, require_choice, require_count, require_positive
+from fcl_bench.config import knob
+from fcl_bench.errors import UserError
 from fcl_bench.linalg.class_sums import class_sums
 from fcl_bench.linalg.merging import MERGERS, Merger
 from fcl_bench.linalg.prototypes import pseudo_labels
@@ -25,8 +26,6 @@ from fcl_bench.protocol.method import Client, Server
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import column_bytes
-
-COMPLEMENTS = ("drop", "floor")
 
 
 @dataclass
@@ -51,30 +50,20 @@ class FedRAN(ClosedFormMethod):
     name: ClassVar[str] = "fedran"
     revision: ClassVar[int] = 2
 
-    rank: int | None = 512
-    ridge: float = 1e-3
-    merge: str = "sequential"
+    rank: int | None = knob(512, least=1)
+    ridge: float = knob(1e-3, above=0)
+    merge: str = knob("sequential", choices=tuple(MERGERS))
     budget_bytes: int | None = None
-    complement: str = "drop"
+    complement: str = knob("drop", choices=("drop", "floor"))
     ssl: bool = False
-    tau: float = 0.5
+    tau: float = knob(0.5, least=-1, most=1, words="a cosine, -1 to 1")
     bounds: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        require_count("method.rank", self.rank)
-        require_positive("method.ridge", self.ridge)
-        require_choice("method.merge", self.merge, MERGERS)
-        require_choice("method.complement", self.complement, COMPLEMENTS)
-        if not -1 <= self.tau <= 1:
-            raise UserError(f"method.tau={self.tau} is out of range", "a cosine, -1 to 1")
-        self._require_rank_within(self.M)
-
-    def _require_rank_within(self, M: int | None) -> None:
-        if M is not None and self.rank is not None and self.rank > M:
+        if self.M is not None and self.rank is not None and self.rank > self.M:
             raise UserError(
-                f"method.rank={self.rank} is more than the {M} random features",
-                f"1 to {M}, or a larger method.M",
+                f"method.rank={self.rank} is more than the {self.M} random features",
+                f"1 to {self.M}, or a larger method.M",
             )
 
     def matrices(self) -> int:

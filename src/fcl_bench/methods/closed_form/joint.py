@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.errors import require_positive
+from fcl_bench.config import knob
 from fcl_bench.linalg.class_sums import class_sums
 from fcl_bench.linalg.gram import add_grams
 from fcl_bench.linalg.solve import relative_rounding
@@ -35,11 +35,7 @@ class Joint(ClosedFormMethod):
 
     name: ClassVar[str] = "joint"
 
-    ridge: float = 1e-3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("method.ridge", self.ridge, zero=True)
+    ridge: float = knob(1e-3, least=0)
 
     def client(self, problem: Problem) -> Client:
         return JointClient()

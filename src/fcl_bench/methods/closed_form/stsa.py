@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.errors import require_positive
+from fcl_bench.config import knob
 from fcl_bench.linalg.class_sums import add_class_sums
 from fcl_bench.linalg.gram import add_grams
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer
@@ -34,11 +34,7 @@ class STSA(ClosedFormMethod):
 
     name: ClassVar[str] = "stsa"
 
-    gamma: float = 1e4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("method.gamma", self.gamma, zero=True)
+    gamma: float = knob(1e4, least=0)
 
     def client(self, problem: Problem) -> Client:
         return STSAClient(self, problem)

@@ -12,7 +12,8 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.errors import require_choice, require_count, require_memory, require_positive
+from fcl_bench.config import knob
+from fcl_bench.errors import require_memory
 from fcl_bench.linalg.class_scatter import ClassScatter
 from fcl_bench.linalg.class_sums import add_class_sums
 from fcl_bench.linalg.solve import relative_rounding
@@ -30,8 +31,6 @@ from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
 
-ESTIMATORS = ("paper", "unbiased")
-
 
 @dataclass
 class STSAE(ClosedFormMethod):
@@ -46,15 +45,9 @@ class STSAE(ClosedFormMethod):
 
     name: ClassVar[str] = "stsa_e"
 
-    gamma: float = 1e4
-    dummy_clients: int = 10
-    estimator: str = "paper"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("method.gamma", self.gamma, zero=True)
-        require_count("method.dummy_clients", self.dummy_clients)
-        require_choice("method.estimator", self.estimator, ESTIMATORS)
+    gamma: float = knob(1e4, least=0)
+    dummy_clients: int = knob(10, least=1)
+    estimator: str = knob("paper", choices=("paper", "unbiased"))
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)

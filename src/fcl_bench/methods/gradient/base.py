@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from fcl_bench.backbones.trainable import Trainable, frozen_names
-from fcl_bench.errors import require_choice, require_count
+from fcl_bench.config import knob
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.methods.gradient.server import GradientServer
@@ -39,16 +39,13 @@ class GradientMethod(Method):
     keeps_teacher: ClassVar[bool] = False
 
     training: Training = field(default_factory=Training)
-    frozen_stages: int = 0
+    frozen_stages: int = knob(0, least=0)
     frozen_heads: bool = False
-    loss_over: str = "seen"
-    on: str = "images"
+    loss_over: str = knob("seen", choices=("seen", "task"))
+    on: str = knob("images", choices=("images", "features"))
 
     def __post_init__(self) -> None:
         self.training.check(self.training_key)
-        require_count("method.frozen_stages", self.frozen_stages, least=0)
-        require_choice("method.loss_over", self.loss_over, ["seen", "task"])
-        require_choice("method.on", self.on, ["images", "features"])
 
     @property
     def trains_network(self) -> bool:

@@ -8,11 +8,11 @@ task it is of, and only that task's classes compete.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from fcl_bench.errors import UserError, choices, require_choice, require_count
+from fcl_bench.config import knob
 from fcl_bench.linalg.subspace import Projection, append_basis, core_basis, outside, sketch, span_of
 from fcl_bench.linalg.task_identity import relevance, route
 from fcl_bench.methods.gradient.projected import (
@@ -50,14 +50,9 @@ class Tip:
             updated (4.4: clients keep the final-layer inputs that they sampled, and fill in the later entries).
     """
 
-    route: str = "sample"
-    batch: int = 64
-    references: str = "learnt"
-
-    def __post_init__(self) -> None:
-        require_choice("method.tip.route", self.route, ["sample", "batch"])
-        require_count("method.tip.batch", self.batch)
-        require_choice("method.tip.references", self.references, ["learnt", "updated"])
+    route: str = knob("sample", choices=("sample", "batch"))
+    batch: int = knob(64, least=1)
+    references: str = knob("learnt", choices=("learnt", "updated"))
 
 
 @dataclass
@@ -65,7 +60,7 @@ class FedProTIP(ProjectedMethod):
     """Knobs of FedProTIP.
 
     Args:
-        tip: how the task is predicted (see `Tip`), or false: all classes compete, FedProTIP (-t).
+        tip: how the task is predicted (see `Tip`); None (`method.tip=false`): all classes compete, FedProTIP (-t).
         sketch: s_l, width of the Gaussian sketches that are sent in place of bases, so that a secure sum is all that
             the server sees (Eq. 40); None: the bases.
     """
@@ -73,35 +68,15 @@ class FedProTIP(ProjectedMethod):
     name: ClassVar[str] = "fedprotip"
 
     training: Training = field(default_factory=Training)
-    tip: Any = field(default_factory=lambda: {"route": "sample", "batch": 64, "references": "learnt"})
-    sketch: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_count("method.sketch", self.sketch)
-        self.tip_knobs()
-
-    def tip_knobs(self) -> Tip | None:
-        """The typed form of `tip`; None for false. Raises a `UserError` for anything else."""
-        if self.tip in (False, None):
-            return None
-        known = ("route", "batch", "references")
-        remedy = f"false, or the keys {', '.join(known)}"
-        if not isinstance(self.tip, dict):
-            raise UserError(f"method.tip={str(self.tip).lower()} is not known", remedy)
-        for key in self.tip:
-            if key not in known:
-                raise UserError(f"unknown key method.tip.{key}", choices(known, str(key)))
-        if not isinstance(self.tip.get("batch", 1), int) or isinstance(self.tip.get("batch", 1), bool):
-            raise UserError(f"method.tip.batch={self.tip['batch']} has the wrong type", "an integer")
-        return Tip(**self.tip)
+    tip: Tip | None = field(default_factory=Tip)
+    sketch: int | None = knob(None, least=1)
 
     def stages(self, task: Task) -> list[str]:
-        return [*super().stages(task), *([REFERENCES] if self.tip_knobs() else [])]
+        return [*super().stages(task), *([REFERENCES] if self.tip else [])]
 
     def head_columns(self, task: Task) -> tuple[int, ...]:
         """With task prediction a full head per task, old classes included; without, one row a class (-t)."""
-        return tuple(task.new_columns) if self.tip_knobs() is None else task.columns
+        return tuple(task.new_columns) if self.tip is None else task.columns
 
     def client(self, problem: Problem) -> FedProTIPClient:
         return FedProTIPClient(self, problem)
@@ -149,7 +124,7 @@ class FedProTIPClient(ProjectedClient):
     def __init__(self, method: FedProTIP, problem: Problem) -> None:
         super().__init__(method, problem)
         self._sketch = method.sketch
-        tip = method.tip_knobs()
+        tip = method.tip
         self._updates = tip is not None and tip.references == "updated"
         #: A task, and its projections by parameter: the same for all clients and rounds of the task.
         self._projections: tuple[int, dict[str, Projection]] = (0, {})
@@ -220,7 +195,7 @@ class FedProTIPServer(ProjectedServer):
 
     def __init__(self, method: FedProTIP, problem: Problem) -> None:
         super().__init__(method, problem)
-        self._tip = method.tip_knobs()
+        self._tip = method.tip
         self._updated = self._tip is not None and self._tip.references == "updated"
         self._sketched = method.sketch
         self._received: dict[str, torch.Tensor] = {}

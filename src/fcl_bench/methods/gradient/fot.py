@@ -11,9 +11,10 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.errors import require_memory, require_positive
+from fcl_bench.config import knob
+from fcl_bench.errors import require_memory
 from fcl_bench.linalg.subspace import core_basis
-from fcl_bench.methods.gradient.projected import ProjectedClient, ProjectedMethod, ProjectedServer
+from fcl_bench.methods.gradient.projected import MASSES, ProjectedClient, ProjectedMethod, ProjectedServer
 from fcl_bench.protocol.expected import Expected, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
@@ -32,14 +33,10 @@ class FOT(ProjectedMethod):
     name: ClassVar[str] = "fot"
 
     training: Training = field(default_factory=Training)
-    threshold: float = 0.87
-    threshold_step: float = 0.01
-    mass: str = "energy"
-    sketch: float = 5.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("method.sketch", self.sketch)
+    threshold: float = knob(0.87, above=0, most=1)
+    threshold_step: float = knob(0.01, least=0)
+    mass: str = knob("energy", choices=MASSES)
+    sketch: float = knob(5.0, above=0)
 
     def width(self, side: int) -> int:
         """Columns of the sketch of a layer with inputs of d_l = `side` numbers."""

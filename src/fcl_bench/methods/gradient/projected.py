@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fcl_bench.errors import UserError, require_choice, require_count, require_positive
+from fcl_bench.config import knob
 from fcl_bench.linalg.subspace import project_out
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
@@ -27,6 +27,8 @@ from fcl_bench.training.network import Network
 
 log = logging.getLogger(__name__)
 
+#: `method.mass`: of a spectrum.
+MASSES = ("sum", "energy")
 #: The stage in which clients send what the subspaces are made of.
 BASES = "bases"
 
@@ -45,23 +47,13 @@ class ProjectedMethod(GradientMethod):
     """
 
     training: Training = field(default_factory=Training)
-    frozen_stages: int = 2
+    frozen_stages: int = knob(2, least=0)
     frozen_heads: bool = True
-    loss_over: str = "seen"
-    threshold: float = 0.7
-    threshold_step: float = 0.001
-    mass: str = "sum"
-    columns: int = 512
-    theory: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.threshold <= 1:
-            raise UserError(f"method.threshold={self.threshold} is out of range", "above 0, at most 1")
-        require_positive("method.threshold_step", self.threshold_step, zero=True)
-        require_choice("method.mass", self.mass, ["sum", "energy"])
-        require_count("method.columns", self.columns)
-        require_count("method.theory", self.theory, least=0)
+    threshold: float = knob(0.7, above=0, most=1)
+    threshold_step: float = knob(0.001, least=0)
+    mass: str = knob("sum", choices=MASSES)
+    columns: int = knob(512, least=1)
+    theory: int = knob(0, least=0)
 
     def epsilon(self, task: int) -> float:
         """The threshold of a task."""
