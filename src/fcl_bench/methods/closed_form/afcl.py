@@ -53,9 +53,7 @@ class AFCL(ClosedFormMethod):
 class AFCLClient(LocalRidge):
     """Round 0: registers. Round 1: analytic local training (Sec. 3.3)."""
 
-    def __init__(self, method: AFCL, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self._gamma = method.gamma
+    method: AFCL
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """`classes`, those the client holds; then G_k = X'X + gamma I (d, d), W_known and W_unknown, and their columns.
@@ -71,7 +69,7 @@ class AFCLClient(LocalRidge):
         mine = torch.nonzero(owners == shard.client).squeeze(1)
         known = int(mine[0]) if len(mine) else 1 + int(torch.nonzero(torch.isin(columns, held)).max())
         learnt = torch.cat([columns[:known], columns[mine]])
-        G, W = self.solve(self.features(shard, broadcast), one_hot(shard, learnt), self._gamma)
+        G, W = self.solve(self.features(shard, broadcast), one_hot(shard, learnt), self.method.gamma)
         upload = {"G": G, "W_known": W[:, :known], "W_unknown": W[:, known:], "columns": learnt}
         return Message(upload, symmetric=["G"], per_class=["W_known", "W_unknown"]), state
 
@@ -84,10 +82,10 @@ class AFCLServer(RidgeServer):
     order: registration has settled the columns.
     """
 
+    method: AFCL
+
     def __init__(self, method: AFCL, problem: Problem) -> None:
         super().__init__(method, problem)
-        self._gamma = method.gamma
-        self._ridge = method.gamma if method.ridge is None else method.ridge
         self._order = torch.zeros(0, dtype=torch.int64)
         #: Of each class in `_order`, the client that introduced it in this task; -1: known before.
         self._owners = self._order
@@ -155,7 +153,8 @@ class AFCLServer(RidgeServer):
 
     def shift(self) -> float:
         """W = (G_agg - k gamma I + lambda I)^-1 G_agg GKM (Eq. 10)."""
-        return self._ridge - self.uploads * self._gamma
+        ridge = self.method.gamma if self.method.ridge is None else self.method.ridge
+        return ridge - self.uploads * self.method.gamma
 
     def statistics(self) -> dict[str, torch.Tensor]:
         return {**super().statistics(), "order": self._order}

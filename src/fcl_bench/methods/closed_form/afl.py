@@ -73,23 +73,19 @@ class LocalRidge(ClosedFormClient):
 class AFLClient(LocalRidge):
     """The local stage (Alg. 1)."""
 
-    def __init__(self, method: AFL, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self._gamma = method.gamma
+    method: AFL
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """C_k = X'X + gamma I (d, d) and W_k (d, c_t), this task's columns of the client's solution."""
         X = self.features(shard, broadcast)
-        C, W = self.solve(X, one_hot(shard, broadcast["columns"]), self._gamma)
+        C, W = self.solve(X, one_hot(shard, broadcast["columns"]), self.method.gamma)
         return Message({"C": C, "W": W}, symmetric=["C"], per_class=["W"]), state
 
 
 class AFLServer(RidgeServer):
     """The aggregation stage: G = C_agg = sum C_k, B = sum C_k W_k, W = (C_agg - K gamma I)^-1 B (Eq. 9-11, 16)."""
 
-    def __init__(self, method: AFL, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self._gamma, self._ri = method.gamma, method.ri
+    method: AFL
 
     def expects(self, task: Task, round_: int) -> Expectation:
         d = self.dimension
@@ -101,4 +97,4 @@ class AFLServer(RidgeServer):
         self.add_class_sums(upload["C"] @ upload["W"])
 
     def shift(self) -> float:
-        return -self.uploads * self._gamma if self._ri else 0.0
+        return -self.uploads * self.method.gamma if self.method.ri else 0.0

@@ -59,10 +59,10 @@ class ClosedFormClient(Client):
     """Maps a shard to random features. Its clients keep nothing; the projection is the same for all of them."""
 
     def __init__(self, method: ClosedFormMethod, problem: Problem) -> None:
+        self.method = method
         self.problem = problem
         self.notices = Notices(log)
         self.dimension = method.dimension(problem)
-        self._outputs = method.M
         self._features: tuple[int, RandomFeatures] | None = None
 
     def features(self, shard: Shard, broadcast: Message) -> torch.Tensor:
@@ -84,7 +84,7 @@ class ClosedFormClient(Client):
         seed = int(broadcast["seed"])
         if self._features is None or self._features[0] != seed:
             problem = self.problem
-            self._features = (seed, RandomFeatures(seed, problem.inputs, self._outputs, problem.dtype, problem.device))
+            self._features = (seed, RandomFeatures(seed, problem.inputs, self.method.M, problem.dtype, problem.device))
         return self._features[1]
 
 
@@ -124,6 +124,7 @@ class ClosedFormServer(Server):
     """
 
     def __init__(self, method: ClosedFormMethod, problem: Problem) -> None:
+        self.method = method
         self.problem = problem
         self.notices = Notices(log)
         self.dimension = method.dimension(problem)
@@ -132,7 +133,6 @@ class ClosedFormServer(Server):
         self.columns = torch.zeros(0, dtype=torch.int64)
         #: The task's columns of B, as a view of it.
         self._own: torch.Tensor | None = None
-        self._label = method.name
         self.random_features = shared_features(method, problem)
         #: H of test batches that come back after every task, by their number.
         self._kept: dict[int, torch.Tensor] = {}
@@ -176,7 +176,7 @@ class ClosedFormServer(Server):
         if solution.trouble:
             # Of each kind ("the system is singular to rounding: ...") the first; the run record has the last.
             kind, _, _ = solution.trouble.partition(":")
-            self.notices.tell(kind, f"{self._label}, {self.B.shape[1]} classes seen: {solution.trouble}")
+            self.notices.tell(kind, f"{self.method.name}, {self.B.shape[1]} classes seen: {solution.trouble}")
 
     @abstractmethod
     def solution(self) -> Solution:

@@ -80,22 +80,20 @@ def noise_level(A: torch.Tensor, sigma: torch.Tensor) -> float:
 class CentredSketchClient(ClosedFormClient):
     """Class sums, counts, and the sketch of what they don't tell."""
 
-    def __init__(self, method: CentredSketch, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self._rank, self._centre = method.rank, method.centre
+    method: CentredSketch
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """V (M, r), sigma (r), tau (1), S (M, c_t) and, if centred, the counts n (c_t)."""
-        H = self.features(shard, broadcast)
+        H, rank = self.features(shard, broadcast), self.method.rank
         columns = broadcast["columns"]
         which = positions(shard, columns)
         sums = class_sums(H, which, len(columns))
-        A = deviations(H, which, sums) if self._centre else H
+        A = deviations(H, which, sums) if self.method.centre else H
         # At rank 0 there is nothing to decompose, which is the point of it.
-        V, sigma = summarise(A, self._rank)[0] if self._rank else Spectrum(H.new_zeros(H.shape[1], 0), H.new_zeros(0))
+        V, sigma = summarise(A, rank)[0] if rank else Spectrum(H.new_zeros(H.shape[1], 0), H.new_zeros(0))
         tau = torch.tensor([noise_level(A, sigma)], dtype=H.dtype)
         upload = {"V": V, "sigma": sigma, "tau": tau, "S": sums}
-        if self._centre:
+        if self.method.centre:
             upload["n"] = torch.bincount(which, minlength=len(columns)).to(torch.int32)
         return Message(upload, per_class=["S"]), state
 
@@ -103,9 +101,10 @@ class CentredSketchClient(ClosedFormClient):
 class CentredSketchServer(RidgeServer):
     """G += V (diag(sigma^2) - tau I) V' + sum_c S_c S_c'/n_c, delta += tau; W = (G + (delta + lambda) I)^-1 B."""
 
+    method: CentredSketch
+
     def __init__(self, method: CentredSketch, problem: Problem) -> None:
         super().__init__(method, problem, low_rank=True)
-        self._rank, self._ridge, self._centre = method.rank, method.ridge, method.centre
         self._delta = 0.0
 
     @property
@@ -120,17 +119,17 @@ class CentredSketchServer(RidgeServer):
     def expects(self, task: Task, round_: int) -> Expectation:
         M, classes = self.dimension, len(task.columns)
         fields = {"V": real(M, "r"), "sigma": real("r", least=0), "tau": real(1, least=0), "S": real(M, classes)}
-        return {**fields, "n": counts(classes)} if self._centre else fields
+        return {**fields, "n": counts(classes)} if self.method.centre else fields
 
     def objection(self, upload: Message) -> str:
-        return sums_without_samples(upload["S"], upload["n"]) if self._centre else ""
+        return sums_without_samples(upload["S"], upload["n"]) if self.method.centre else ""
 
     def absorb(self, client: int, upload: Message) -> None:
         tau = float(upload["tau"])
         # A kept eigenvalue is no smaller than the mean of the dropped ones, but for rounding on the wire.
         weights = (upload["sigma"].square() - tau).clamp_min(0).sqrt()
         factors = [upload["V"] * weights]
-        if self._centre:
+        if self.method.centre:
             held = upload["n"] > 0
             factors.append(upload["S"][:, held] / upload["n"][held].to(upload["S"]).sqrt())
         self.estimate.add_factor(torch.cat(factors, dim=1))
@@ -139,7 +138,7 @@ class CentredSketchServer(RidgeServer):
         self.add_class_sums(upload["S"])
 
     def shift(self) -> float:
-        return self._delta + self._ridge
+        return self._delta + self.method.ridge
 
     def rounding(self) -> float:
         """Of a matrix that the server made itself."""

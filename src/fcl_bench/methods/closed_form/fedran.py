@@ -117,21 +117,19 @@ def outside(V: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
 class FedRANClient(ClosedFormClient):
     """Random features, thin SVD, class sums (Alg. 1, lines 7-13). Keeps nothing but the projection."""
 
-    def __init__(self, method: FedRAN, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self._method = method
+    method: FedRAN
 
     def pseudo_labels(self, shard: Shard) -> torch.Tensor | None:
         """Labels from the prototypes of the labelled backbone features (Alg. 4)."""
-        if not self._method.ssl:
+        if not self.method.ssl:
             return None
-        return pseudo_labels(shard.inputs, shard.labels, shard.unlabelled, self._method.tau)
+        return pseudo_labels(shard.inputs, shard.labels, shard.unlabelled, self.method.tau)
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """V (M, r_kt), sigma (r_kt,) and B (M, c_t), the exact class sums over the task's classes."""
         H = self.features(shard, broadcast)
         columns = broadcast["columns"]
-        (V, sigma), _ = summarise(H, self._method.feasible_rank(self.problem, len(columns)))
+        (V, sigma), _ = summarise(H, self.method.feasible_rank(self.problem, len(columns)))
         B = class_sums(H, positions(shard, columns), len(columns))
         return Message({"V": V, "sigma": sigma, "B": B}, per_class=["B"], summed=["B"]), state
 
@@ -146,9 +144,10 @@ class FedRANServer(ClosedFormServer):
             it is where a byte budget makes clients cut off long before the server.
     """
 
+    method: FedRAN
+
     def __init__(self, method: FedRAN, problem: Problem) -> None:
         super().__init__(method, problem)
-        self._method = method
         empty = self.zeros(self.dimension, 0)
         self.sketch = Spectrum(empty, empty[0])
         self.merge_error = 0.0
@@ -163,12 +162,12 @@ class FedRANServer(ClosedFormServer):
         return max(smallest, self._cut)
 
     def _merger(self) -> Merger:
-        return MERGERS[self._method.merge](self._rank)
+        return MERGERS[self.method.merge](self._rank)
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         # A byte budget binds uploads, not what the server keeps, so a task with many classes never shrinks the state.
-        self._limit = self._method.feasible_rank(self.problem, len(task.columns))
+        self._limit = self.method.feasible_rank(self.problem, len(task.columns))
         self._rank = max(self._rank, self._limit)
         self._spatial = self._merger()
 
@@ -195,12 +194,12 @@ class FedRANServer(ClosedFormServer):
 
     def solution(self) -> Solution:
         """Eq. 29; with the floor f, W = V (max(s^2, f) + lambda)^-1 V'B + (I - V V')B / (f + lambda)."""
-        ridge, (V, sigma) = self._method.ridge, self.sketch
+        ridge, (V, sigma) = self.method.ridge, self.sketch
         if len(sigma) == 0:
             return Solution(torch.zeros_like(self.B), 1.0)
         # Of V'B in a direction of small sigma, when V is orthonormal to rounding and B large in others.
         noise = (self.dimension * 2**-52 + relative_rounding(self.problem.dtype)) * float(sigma[0]) ** 2
-        if self._method.complement == "floor":
+        if self.method.complement == "floor":
             # Outside the subspace B may be nothing but rounding, which must not be divided by next to nothing.
             floor = max(self.floor, noise)
             sigma = sigma.clamp_min(floor**0.5)

@@ -55,9 +55,7 @@ class JointClient(Client):
 class JointServer(RidgeServer):
     """W = (H'H + lambda I)^-1 H'Y over all samples so far (FedRAN Eq. 4)."""
 
-    def __init__(self, method: Joint, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self._ridge = method.ridge
+    method: Joint
 
     def expects(self, task: Task, round_: int) -> Expectation:
         return {"Z": real("n", self.problem.inputs), "labels": numbers("n", below=task.columns_seen)}
@@ -75,7 +73,7 @@ class JointServer(RidgeServer):
         add_grams(self.estimate.matrix, summed())
 
     def shift(self) -> float:
-        return self._ridge
+        return self.method.ridge
 
     def rounding(self) -> float:
         """Of a matrix that the server summed itself."""

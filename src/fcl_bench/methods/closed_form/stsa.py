@@ -63,9 +63,7 @@ class STSAClient(ClosedFormClient):
 class STSAServer(RidgeServer):
     """G adds up over clients (Eq. 2) and tasks (Eq. 4); W = (G + gamma I)^-1 C (Eq. 8)."""
 
-    def __init__(self, method: STSA, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self._gamma = method.gamma
+    method: STSA
 
     def expects(self, task: Task, round_: int) -> Expectation:
         return {"G": real(self.dimension, self.dimension), "C": real(self.dimension, len(task.columns))}
@@ -76,4 +74,4 @@ class STSAServer(RidgeServer):
         self.add_class_sums(upload["C"])
 
     def shift(self) -> float:
-        return self._gamma
+        return self.method.gamma

@@ -64,34 +64,31 @@ class STSAE(ClosedFormMethod):
 class STSAEClient(ClosedFormClient):
     """Class sums and counts of K_D random groups of the client's samples."""
 
-    def __init__(self, method: STSAE, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self._groups = method.dummy_clients
+    method: STSAE
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """C (M, K_D c_t), group by group, and n (K_D, c_t)."""
-        columns = broadcast["columns"]
+        columns, groups = broadcast["columns"], self.method.dummy_clients
         rng = generator(self.problem.seed, "dummy clients", shard.task, shard.client)
         # As even as can be: groups differ by one sample at most.
-        group = torch.from_numpy(rng.permutation(len(shard.labels)) % self._groups).to(shard.labels.device)
+        group = torch.from_numpy(rng.permutation(len(shard.labels)) % groups).to(shard.labels.device)
         cell = group * len(columns) + positions(shard, columns)
-        cells = self._groups * len(columns)
+        cells = groups * len(columns)
         sums = shard.inputs.new_zeros(cells, self.dimension)
         features = self.random_features(broadcast)
         for H, own in zip(features.blocks(shard.inputs), cell.split(features.rows), strict=True):
             add_class_sums(sums, H, own)
         sizes = torch.bincount(cell, minlength=cells).to(torch.int32)
-        return Message({"C": sums.T, "n": sizes.reshape(self._groups, len(columns))}, per_class=["C"]), state
+        return Message({"C": sums.T, "n": sizes.reshape(groups, len(columns))}, per_class=["C"]), state
 
 
 class STSAEServer(RidgeServer):
     """Estimates each task's Gram matrix (Eq. 9), adds it up over tasks; W = (G_hat + gamma I)^-1 C (Eq. 10)."""
 
+    method: STSAE
+
     def __init__(self, method: STSAE, problem: Problem) -> None:
         super().__init__(method, problem)
-        self._gamma = method.gamma
-        self._groups = method.dummy_clients
-        self._unbiased = method.estimator == "unbiased"
         self._scatter = ClassScatter(self.zeros(0, self.dimension))
 
     def start_task(self, task: Task) -> None:
@@ -99,7 +96,7 @@ class STSAEServer(RidgeServer):
         self._scatter = ClassScatter(self.zeros(len(task.columns), self.dimension))
 
     def expects(self, task: Task, round_: int) -> Expectation:
-        groups, classes = self._groups, len(task.columns)
+        groups, classes = self.method.dummy_clients, len(task.columns)
         return {"C": real(self.dimension, groups * classes), "n": counts(groups, classes)}
 
     def objection(self, upload: Message) -> str:
@@ -112,7 +109,7 @@ class STSAEServer(RidgeServer):
 
     def finish_task(self) -> None:
         self.add_class_sums(self._scatter.sums.T)
-        lone = self._scatter.add_to(self.estimate.matrix, self._unbiased)
+        lone = self._scatter.add_to(self.estimate.matrix, self.method.estimator == "unbiased")
         if lone:
             self.notices.tell(
                 "lone groups",
@@ -123,7 +120,7 @@ class STSAEServer(RidgeServer):
         super().finish_task()
 
     def shift(self) -> float:
-        return self._gamma
+        return self.method.gamma
 
     def rounding(self) -> float:
         """Of a matrix that the server made itself, positive semidefinite whatever the wire did to the sums."""
