@@ -10,8 +10,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from fcl_bench.config import Settings, config_dir, load_settings
-from fcl_bench.data.splits.stream import Task
 from fcl_bench.engine import federation as engine
+from fcl_bench.protocol.task import Task
 from fcl_bench.runs.run import Outcome, run
 
 
