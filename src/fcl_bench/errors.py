@@ -24,7 +24,7 @@ def choices(options: Iterable[str], wrong: str = "", most: int = 24) -> str:
     """The options as a remedy, the nearest to what was typed first; only their number if there are more than `most`."""
     ordered = sorted(options)
     near = difflib.get_close_matches(wrong, ordered, n=3, cutoff=0.5)
-    listed = ", ".join(ordered) if len(ordered) <= most else f"{len(ordered)} choices"
+    listed = ", ".join(ordered or ["none"]) if len(ordered) <= most else f"{len(ordered)} choices"
     return f"did you mean {' or '.join(near)}? choices: {listed}" if near else f"choices: {listed}"
 
 

@@ -23,8 +23,6 @@ from fcl_bench.data.sources.base import Dataset
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.randomness import derived_seed
 
-__all__ = ["Adapters", "Timm", "Transform", "weights_hash"]
-
 log = logging.getLogger(__name__)
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from fcl_bench.config import knob
-from fcl_bench.data.images.stored import FileImages
-from fcl_bench.data.sources.base import Dataset, Split
+from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.hub_images import HubImages
-from fcl_bench.data.sources.hub_tables import TableSide, class_labels, label_names, undecoded
-from fcl_bench.data.sources.image_source import image_split
+from fcl_bench.data.sources.hub_tables import class_labels, label_names, undecoded
+from fcl_bench.data.sources.sides import FileSide, Side, TableSide
 from fcl_bench.errors import UserError
 from fcl_bench.randomness import generator
+
+_Side = TypeVar("_Side", bound=Side)
 
 #: In alphabetical order, as the hub copy numbers them.
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
@@ -54,14 +57,16 @@ class DomainNet(HubImages):
         return self._assembled(sides, self.origin(), names)
 
     def sides(self) -> dict[str, TableSide]:
-        sides = super().sides()
-        return {"train": sides["train"].taken(self._drawn(sides["train"].domains)), "test": sides["test"]}
+        return self._with_draw({side: self._labelled(side) for side in ("train", "test")})
+
+    def _with_draw(self, sides: Mapping[str, _Side]) -> dict[str, _Side]:
+        return {**sides, "train": sides["train"].taken(self._drawn(sides["train"].domains))}
 
     def _labelled(self, side: str) -> TableSide:
         needed = (self.label_column, self.domain_column)
         table = undecoded(self._table(side), self.image_column, needed, self._key, side)
-        domains = class_labels(table, self.domain_column, self._key, side)
-        return TableSide(table, class_labels(table, self.label_column, self._key, side), domains=domains)
+        labels, domains = (class_labels(table, column, self._key, side) for column in needed)
+        return TableSide(labels, table, self.image_column, domains=domains)
 
     def _drawn(self, domains: np.ndarray | None) -> np.ndarray | None:
         """The training samples of the draw, ascending; None: all."""
@@ -95,27 +100,11 @@ class DomainNet(HubImages):
             raise UserError(
                 f"data.path={self.path}: {odd} has only one of its two lists", f"{odd}_train.txt and {odd}_test.txt"
             )
-        listed = {side: self._listed(side) for side in ("train", "test")}
-        _, labels, domains = listed["train"]
-        drawn = self._drawn(domains)
-        listed["train"] = self._taken(listed["train"], drawn)
-        classes = self._first_classes(listed["train"][1])
-        splits: list[Split] = []
-        for side, (files, labels, domains) in listed.items():
-            kept = self._kept(side, labels, classes, domains)
-            files, labels, domains = self._taken((files, labels, domains), kept)
-            splits.append(image_split(labels, FileImages(self._folder(), files), domains))
-        return Dataset(self.name, *splits, domain_names=names, origin="local files as released")
+        sides = {side: self._listed(side) for side in ("train", "test")}
+        return self._assembled(self._with_draw(sides), "local files as released", names)
 
-    @staticmethod
-    def _taken(
-        listed: tuple[list[Path], np.ndarray, np.ndarray], kept: np.ndarray | None
-    ) -> tuple[list[Path], np.ndarray, np.ndarray]:
-        files, labels, domains = listed
-        return listed if kept is None else ([files[row] for row in kept], labels[kept], domains[kept])
-
-    def _listed(self, side: str) -> tuple[list[Path], np.ndarray, np.ndarray]:
-        """Files, labels (n,) and domains (n,) in the order of the lists."""
+    def _listed(self, side: str) -> FileSide:
+        """The files in the order of the lists."""
         root = self._folder()
         files: list[Path] = []
         labels: list[int] = []
@@ -128,4 +117,4 @@ class DomainNet(HubImages):
                 files.append(root / name)
                 labels.append(int(label))
                 domains.append(domain)
-        return files, np.asarray(labels, dtype=np.int64), np.asarray(domains, dtype=np.int64)
+        return FileSide(np.asarray(labels, dtype=np.int64), files, root, domains=np.asarray(domains, dtype=np.int64))

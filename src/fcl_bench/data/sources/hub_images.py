@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 from fcl_bench.config import knob
 from fcl_bench.data.sources.base import About, Dataset, existing_path
 from fcl_bench.data.sources.hub import Repository, Snapshot, fetch, incomplete, split_files
-from fcl_bench.data.sources.hub_tables import TableSide, class_labels, read_table, undecoded
+from fcl_bench.data.sources.hub_tables import class_labels, read_table, undecoded
 from fcl_bench.data.sources.image_folder import ImageFolder, class_names
 from fcl_bench.data.sources.image_source import ImageSource
+from fcl_bench.data.sources.sides import Side, TableSide
 from fcl_bench.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -59,7 +61,7 @@ class HubImages(ImageSource):
         splits = tuple(dict.fromkeys((self.train_split, self.test_split)))
         return [Repository(self.name, self.repo, self.revision, splits)]
 
-    def sides(self) -> dict[str, TableSide]:
+    def sides(self) -> Mapping[str, Side]:
         """All of "train" and "test", as the source has them."""
         return {side: self._labelled(side) for side in ("train", "test")}
 
@@ -72,7 +74,7 @@ class HubImages(ImageSource):
     def _labelled(self, side: str) -> TableSide:
         """One side's table, its images not decoded, and its labels."""
         table = undecoded(self._table(side), self.image_column, (self.label_column,), self._key, side)
-        return TableSide(table, class_labels(table, self.label_column, self._key, side))
+        return TableSide(class_labels(table, self.label_column, self._key, side), table, self.image_column)
 
     def _table(self, side: str) -> Any:
         split = self.train_split if side == "train" else self.test_split

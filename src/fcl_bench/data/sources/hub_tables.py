@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +11,6 @@ from fcl_bench.errors import UserError, choices, first_line
 
 #: Bytes of parquet that are read in a few seconds; more shows a progress bar.
 _QUICK = 1 << 30
-
-
-@dataclass(frozen=True)
-class TableSide:
-    """One side (train or test) of a data set: rows of a table, and what they are.
-
-    Attributes:
-        table: a `datasets.Dataset` whose image column is not decoded.
-        labels: (n,) int64.
-        rows: (n,) the ascending rows of the table; None: all of them.
-        domains: (n,) int64, each sample's domain; None where there are none.
-    """
-
-    table: Any
-    labels: np.ndarray
-    rows: np.ndarray | None = None
-    domains: np.ndarray | None = None
-
-    def taken(self, kept: np.ndarray | None) -> TableSide:
-        """The samples `kept` (ascending) of these; None: all."""
-        if kept is None:
-            return self
-        rows = kept if self.rows is None else self.rows[kept]
-        domains = None if self.domains is None else self.domains[kept]
-        return TableSide(self.table, self.labels[kept], rows, domains)
 
 
 def read_table(files: list[Path], key: str) -> Any:

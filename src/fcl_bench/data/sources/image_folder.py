@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fcl_bench.data.images.stored import IMAGE_SUFFIXES, FileImages
-from fcl_bench.data.sources.base import Dataset, Split, existing_path
-from fcl_bench.data.sources.image_source import ImageSource, image_split
+from fcl_bench.data.images.stored import IMAGE_SUFFIXES
+from fcl_bench.data.sources.base import Dataset, existing_path
+from fcl_bench.data.sources.image_source import ImageSource
+from fcl_bench.data.sources.sides import FileSide
 from fcl_bench.errors import UserError
 
 
@@ -36,8 +37,8 @@ class ImageFolder(ImageSource):
         unseen = [name for name in names["test"] if name not in names["train"]] if kept is None else []
         behind = {name: len(names["train"]) + place for place, name in enumerate(unseen)}
         known = {side: {name: number for name, number in numbers.items() if name in names[side]} for side in names}
-        train, test = self._split(root, "train", known["train"]), self._split(root, "test", {**known["test"], **behind})
-        return Dataset(self.name, train, test)
+        known["test"] |= behind
+        return self._assembled({side: labelled_files(root / side, known[side], root) for side in known})
 
     @staticmethod
     def _classes(folder: Path) -> list[str]:
@@ -49,22 +50,14 @@ class ImageFolder(ImageSource):
             )
         return classes
 
-    def _split(self, root: Path, side: str, numbers: dict[str, int]) -> Split:
-        folder = root / side
-        files, labels = labelled_files(folder, numbers, root)
-        chosen = self._kept(side, labels, None)
-        if chosen is not None:
-            files, labels = [files[index] for index in chosen], labels[chosen]
-        return image_split(labels, FileImages(folder, files))
-
 
 def class_names(folder: Path) -> list[str]:
     """The folders in `folder`, in alphabetical order; empty if there is no such folder."""
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
 
 
-def labelled_files(folder: Path, numbers: dict[str, int], path: Path) -> tuple[list[Path], np.ndarray]:
-    """The files of the classes in `numbers` and their labels (n,), class by class, then in order of their paths.
+def labelled_files(folder: Path, numbers: dict[str, int], path: Path) -> FileSide:
+    """The files of the classes in `numbers`, class by class, then in order of their paths.
 
     Args:
         folder: holds a folder a class, with images at any depth below it.
@@ -87,4 +80,4 @@ def labelled_files(folder: Path, numbers: dict[str, int], path: Path) -> tuple[l
         )
     if empty:
         raise UserError(f"data.path={path}: no images in {within}{empty[0]}/", "at least one a class")
-    return files, np.asarray(labels, dtype=np.int64)
+    return FileSide(np.asarray(labels, dtype=np.int64), files, folder)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fcl_bench.config import knob
-from fcl_bench.data.images.stored import EncodedImages, Images
+from fcl_bench.data.images.stored import Images
 from fcl_bench.data.sources.base import Dataset, Source, Split
-from fcl_bench.data.sources.hub_tables import TableSide
+from fcl_bench.data.sources.sides import Side
 from fcl_bench.errors import UserError
 
 
@@ -49,9 +50,7 @@ class ImageSource(Source):
             )
         return there[: self.classes]
 
-    def _kept(
-        self, side: str, labels: np.ndarray, classes: np.ndarray | None, domains: np.ndarray | None = None
-    ) -> np.ndarray | None:
+    def _kept(self, side: str, whole: Side, classes: np.ndarray | None) -> np.ndarray | None:
         """Which samples the knobs keep of one side, ascending, given the labels kept; None: all.
 
         Where there are domains, so many of each class in each domain.
@@ -59,23 +58,22 @@ class ImageSource(Source):
         most = self.per_class if side == "train" else self.test_per_class
         if classes is None and most is None:
             return None
+        labels, domains = whole.labels, whole.domains
         keep = np.ones(len(labels), dtype=bool) if classes is None else np.isin(labels, classes)
         if most is not None:
             groups = labels if domains is None or not len(domains) else labels * (domains.max() + 1) + domains
             keep &= rank_in_class(groups) < most
         return np.flatnonzero(keep)
 
-    def _assembled(self, sides: dict[str, TableSide], origin: str, domain_names: tuple[str, ...] = ()) -> Dataset:
+    def _assembled(self, sides: Mapping[str, Side], origin: str = "", domain_names: tuple[str, ...] = ()) -> Dataset:
         """What the knobs keep of the sides "train" and "test"."""
         classes = self._first_classes(sides["train"].labels)
-        train, test = (self._side(side, sides[side], classes) for side in ("train", "test"))
+        train, test = (self._split(side, sides[side], classes) for side in ("train", "test"))
         return Dataset(self.name, train, test, domain_names=domain_names, origin=origin)
 
-    def _side(self, side: str, whole: TableSide, classes: np.ndarray | None) -> Split:
-        part = whole.taken(self._kept(side, whole.labels, classes, whole.domains))
-        column = str(getattr(self, "image_column", "image"))
-        images = EncodedImages(part.table, column, f"{self._key}: {side}", part.rows)
-        return image_split(part.labels, images, part.domains)
+    def _split(self, side: str, whole: Side, classes: np.ndarray | None) -> Split:
+        part = whole.taken(self._kept(side, whole, classes))
+        return image_split(part.labels, part.images(f"{self._key}: {side}"), part.domains)
 
     @property
     def _key(self) -> str:

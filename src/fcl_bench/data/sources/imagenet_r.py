@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from fcl_bench.data.images.stored import FileImages
-from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.held_out import held_out, read_index, write_index
 from fcl_bench.data.sources.hub import own_folder
 from fcl_bench.data.sources.hub_images import HubImages
-from fcl_bench.data.sources.hub_tables import TableSide, read_table, undecoded
+from fcl_bench.data.sources.hub_tables import read_table, undecoded
 from fcl_bench.data.sources.image_folder import class_names, labelled_files
-from fcl_bench.data.sources.image_source import image_split
+from fcl_bench.data.sources.sides import Side, TableSide
 from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash, file_checksum
 from fcl_bench.tracking.console import progress
@@ -39,32 +37,20 @@ class ImageNetR(HubImages):
         others: see `HubImages`; `label_column` holds WordNet numbers and both splits are the hub's one split.
     """
 
-    def load(self) -> Dataset:
-        if (folders := self._class_folders()) is not None:
-            return folders.load()
-        if self.path is not None and not self._has_parquet():
-            return self._from_released_folder()
-        return super().load()
+    def origin(self) -> str:
+        return "local files as released" if self._is_released() else super().origin()
 
-    def sides(self) -> dict[str, TableSide]:
-        table, classes, labels, digests = self._whole_table()
-        test = self._test(classes, labels, digests)
-        return {
-            side: TableSide(table, labels[chosen], np.flatnonzero(chosen))
-            for side, chosen in (("train", ~test), ("test", test))
-        }
+    def sides(self) -> dict[str, Side]:
+        whole, classes, digests = self._whole()
+        test = self._test(classes, whole.labels, digests)
+        return {side: whole.taken(np.flatnonzero(chosen)) for side, chosen in (("train", ~test), ("test", test))}
 
     def prepare(self) -> None:
         """Write the index file beside the images."""
-        if self._class_folders() is None:
-            if self.path is not None and not self._has_parquet():
-                classes, _, labels, digests = self._released()
-            else:
-                _, classes, labels, digests = self._whole_table()
-            index = self._index_path()
-            if not index.exists():
-                write_index(index, classes, labels, digests, held_out(labels, digests))
-                log.info("data %s: which image is on which side is in %s", self.name, index)
+        if self._class_folders() is None and not (index := self._index_path()).exists():
+            whole, classes, digests = self._whole()
+            write_index(index, classes, whole.labels, digests, held_out(whole.labels, digests))
+            log.info("data %s: which image is on which side is in %s", self.name, index)
 
     def _test(self, classes: list[str], labels: np.ndarray, digests: list[str]) -> np.ndarray:
         index = self._index_path()
@@ -76,11 +62,14 @@ class ImageNetR(HubImages):
         [wanted] = self.repositories()
         return own_folder(wanted, self._snapshot.commit) / INDEX
 
-    def _has_parquet(self) -> bool:
-        return any(self._folder().rglob("*.parquet"))
+    def _is_released(self) -> bool:
+        return self.path is not None and not any(self._folder().rglob("*.parquet"))
 
-    def _whole_table(self) -> tuple[Any, list[str], np.ndarray, list[str]]:
-        """The table, its classes in the labels' order, the labels (n,) and the images' hashes."""
+    def _whole(self) -> tuple[Side, list[str], list[str]]:
+        """All images with the ranks of their classes as labels, the classes in order, and the images' hashes."""
+        return self._released() if self._is_released() else self._table_of_all()
+
+    def _table_of_all(self) -> tuple[Side, list[str], list[str]]:
         split = self.test_split
         files = self._local_files("test", split) if self.path is not None else self._snapshot.files[split]
         table = undecoded(read_table(files, self._key), self.image_column, (self.label_column,), self._key, split)
@@ -91,7 +80,8 @@ class ImageNetR(HubImages):
                 "WordNet numbers such as n01443537",
             )
         classes, labels = np.unique(np.asarray(names), return_inverse=True)
-        return table, list(map(str, classes)), labels.astype(np.int64), self._digests(table)
+        whole = TableSide(labels.astype(np.int64), table, self.image_column)
+        return whole, list(map(str, classes)), self._digests(table)
 
     def _digests(self, table: Any) -> list[str]:
         digests = []
@@ -105,8 +95,7 @@ class ImageNetR(HubImages):
                 bar.update(len(batch))
         return digests
 
-    def _released(self) -> tuple[list[str], list[Path], np.ndarray, list[str]]:
-        """Classes, files, labels (n,) and hashes of the folder as it was released."""
+    def _released(self) -> tuple[Side, list[str], list[str]]:
         folder = self._folder()
         classes = class_names(folder)
         if not classes:
@@ -115,23 +104,10 @@ class ImageNetR(HubImages):
                 f"the released folder, one of the files {self._wanted_layout().removeprefix('a folder with ')},"
                 " or train/<class>/* and test/<class>/*",
             )
-        files, labels = labelled_files(folder, {name: number for number, name in enumerate(classes)}, folder)
+        whole = labelled_files(folder, {name: number for number, name in enumerate(classes)}, folder)
         digests = []
-        with progress(len(files), f"cutting {self._key} into train and test", "image") as bar:
-            for file in files:
+        with progress(len(whole.files), f"cutting {self._key} into train and test", "image") as bar:
+            for file in whole.files:
                 digests.append(file_checksum(file))
                 bar.update()
-        return classes, files, labels, digests
-
-    def _from_released_folder(self) -> Dataset:
-        classes, files, labels, digests = self._released()
-        test = self._test(classes, labels, digests)
-        sides = {"train": ~test, "test": test}
-        kept_classes = self._first_classes(labels[~test])
-        splits = []
-        for side, chosen in sides.items():
-            rows = np.flatnonzero(chosen)
-            kept = self._kept(side, labels[rows], kept_classes)
-            rows = rows if kept is None else rows[kept]
-            splits.append(image_split(labels[rows], FileImages(self._folder(), [files[row] for row in rows])))
-        return Dataset(self.name, *splits, origin="local files as released")
+        return whole, classes, digests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from fcl_bench.config import knob
-from fcl_bench.data.images.stored import FileImages
 from fcl_bench.data.sources.base import About, Dataset, existing_path
 from fcl_bench.data.sources.hub import Repository
 from fcl_bench.data.sources.hub_images import HubImages
-from fcl_bench.data.sources.hub_tables import TableSide, label_names
+from fcl_bench.data.sources.hub_tables import label_names
 from fcl_bench.data.sources.image_folder import class_names, labelled_files
-from fcl_bench.data.sources.image_source import ImageSource, image_split
+from fcl_bench.data.sources.image_source import ImageSource
+from fcl_bench.data.sources.sides import Side, TableSide
 from fcl_bench.errors import UserError
 
 #: Classes taken of each data set.
@@ -78,7 +79,7 @@ class Vtab(ImageSource):
             source = self._source(part)
             for side, tens in _first_classes(part, source.sides()).items():
                 domains = np.full(len(tens.labels), number, dtype=np.int64)
-                joined[side].append(TableSide(tens.table, tens.labels + EACH * number, tens.rows, domains))
+                joined[side].append(replace(tens, labels=tens.labels + EACH * number, domains=domains))
             origins.append(source.origin())
         return self._assembled({side: _joined(parts) for side, parts in joined.items()}, "; ".join(origins), names)
 
@@ -113,15 +114,9 @@ class Vtab(ImageSource):
         if all(name.isdigit() for name in order):
             order = sorted(order, key=int)
         numbers = {name: number for number, name in enumerate(order)}
-        kept_classes = self._first_classes(np.arange(len(order)))
-        splits = []
-        for side in ("train", "test"):
-            files, labels = labelled_files(root / side, numbers, root)
-            kept = self._kept(side, labels, kept_classes)
-            kept = np.arange(len(files)) if kept is None else kept
-            images = FileImages(root / side, [files[row] for row in kept])
-            splits.append(image_split(labels[kept], images, labels[kept] // EACH))
-        return Dataset(self.name, *splits, domain_names=names, origin="local files as released")
+        sides = {side: labelled_files(root / side, numbers, root) for side in there}
+        sides = {side: replace(whole, domains=whole.labels // EACH) for side, whole in sides.items()}
+        return self._assembled(sides, "local files as released", names)
 
 
 @dataclass
@@ -136,19 +131,20 @@ class _PartImages(HubImages):
         ]
 
 
-def _first_classes(part: Part, sides: dict[str, TableSide]) -> dict[str, TableSide]:
+def _first_classes(part: Part, sides: Mapping[str, Side]) -> dict[str, TableSide]:
     """The samples of the part's first ten classes, numbered 0 to 9 in their order."""
     train = sides["train"]
+    assert isinstance(train, TableSide)
     labels = np.unique(train.labels)
     if len(labels) < EACH:
         raise UserError(f"data=vtab: {part.name} has {len(labels)} classes", f"{EACH} at least")
     names = label_names(train.table, "label") if part.by_name else None
     order = sorted(labels, key=lambda label: label if names is None else (names[label].casefold(), label))
     first = {int(label): number for number, label in enumerate(order[:EACH])}
-    tens = {}
+    tens: dict[str, Any] = {}
     for side, whole in sides.items():
         chosen = whole.taken(np.flatnonzero(np.isin(whole.labels, list(first))))
-        tens[side] = TableSide(chosen.table, np.array([first[int(label)] for label in chosen.labels], int), chosen.rows)
+        tens[side] = replace(chosen, labels=np.array([first[int(label)] for label in chosen.labels], dtype=np.int64))
     return tens
 
 
@@ -160,4 +156,4 @@ def _joined(parts: list[TableSide]) -> TableSide:
     labels, domains = (
         np.concatenate([getattr(part, name) for part in parts]).astype(np.int64) for name in ("labels", "domains")
     )
-    return TableSide(datasets.concatenate_datasets(tables), labels, domains=domains)
+    return TableSide(labels, datasets.concatenate_datasets(tables), "image", domains=domains)

@@ -1,0 +1,66 @@
+"""Knobs say what they may be, and are checked where a configuration becomes objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from fcl_bench.config import knob, typed_instance
+from fcl_bench.errors import UserError
+
+
+@dataclass
+class Inner:
+    share: float = knob(0.5, least=0, most=1, words="a share, 0 to 1")
+
+
+@dataclass
+class Knobs:
+    given: str = knob()
+    count: int = knob(1, least=1)
+    rate: float = knob(0.1, above=0)
+    decay: float = knob(0.0, least=0)
+    fraction: float = knob(1.0, above=0, most=1)
+    momentum: float = knob(0.0, least=0, below=1)
+    kind: str = knob("plain", choices=("plain", "other"))
+    rounds: list[int] = knob(list, least=1)
+    inner: Inner = knob(Inner)
+    second: Inner | None = None
+    most: int | None = knob(None, least=1)
+
+
+def test_defaults_are_those_that_are_declared():
+    found = typed_instance(Knobs, {"given": "a"}, "group")
+    assert found == Knobs("a", 1, 0.1, 0.0, 1.0, 0.0, "plain", [], Inner(0.5), None, None)
+    assert typed_instance(Knobs, {"given": "a", "most": None, "rounds": [1, 2]}, "group").rounds == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "told"),
+    [
+        ({"count": 0}, "group.count=0 is out of range (an integer of at least 1)"),
+        ({"most": 0}, "group.most=0 is out of range (an integer of at least 1)"),
+        ({"rate": 0}, "group.rate=0.0 is out of range (a finite number above 0)"),
+        ({"rate": float("inf")}, "group.rate=inf is out of range (a finite number above 0)"),
+        ({"decay": -1}, "group.decay=-1.0 is out of range (a finite number, 0 or more)"),
+        ({"decay": float("nan")}, "group.decay=nan is out of range (a finite number, 0 or more)"),
+        ({"fraction": 0}, "group.fraction=0.0 is out of range (above 0, at most 1)"),
+        ({"momentum": 1}, "group.momentum=1.0 is out of range (0 or more, below 1)"),
+        ({"kind": "plian"}, "group.kind=plian is not known (did you mean plain? choices: other, plain)"),
+        ({"rounds": [3, 0]}, "group.rounds=0 is out of range (an integer of at least 1)"),
+        ({"inner": {"share": 2}}, "group.inner.share=2.0 is out of range (a share, 0 to 1)"),
+        ({"second": {"share": -1}}, "group.second.share=-1.0 is out of range (a share, 0 to 1)"),
+        ({"count": None}, "group.count=null has the wrong type (an integer)"),
+        ({"given": "???"}, "group.given has no value (group.given=...)"),
+    ],
+)
+def test_an_impossible_value_is_told_with_its_key_and_what_would_work(knobs, told):
+    with pytest.raises(UserError) as error:
+        typed_instance(Knobs, {"given": "a", **knobs}, "group")
+    assert str(error.value) == told
+
+
+def test_without_a_group_the_key_stands_alone():
+    with pytest.raises(UserError, match=r"^count=0 is out of range"):
+        typed_instance(Knobs, {"given": "a", "count": 0}, "")
