@@ -32,7 +32,8 @@ def nominal(cell: pd.Series) -> float | None:
     if cell["metric"] == RELATIVE:
         own = _target_mib(cell["data"]) if cell["row"] == "TARGET" else _counted(cell, "fedran_mib")
         # The paper divides by its rounded megabytes: TARGET's 31.90 would be 31.91.
-        return None if own is None else own / _fedran_on(cell["data"])
+        fedran = lost_megabytes().query("method == 'fedran'").set_index("data")["number"]
+        return None if own is None else own / float(fedran[cell["data"]])
     return _counted(cell, cell["metric"]) if cell["metric"] in CONVENTIONS else None
 
 
@@ -68,12 +69,6 @@ def _counted(cell: pd.Series, convention: str, one_task: bool = False) -> float 
     wire = WireFormat(WIRE_DTYPES["float32"])
     problem = Problem(1, settings.scalars.seed, torch.float64, torch.device("cpu"), wire)
     return accounting(settings.method, problem, [max(sizes)] if one_task else sizes)[convention]
-
-
-def _fedran_on(data: str) -> float:
-    """FedRAN's megabytes, as printed."""
-    cells = lost_megabytes().query("method == 'fedran'").set_index("data")
-    return float(cells.loc[data, "number"])
 
 
 @functools.cache
