@@ -16,7 +16,6 @@ from fcl_bench.cli.app import DONE
 from fcl_bench.cli.side_command import Parser, run_command
 from fcl_bench.errors import UserError, require_choice
 from fcl_bench.files import replacing
-from fcl_bench.papers.experiments import PROFILES
 from fcl_bench.results.made import Made
 
 if TYPE_CHECKING:
@@ -78,6 +77,8 @@ def _arguments() -> argparse.Namespace:
         raise UserError("--format names none", formats)
     for word in arguments.format:
         require_choice("--format", word, FORMATS)
+    from fcl_bench.papers.experiments import PROFILES  # only now: help waits for no library
+
     require_choice("--profile", arguments.profile, PROFILES)
     if arguments.profile != "full" and not arguments.paper:
         raise UserError(f"--profile {arguments.profile} is for printed tables only", "such as --paper all")
