@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 #: Version of the files below; a checkpoint of another one is left alone, and the run starts from its first task.
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)

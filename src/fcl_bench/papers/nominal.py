@@ -11,8 +11,8 @@ from fcl_bench.data.splits.stream import even_sizes
 from fcl_bench.papers.byte_conventions import accounting, rounds_mib
 from fcl_bench.papers.matching import overrides, settings_of, words_without_key
 from fcl_bench.papers.printed import lost_megabytes
-from fcl_bench.protocol.message import WIRE_DTYPES, WireFormat
-from fcl_bench.protocol.method import Problem
+from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 
 CONVENTIONS = ("fedran_mib", "stsa_mib")
 RELATIVE = "communication relative to FedRAN"

@@ -19,12 +19,12 @@ from fcl_bench.engine.checkpoint import Checkpoint
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.metrics import pooled_accuracy
+from fcl_bench.engine.transport import InProcess
 from fcl_bench.files import content_hash, locked
-from fcl_bench.methods.gradient.base import start_of
 from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.protocol.method import Problem
+from fcl_bench.protocol.problem import Problem
+from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network
-from fcl_bench.training.trainer import Training
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,13 @@ log = logging.getLogger(__name__)
 _SCHEMA = 1
 #: The ledger's stage of all its exchanges.
 STAGE = "adaptation"
+
+
+@dataclass
+class FirstStage(FineTune):
+    """FedAvg, whose knobs the user sets at `adapt.training`."""
+
+    training_key: ClassVar[str] = "adapt.training"
 
 
 @dataclass
@@ -128,11 +135,11 @@ def adapt(
         saved = checkpoint.load()
         hit = saved is not None and saved[0]["tasks_done"] == 1
         none = torch.empty(0, dtype=torch.uint8)
-        method = FineTune(training=knobs.training)
-        knobs.training.check("adapt.training")  # what messages call them
+        method = FirstStage(training=knobs.training)
         first = dataclasses.replace(stream, tasks=stream.tasks[:1], train=stream.train[:1], test=stream.test[:1])
         train, test = (none, none) if hit else images()
-        federation = Federation(method, problem, first, shards[:1], labelled, train, test)
+        transport = InProcess.of(method, problem, shards[:1], stream.train_columns, labelled, train)
+        federation = Federation(method, problem, first, transport, test)
         if saved is not None:
             federation.restore(*saved)
             log.info("adaptation: %s", "taken over" if hit else f"going on after round {saved[0]['rounds_done']}")
@@ -147,6 +154,7 @@ def adapt(
 
 def adapted_body(state: dict[str, torch.Tensor], problem: Problem) -> torch.nn.Module:
     """The body that a `FineTune` server's state describes, frozen."""
-    network = Network(start_of(problem))
+    assert problem.network is not None
+    network = Network(problem.network)
     network.load({name: value for name, value in state.items() if name.startswith("body.")})
     return network.body.eval().requires_grad_(False)

@@ -19,8 +19,8 @@ from fcl_bench.data.splits.stream import Stream
 from fcl_bench.errors import UserError
 from fcl_bench.files import slug
 from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.protocol.message import WIRE_DTYPES, WireFormat
-from fcl_bench.protocol.method import Problem
+from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from fcl_bench.randomness import generator
 from fcl_bench.runs.adapt import FedAvgAdaptation
 from fcl_bench.runs.folder import run_id

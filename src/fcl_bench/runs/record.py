@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from fcl_bench import environment
-from fcl_bench.engine.answers import Answers
+from fcl_bench.audits.drift import FeatureDrift
+from fcl_bench.engine.examination import Answers
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.metrics import accuracy_matrix, metrics, pooled_accuracy
 from fcl_bench.papers.byte_conventions import accounting
@@ -64,9 +65,10 @@ def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: floa
             "accounting": accounting(settings.method, plan.problem, plan.classes_per_task),
         },
         "labels": {"rate": scalars.label_rate, **state.ledger.labels()},
-        "bounds": state.bounds,
-        "drift": None if federation.drift is None else _drift(federation),
+        "bounds": federation.audits["bounds"].rows if "bounds" in federation.audits else [],
+        "drift": _drift(federation) if "drift" in federation.audits else None,
         "report": federation.server.report(),
+        "client_storage_bytes": state.client_storage_bytes,
         "runtime": {**state.ledger.runtime(), **_feature_seconds(inputs), "total_seconds": seconds}
         | {"peak_memory_bytes": environment.peak_memory(plan.device)},
         "environment": environment.describe(plan.device),
@@ -104,7 +106,8 @@ def _feature_seconds(inputs: Inputs) -> dict[str, Any]:
 
 def _drift(federation: Federation) -> dict[str, Any]:
     """Feature drift after the last task, averaged over the earlier ones' reference samples; None for a single task."""
-    assert federation.drift is not None
-    matrix = federation.drift.matrix(len(federation.stream.tasks))
+    drift = federation.audits["drift"]
+    assert isinstance(drift, FeatureDrift)
+    matrix = drift.matrix(len(federation.stream.tasks))
     last = matrix[-1, :-1]
     return {"last": [float(value) for value in last], "mean": float(last.mean()) if len(last) else None}

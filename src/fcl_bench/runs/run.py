@@ -14,10 +14,12 @@ import numpy as np
 import torch
 
 from fcl_bench import environment
+from fcl_bench.audits.chosen import audits_of
 from fcl_bench.config import Settings
 from fcl_bench.engine.checkpoint import read_json
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.metrics import pooled_after
+from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.files import locked, writable
 from fcl_bench.runs.folder import SCHEMA, RunFolder, partition_arrays
@@ -99,9 +101,10 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, 
     settings = plan.settings
     inputs = prepare_inputs(plan, folder.path)
     drift = settings.scalars.drift
-    federation = Federation(
-        settings.method, plan.problem, plan.stream, plan.shards, plan.labelled, inputs.train, inputs.test, drift
-    )
+    columns = plan.stream.train_columns
+    transport = InProcess.of(settings.method, plan.problem, plan.shards, columns, plan.labelled, inputs.train)
+    audits = audits_of(settings.method, plan.problem, drift, plan.shards)
+    federation = Federation(settings.method, plan.problem, plan.stream, transport, inputs.test, audits)
     seconds_before = _resume(federation, folder)
 
     tracked = TrackedRun(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fcl_bench.audits.drift import FeatureDrift
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.metrics import accuracy_matrix
@@ -14,12 +15,12 @@ from fcl_bench.runs.screen import headline
 
 def run_pictures(record: dict[str, Any], stream: Stream, federation: Federation) -> Pictures:
     """Of accuracy always; of drift and of projection where they were measured."""
-    measured = federation.drift is not None and len(stream.tasks) > 1
+    drift = federation.audits.get("drift")
     return Pictures(
         title=headline(record),
         accuracy=record["metrics"]["accuracy"],
         matrix=accuracy_matrix(federation.state.answers["correct"], test_sizes(federation)),
         classes_seen=[task.columns_seen for task in stream.tasks],
-        drift=federation.drift.matrix(len(stream.tasks)) if federation.drift is not None and measured else None,
+        drift=drift.matrix(len(stream.tasks)) if isinstance(drift, FeatureDrift) and len(stream.tasks) > 1 else None,
         theory=record["bounds"] if record["bounds"] and "rho" in record["bounds"][0] else None,
     )

@@ -46,10 +46,8 @@ def run_tables(
     }
     if state.answers.routes:
         tables["routing_matrix.csv"] = _matrix(accuracy_matrix(state.answers["routed"], tests))
-    if state.bounds:
-        tables["bounds.csv"] = _rows(state.bounds)
-    if federation.drift is not None:
-        tables["drift.csv"] = _rows(federation.drift.rows)
+    for name, audit in federation.audits.items():
+        tables[f"{name}.csv"] = _rows(audit.rows)
     return tables
 
 

@@ -15,34 +15,13 @@ import numpy as np
 
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.errors import UserError, require_count
+from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
 
 log = logging.getLogger(__name__)
 
 #: Field metadata: part of the run id only if it is not None, so that runs from before the field existed keep theirs.
 IDENTITY_IF_SET = {"identity": "if set"}
-
-
-@dataclass(frozen=True)
-class Task:
-    """Task t of the stream, as everyone in the federation knows it.
-
-    Attributes:
-        index: t, from 0.
-        new_columns: the columns of the label matrix that classes which are new in this task take (columns are in order
-            of first appearance in the stream).
-        columns_seen: C_t, the number of classes seen up to and including this task.
-        columns: of all classes that the task has training samples of, ascending; by default those that are new.
-    """
-
-    index: int
-    new_columns: range
-    columns_seen: int
-    columns: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.columns:
-            object.__setattr__(self, "columns", tuple(self.new_columns))
 
 
 @dataclass(frozen=True)
