@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from fcl_bench.cli.command import DONE, Parser, run_command
 from fcl_bench.errors import UserError, require_choice
 from fcl_bench.files import replacing
-from fcl_bench.papers.experiments import PROFILES
 from fcl_bench.results.made import Made
 from fcl_bench.results.measures import MEASURES
 
@@ -83,6 +82,8 @@ def _file_name(given: str) -> str:
 
 
 def _profile(given: str) -> str:
+    from fcl_bench.papers.experiments import PROFILES  # only now: help waits for no library
+
     require_choice("--profile", given, PROFILES)
     return given
 

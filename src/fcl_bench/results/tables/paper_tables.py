@@ -15,9 +15,9 @@ from fcl_bench.engine.checkpoint import read_json
 from fcl_bench.errors import UserError, choices
 from fcl_bench.papers import miniature
 from fcl_bench.papers.matching import STATED, Matcher, groups_of, overrides, settings_of, words_without_key
-from fcl_bench.papers.nominal import SIZES, as_sent, lost_megabytes, nominal
+from fcl_bench.papers.nominal import SIZES, as_sent, nominal
 from fcl_bench.papers.notes import notes
-from fcl_bench.papers.printed import printed
+from fcl_bench.papers.printed import lost_megabytes, printed
 from fcl_bench.results.measures import direction
 from fcl_bench.results.tables.cells import NOT_RUN, NOTHING, Table
 from fcl_bench.results.tables.paper_sheet import (
