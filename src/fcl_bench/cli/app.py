@@ -8,6 +8,7 @@ from typing import Any
 
 from fcl_bench import __version__
 from fcl_bench.cli.command import BUG, DONE, USER_ERROR, run_command
+from fcl_bench.cli.job import job, no_collection, storage_error
 from fcl_bench.cli.overrides import composition_error, ordered
 from fcl_bench.errors import first_line
 from fcl_bench.sweep.workers import spin_briefly
@@ -37,8 +38,6 @@ def _hydra(arguments: list[str]) -> int:
     """Compose with Hydra and run each job; the worst job's exit code."""
     # Hydra then raises what went wrong instead of printing its own report and exiting with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    from fcl_bench.cli.job import job, no_collection, storage_error
-
     with no_collection():
         import hydra
         from hydra.errors import HydraException
