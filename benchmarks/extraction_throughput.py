@@ -33,7 +33,9 @@ from fcl_bench import environment
 from fcl_bench.backbones.backbone import Backbone
 from fcl_bench.config import config_dir, load_settings
 from fcl_bench.data.images.stored import EncodedImages
-from fcl_bench.data.sources.base import Dataset, HubImages, Split, image_split
+from fcl_bench.data.sources.base import Dataset, Split
+from fcl_bench.data.sources.hub_images import HubImages
+from fcl_bench.data.sources.image_source import image_split
 
 #: Width and height in pixels, format and quality of the images made here; so many different ones, over and over.
 MADE = {"webp32": ((32, 32), "WEBP", {"lossless": True}), "jpeg500": ((500, 375), "JPEG", {"quality": 90})}

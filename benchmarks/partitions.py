@@ -50,12 +50,12 @@ def settings_of(*overrides: str) -> Settings:
         return load_settings(compose("config", overrides=list(overrides)))
 
 
-def shards_of(stream: Stream, settings: Settings, clients: int, beta: float, seed: int) -> list[list[np.ndarray]]:
+def shards_of(stream: Stream, settings: Settings, clients: int, seed: int) -> list[list[np.ndarray]]:
     """Per task and client, the labels of its samples; dealt as a run deals them."""
     shards = []
     for task, indices in enumerate(stream.train):
         labels = stream.train_columns[indices]
-        parts = settings.partition.deal(labels, clients, beta, generator(seed, "partition", task))
+        parts = settings.partition.deal(labels, clients, generator(seed, "partition", task))
         shards.append([labels[part] for part in parts])
     return shards
 
@@ -95,9 +95,8 @@ def rows(
     dataset: Dataset, reading: float, base: list[str], clients: list[int], betas: list[float], seed: int
 ) -> list[dict[str, object]]:
     """A row for each combination; `reading` seconds of reading the data count in each one's total."""
-    partitions = [(overrides, 1.0) for overrides in PLAIN]
-    partitions += [(overrides, beta) for overrides in SKEWED for beta in betas]
-    chosen = {overrides: settings_of(*base, *overrides) for overrides, _ in partitions}
+    partitions = [*PLAIN, *((*overrides, f"beta={beta:g}") for overrides in SKEWED for beta in betas)]
+    chosen = {overrides: settings_of(*base, *overrides) for overrides in partitions}
     table = []
     for split in SPLITS:
         settings = settings_of(*base, *split)
@@ -105,16 +104,18 @@ def rows(
         stream = settings.split.cut(dataset, settings.scalars.tasks, seed)
         cutting = time.process_time() - begin
         for number in clients:
-            for overrides, beta in partitions:
+            for overrides, dealing_by in chosen.items():
                 row: dict[str, object] = {
                     "split": " ".join(split).removeprefix("split="),
                     "clients": number,
-                    "partition": " ".join(overrides).removeprefix("partition=").replace("partition.", ""),
-                    "beta": f"{beta:g}" if overrides in SKEWED else "",
+                    "partition": " ".join(word for word in overrides if not word.startswith("beta="))
+                    .removeprefix("partition=")
+                    .replace("partition.", ""),
+                    "beta": "" if dealing_by.beta is None else f"{dealing_by.beta:g}",
                 }
                 begin = time.process_time()
                 try:
-                    shards = shards_of(stream, chosen[overrides], number, beta, seed)
+                    shards = shards_of(stream, dealing_by, number, seed)
                     dealing = time.process_time() - begin
                     row |= statistics(shards)
                 except UserError as error:

@@ -22,8 +22,9 @@ from fcl_bench import environment
 from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.config import config_dir, load_settings
 from fcl_bench.data.images.stored import ArrayImages
-from fcl_bench.data.sources.base import Dataset, image_split
-from fcl_bench.data.splits.stream import ClassIncremental
+from fcl_bench.data.sources.base import Dataset
+from fcl_bench.data.sources.image_source import image_split
+from fcl_bench.data.splits.class_incremental import ClassIncremental
 from fcl_bench.engine.federation import Federation
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.fedprotip import FedProTIP

@@ -50,7 +50,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 def no_pictures() -> Iterator[None]:
     """Runs draw none, which is half of a short one's time; `pytestmark = pytest.mark.usefixtures("no_pictures")`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fcl_bench.runs.run.drawn", lambda _: {})
+        patch.setattr("fcl_bench.runs.run.drawn", lambda *_: {})
         yield
 
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
 
-from fcl_bench.config import GROUPS, config_dir, load_settings, target_class
+from fcl_bench.config import GROUPS, composed, config_dir, load_settings, target_class
+from fcl_bench.errors import UserError
 
 EXPERIMENTS = sorted(file.stem for file in config_dir().glob("experiment/*.yaml"))
 #: Tested elsewhere: `track` in tests/tracking, experiments and profiles here and in tests/papers.
@@ -20,8 +20,7 @@ CHOICES = sorted(
 
 
 def compose_settings(*overrides: str):
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return load_settings(compose("config", overrides=list(overrides)))
+    return load_settings(composed(overrides))
 
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
@@ -40,9 +39,23 @@ def test_every_choice_lists_all_knobs_at_their_defaults(group, choice):
     schema = target_class(group, node.pop("_target_"))
     node.pop("defaults", None)
     fields = {field.name: field for field in dataclasses.fields(schema)}
-    assert list(node) == list(fields)
+    assert sorted(node) == sorted(fields)
     if group in ("method", "split", "partition"):
-        assert node == dataclasses.asdict(schema())
+        taken_over = {key: node[key] for key in node if str(node[key]).startswith("${")}  # of the top-level key
+        assert taken_over in ({}, {"beta": "${beta}"})
+        assert node == dataclasses.asdict(schema(**taken_over))
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_classes_of_a_group_have_names_of_their_own_in_a_runs_identity(group):
+    """Whatever module they are in."""
+    named: dict[str, type] = {}
+    for choice in [choice for of, choice in CHOICES if of == group]:
+        extra = ["backbone.name=resnet18.tv_in1k"] if choice == "timm" else []
+        settings = compose_settings(f"{group}={choice}", *extra)
+        name, found = settings.identity()[group]["choice"], type(getattr(settings, group))
+        assert named.setdefault(name, found) is found
+        assert "." not in name
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -71,6 +84,18 @@ def test_the_papers_settings_are_the_experiments():
 
 def test_every_folder_of_choices_is_a_group():
     assert sorted({group for group, _ in CHOICES}) == sorted(GROUPS)
+
+
+def test_beta_is_the_partitions_wherever_it_is_set():
+    """At the top for all Dirichlet rules, and in a run's identity at the top alone."""
+    settings = compose_settings("beta=0.5")
+    assert (settings.beta, settings.partition.beta, settings.identity()["beta"]) == (0.5, 0.5, 0.5)
+    assert "beta" not in settings.identity()["partition"]
+    assert compose_settings("partition=iid", "beta=0.5").beta is None
+    assert compose_settings("partition.beta=0.7").identity() == compose_settings("beta=0.7").identity()
+    for key in ("beta", "partition.beta"):
+        with pytest.raises(UserError, match=rf"^{key}=-1\.0 is out of range \(a finite number above 0\)$"):
+            compose_settings(f"{key}=-1")
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from fcl_bench.data.splits.stream import Task
 from fcl_bench.linalg.random_features import RandomFeatures
 from fcl_bench.linalg.spectral import Spectrum
 from fcl_bench.methods.closed_form.base import projection_seed
 from fcl_bench.protocol.message import Message, WireFormat
 from fcl_bench.protocol.method import Method, Problem, Shard
+from fcl_bench.protocol.task import Task
 
 CPU = torch.device("cpu")
 

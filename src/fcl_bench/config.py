@@ -3,47 +3,107 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
+import math
+import operator
 import re
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import MISSING, dataclass
 from importlib import import_module
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from fcl_bench.errors import UserError, choices, first_line, require_choice, require_count, require_positive
+from fcl_bench.errors import UserError, choices, first_line, require_choice
 
 if TYPE_CHECKING:
     from fcl_bench.backbones.backbone import Backbone
     from fcl_bench.data.partitions.base import Partition
     from fcl_bench.data.sources.base import Source
-    from fcl_bench.data.splits.stream import TaskSplit
+    from fcl_bench.data.splits.base import TaskSplit
     from fcl_bench.protocol.method import Method
     from fcl_bench.runs.adapt import FedAvgAdaptation, NoAdaptation
 
 #: Each group's choice names its class in `_target_`; the class is a dataclass of the choice's knobs.
 GROUPS = ("method", "backbone", "data", "split", "partition", "adapt")
 STATISTICS_DTYPES = ("float64", "float32")
+#: `wire.dtype`, by torch's names.
+WIRE_DTYPES = ("float64", "float32", "bfloat16", "float16")
 #: Keys that are no part of a run: what else is to run, and who is told.
 _OUTSIDE = ("hydra", "grid", "track")
-WIRE_DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+#: What limits a number, by the keywords of `knob`: what has to hold, and how to say it.
+_BOUNDS = {
+    "least": (operator.ge, "{:g} or more"),
+    "above": (operator.gt, "above {:g}"),
+    "most": (operator.le, "at most {:g}"),
+    "below": (operator.lt, "below {:g}"),
+}
+
+
+def knob(
+    default: Any = MISSING,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    words: str = "",
+    choices: Collection[str] = (),
+    identity: bool = True,
+) -> Any:
+    """A dataclass field whose value `typed_instance` checks.
+
+    Null passes where the field's type allows it. Of a list, each entry is checked.
+
+    Args:
+        default: the default, or a function such as `list` that makes one; left out: the field has to be given.
+        least, above, most, below: limits of a number, which also has to be finite.
+        words: what the limits mean ("a share, 0 to 1"); "": what they say.
+        choices: what a text may be.
+        identity: whether the value determines the result. A path or a number of workers does not, and is no part of
+            the run id.
+    """
+    bounds = {"least": least, "above": above, "most": most, "below": below}
+    given = {name: limit for name, limit in bounds.items() if limit is not None}
+    metadata = {"bounds": given, "words": words, "choices": choices, "identity": identity}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def _check_value(key: str, value: Any, limits: Mapping[str, Any]) -> None:
+    """Raise a `UserError` for a value outside of the limits in a knob's metadata."""
+    if limits["choices"]:
+        require_choice(key, value, limits["choices"])
+    elif isinstance(value, int | float):
+        bounds, whole = limits["bounds"], isinstance(value, int)
+        if not math.isfinite(value) or not all(_BOUNDS[name][0](value, limit) for name, limit in bounds.items()):
+            raise UserError(f"{key}={value} is out of range", limits["words"] or _in_words(bounds, whole))
+
+
+def _in_words(bounds: dict[str, float], whole: bool) -> str:
+    told = ", ".join(_BOUNDS[name][1].format(limit) for name, limit in bounds.items())
+    if len(bounds) > 1:
+        return told
+    if "least" not in bounds:
+        return f"a finite number {told}".strip()
+    return f"an integer of at least {bounds['least']:g}" if whole else f"a finite number, {told}"
 
 
 @dataclass
 class Wire:
-    """`wire`: how messages travel (see `federation.message.WireFormat`)."""
+    """`wire`: how messages travel (see `protocol.message.WireFormat`)."""
 
-    dtype: str
-    gram: str
-    columns: str
-    projection: str
-
-    def __post_init__(self) -> None:
-        require_choice("wire.dtype", self.dtype, WIRE_DTYPES)
-        require_choice("wire.gram", self.gram, ("full", "packed"))
-        require_choice("wire.columns", self.columns, ("task", "held"))
-        require_choice("wire.projection", self.projection, ("seed", "matrix"))
+    dtype: str = knob(choices=WIRE_DTYPES)
+    gram: str = knob(choices=("full", "packed"))
+    columns: str = knob(choices=("task", "held"))
+    projection: str = knob(choices=("seed", "matrix"))
 
 
 @dataclass
@@ -62,34 +122,25 @@ class Cache:
 class _Scalars:
     """The top-level keys."""
 
-    seed: int
-    beta: float
-    clients: int
-    tasks: int
-    label_rate: float
-    drift: int
     device: str
-    dtype: str
     out: str
     force: bool
-    checkpoint_rounds: int
+    preview: bool
+    experiment: str | None
+    profile: str
     wire: Wire
     cache: Cache
-    # With a default, so that the config.yaml of an older run can still be read.
-    preview: bool = False
-    experiment: str | None = None
-    profile: str = "full"
+    seed: int = knob(least=0)
+    # For the partitions that have a beta, which take it from here.
+    beta: float = knob(above=0)
+    clients: int = knob(least=1)
+    tasks: int = knob(least=1)
+    label_rate: float = knob(above=0, most=1)
+    drift: int = knob(least=0)
+    dtype: str = knob(choices=STATISTICS_DTYPES)
+    checkpoint_rounds: int = knob(least=1)
 
     def __post_init__(self) -> None:
-        require_count("seed", self.seed, least=0)
-        require_positive("beta", self.beta)
-        require_count("clients", self.clients)
-        require_count("tasks", self.tasks)
-        require_count("drift", self.drift, least=0)
-        require_count("checkpoint_rounds", self.checkpoint_rounds)
-        if not 0 < self.label_rate <= 1:
-            raise UserError(f"label_rate={self.label_rate} is out of range", "above 0, at most 1")
-        require_choice("dtype", self.dtype, STATISTICS_DTYPES)
         if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
             raise UserError(f"device={self.device} is not known", "auto, cpu, cuda or cuda:N")
         if not self.out.strip():
@@ -111,8 +162,8 @@ class Settings:
 
     @property
     def beta(self) -> float | None:
-        """Concentration of the Dirichlet law; None where the partition does not use it."""
-        return self.scalars.beta if self.partition.uses_beta else None
+        """Concentration of the partition's Dirichlet law; None for a partition without one."""
+        return getattr(self.partition, "beta", None)
 
     def identity(self) -> dict[str, Any]:
         """The part of the configuration that determines the result: no paths, no worker counts, no output folder."""
@@ -132,13 +183,62 @@ class Settings:
 
 def _identity(choice: Any) -> dict[str, Any]:
     counts = {field.name: field.metadata.get("identity", True) for field in dataclasses.fields(choice)}
-    knobs = {
-        name: value
-        for name, value in dataclasses.asdict(choice).items()
-        if counts[name] is True or (counts[name] == "if set" and value is not None)
-    }
+    knobs = {name: value for name, value in dataclasses.asdict(choice).items() if counts[name]}
+    # Not the module, so that a class can move. A name that is a knob tells data sets or networks of one class apart.
+    kind = type(choice).__qualname__ if "name" in counts else choice.name
     revision = {"revision": choice.revision} if hasattr(choice, "revision") else {}
-    return {"_target_": f"{type(choice).__module__}.{type(choice).__qualname__}", **revision, **knobs}
+    return {"choice": kind, **revision, **knobs}
+
+
+def composed(overrides: Iterable[str] = ()) -> DictConfig:
+    """What Hydra composes of `overrides`, as typed after `fcl-bench`. Raises Hydra's errors for what cannot be."""
+    # Only now, as in `register_presets`: not every command composes, and Hydra takes a while.
+    from hydra import compose, initialize_config_dir
+
+    register_presets()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        return compose("config", overrides=list(overrides))
+
+
+@functools.cache
+def register_presets() -> list[str]:
+    """Make the presets in conf/experiment/settings choices of Hydra's group `experiment/preset`; their names.
+
+    A preset says what a command line would: `group: choice` and `key: value`. Has to be called before Hydra composes;
+    launchers hand the choices on to their workers.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    names = []
+    for file in sorted(config_dir().glob("experiment/settings/*.yaml")):
+        for name, settings in _read_yaml(file).items():
+            chosen = {group: settings.pop(group) for group in GROUPS if group in settings}
+            node = OmegaConf.create({"defaults": [{f"override /{group}": choice} for group, choice in chosen.items()]})
+            for key, value in settings.items():
+                OmegaConf.update(node, key, value)
+            ConfigStore.instance().store(name, node, group="experiment/preset", package="_global_")
+            names.append(name)
+    return names
+
+
+def combinations(overrides: Iterable[str]) -> list[tuple[str, ...]]:
+    """The runs of `fcl-bench -m overrides...`, in the order of Hydra's own sweeper: the overrides of each.
+
+    The last of several overrides of one key counts; the values of the first key change slowest. Raises Hydra's errors
+    for an override that cannot be parsed, or whose values are no list (`interval(0,1)`).
+    """
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    hydra = GlobalHydra.instance()
+    # It knows the choices of `method=glob(*)`.
+    parser = OverridesParser.create(hydra.config_loader() if hydra.is_initialized() else None)
+    values: dict[str, list[str]] = {}
+    for override in parser.parse_overrides(list(overrides)):
+        swept = override.is_sweep_override()
+        found = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
+        values[override.get_key_element()] = list(found)
+    return list(itertools.product(*([f"{key}={value}" for value in found] for key, found in values.items())))
 
 
 def load_settings(config: DictConfig) -> Settings:
@@ -154,6 +254,8 @@ def load_settings(config: DictConfig) -> Settings:
         ) from error
     assert isinstance(resolved, dict)
     plain: dict[str, Any] = {str(key): value for key, value in resolved.items() if key not in _OUTSIDE}
+    # Before the groups, which take over some of their values: errors name the keys that the user typed.
+    scalars = typed_instance(_Scalars, {key: value for key, value in plain.items() if key not in GROUPS}, "")
     groups = {}
     for group in GROUPS:
         node = plain.get(group)
@@ -164,7 +266,6 @@ def load_settings(config: DictConfig) -> Settings:
             )
         knobs = {name: value for name, value in node.items() if name != "_target_"}
         groups[group] = typed_instance(target_class(group, node.get("_target_")), knobs, group)
-    scalars = typed_instance(_Scalars, {key: value for key, value in plain.items() if key not in GROUPS}, "")
     return Settings(scalars, **groups, resolved=plain)
 
 
@@ -196,6 +297,7 @@ def typed_instance(schema: type, knobs: dict[str, Any], group: str) -> Any:
             raise UserError(f"{shown} has the wrong type", _wanted(schema, field.name))
     try:
         node = OmegaConf.merge(OmegaConf.structured(schema), knobs)
+        _check_knobs(node, prefix)
         return OmegaConf.to_object(node)
     except ConfigKeyError as error:
         key = str(error.full_key or error.key)
@@ -212,6 +314,18 @@ def typed_instance(schema: type, knobs: dict[str, Any], group: str) -> Any:
         value = _lookup(knobs, key)
         typed = "null" if value is None else str(value)
         raise UserError(f"{prefix}{key}={typed} has the wrong type", _wanted(schema, key)) from error
+
+
+def _check_knobs(node: Any, prefix: str) -> None:
+    """Raise a `UserError` for a value outside of the limits that its `knob` declares."""
+    schema: Any = OmegaConf.get_type(node)
+    for field in dataclasses.fields(schema):
+        value, key = node[field.name], f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(OmegaConf.get_type(value)):
+            _check_knobs(value, f"{key}.")
+        elif "bounds" in field.metadata and value is not None:
+            for entry in value if OmegaConf.is_list(value) else [value]:
+                _check_value(key, entry, field.metadata)
 
 
 def _lookup(knobs: dict[str, Any], key: str) -> Any:
@@ -250,6 +364,35 @@ def _wanted(schema: type, key: str) -> str:
             schema = nested
             declared = "keys of its own: " + ", ".join(field.name for field in dataclasses.fields(nested))
     return " or ".join(words.get(kind.strip(), kind.strip()) for kind in declared.split("|")) or "see the YAML"
+
+
+def resolved_config(path: Path) -> dict[str, Any]:
+    """A run's config.yaml. It holds no interpolation, so it needs no OmegaConf."""
+    return _read_yaml(path)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """By the C parser, in a tenth of OmegaConf's time; a fresh object."""
+    return yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def text(value: Any) -> str:
+    """A value as the user types it (0.1, 2048, true, null); "" where a run has no such key (None, NaN, NA)."""
+    # Only now: whoever composes a run or asks for help does not wait for pandas.
+    from pandas import isna
+    from pandas.api.types import is_bool
+
+    if is_bool(value):
+        return str(value).lower()
+    if is_number(value):
+        short = str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:g}"
+        return short if float(short) == value else repr(float(value))
+    return "" if isna(value) else str(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a finite number, numpy's included, and no truth value."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def config_dir() -> Path:

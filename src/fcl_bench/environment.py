@@ -1,4 +1,4 @@
-"""What a run runs on: device, cores, versions, threads, commit, peak memory."""
+"""What a run runs on: cores, device, versions, threads, commit, peak memory. To import it does not import torch."""
 
 from __future__ import annotations
 
@@ -10,18 +10,40 @@ import sys
 from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, TypedDict
 
 import fcl_bench
 from fcl_bench.errors import UserError
 
-_RECORDED = ("torch", "numpy", "timm", "torchvision", "hydra-core")
+if TYPE_CHECKING:
+    import torch
+
+
+class Environment(TypedDict):
+    """The `environment` of a run record: versions of packages, and the machine."""
+
+    fcl_bench: str
+    git_commit: str | None  # with `-dirty` for uncommitted changes; None if installed
+    python: str
+    torch: str
+    numpy: str
+    timm: str
+    torchvision: str
+    hydra_core: str
+    platform: str
+    device: str  # "cpu", or the GPU's model
+    threads: int  # of torch on the CPU
+
+
+def available_cores() -> int:
+    """Cores that this process may use (a cluster's job has fewer than its machine)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def choose_device(name: str) -> torch.device:
     """`device=`: auto takes the first GPU where there is one. Raises a `UserError` for a GPU that is not there."""
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
@@ -33,31 +55,36 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def available_cores() -> int:
-    """Cores that this process may use (a cluster's job has fewer than its machine)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def exact_kernels() -> AbstractContextManager[object]:
     """For a block with a network in it: the same command gives the same numbers, and float32 means float32.
 
     TF32 would make a GPU's features differ from a CPU's in the third digit, and autotuning picks other algorithms.
     """
+    import torch
+
     return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
 
 
 def device_kind(device: torch.device) -> str:
     """What seconds depend on: "cpu", or the GPU's model."""
+    import torch
+
     return f"cuda {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
 
 
-def describe(device: torch.device) -> dict[str, Any]:
+def describe(device: torch.device) -> Environment:
     """The `environment` of a run record."""
+    import torch
+
     return {
         "fcl_bench": fcl_bench.__version__,
         "git_commit": git_commit(),
         "python": platform.python_version(),
-        **{package.replace("-", "_"): version(package) for package in _RECORDED},
+        "torch": version("torch"),
+        "numpy": version("numpy"),
+        "timm": version("timm"),
+        "torchvision": version("torchvision"),
+        "hydra_core": version("hydra-core"),
         "platform": platform.platform(),
         "device": device_kind(device),
         "threads": torch.get_num_threads(),
@@ -84,6 +111,8 @@ def git_commit() -> str | None:
 
 def reset_peak_memory(device: torch.device) -> None:
     """Start counting the peak anew, so that jobs of one sweep don't inherit each other's."""
+    import torch
+
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -96,6 +125,8 @@ def reset_peak_memory(device: torch.device) -> None:
 
 def peak_memory(device: torch.device) -> int:
     """Bytes at the peak since the reset: allocated by torch on a GPU, resident in the whole process on a CPU."""
+    import torch
+
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:

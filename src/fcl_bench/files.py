@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -27,9 +27,9 @@ def content_hash() -> Hash:
     return hashlib.blake2b(digest_size=16)
 
 
-def file_checksum(path: Path) -> str:
-    """Hash of a file's bytes. Raises OSError if it can't be read."""
-    digest = content_hash()
+def file_checksum(path: Path, digest: Any = None) -> str:
+    """Hash of a file's bytes, by `digest` or else `content_hash`. Raises OSError if it can't be read."""
+    digest = digest or content_hash()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
@@ -91,7 +91,6 @@ def writable(key: str, folder: Path) -> Path:
         raise UserError(
             f"{key}: {folder} cannot be written: {error.strerror}", "a folder that you may write to"
         ) from error
-    return folder
 
 
 def remove_leftovers(path: Path) -> None:

@@ -1,63 +1,26 @@
-"""Networks to be trained: the same first weights at every call, stems, adapters, stages; a trained one's features."""
+"""Networks to be trained: the same first weights at every call, stems, adapters, stages."""
 
 from __future__ import annotations
 
 import logging
 
-import numpy as np
 import pytest
 import timm
 import torch
-from PIL import Image
-from safetensors.torch import save_file
 
 from fcl_bench.backbones.adapters import Adapters
 from fcl_bench.backbones.backbone import Identity, Pixels
-from fcl_bench.backbones.cache import FeatureCache
-from fcl_bench.backbones.extract import extract_features
-from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.backbones.timm_backbone import Timm, Transform
 from fcl_bench.backbones.tiny import Tiny
-from fcl_bench.backbones.trainable import Trainable, frozen_names, weights_hash
-from fcl_bench.data.images.stored import ArrayImages
-from fcl_bench.data.sources.base import Dataset, Digits, Split, image_split
+from fcl_bench.backbones.trainable import frozen_names, weights_hash
+from fcl_bench.config import typed_instance
 from fcl_bench.errors import UserError
-
-CPU = torch.device("cpu")
-RESNET = "test_resnet"  # timm's own networks for tests
-VIT = "test_vit"
-SMALL = Transform(size=32, crop_pct=1.0, mean=[0.5071, 0.4865, 0.4409], std=[0.2673, 0.2564, 0.2762])
-FEATURES = Dataset("features", *[Split(np.zeros(3, dtype=np.int64), np.zeros((3, 2)), "x")] * 2)
+from tests.backbones.start_cases import BACKBONES, CPU, FEATURES, RESNET, SMALL, VIT, checkpoint, images, scratch, vit
 
 
-def images(size: int = 32, count: int = 10) -> Dataset:
-    rng = np.random.default_rng(0)
-    sides = (rng.integers(0, 256, (n, size, size, 3), dtype=np.uint8) for n in (count, 4))
-    return Dataset("made", *(image_split(np.arange(len(side)) % 2, ArrayImages(side)) for side in sides))
-
-
-def scratch(name: str = RESNET, **knobs) -> Timm:
-    return Timm(name, pretrained=False, **{"transform": SMALL, **knobs})
-
-
-def vit(**knobs) -> Timm:
-    return scratch(VIT, transform=Transform(), **knobs)
-
-
-BACKBONES = {
-    "tiny": Tiny(),
-    "resnet": scratch(),
-    "cifar stem": scratch(stem="cifar"),
-    "vit": vit(),
-    "vit with adapters": vit(adapters=Adapters(8)),
-}
-
-
-def checkpoint(folder, name: str, change=lambda model: None) -> tuple[str, torch.nn.Module]:
-    model = timm.create_model(name, num_classes=0)
-    change(model)
-    save_file(model.state_dict(), folder / "weights.safetensors")
-    return str(folder / "weights.safetensors"), model.eval()
+def typed(schema: type, **knobs):
+    """As the command makes it of what the user typed."""
+    return typed_instance(schema, knobs, "backbone")
 
 
 @pytest.mark.parametrize("backbone", BACKBONES.values(), ids=BACKBONES.keys())
@@ -235,111 +198,6 @@ def test_tiny_halves_large_images_once_more(size, sides):
     assert Tiny(size=24).trainable(images(size), seed=0).size == 24
 
 
-def standardised(split: Split, start: Trainable) -> torch.Tensor:
-    """float32 (n, 3, size, size), straight from the definition."""
-    pixels = np.stack([np.asarray(image.convert("RGB")) for image in (split.inputs[i] for i in range(len(split)))])
-    x = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255
-    return (x - torch.tensor(start.mean).view(3, 1, 1)) / torch.tensor(start.std).view(3, 1, 1)
-
-
-def test_a_trained_network_gives_its_bodys_features():
-    data = Digits().load()
-    start = Tiny(width=4).trainable(data, seed=0)
-    body = start.build()
-    x = standardised(data.train, start)
-    body(x).sum().backward()  # moves the running statistics, as training does
-    extractor = NetworkExtractor(body, start, CPU)
-    parts = list(extractor.batches(data.train))
-    assert len(parts) > 1
-    features = torch.cat(parts)
-    assert body.training
-    with torch.no_grad():
-        torch.testing.assert_close(features, body.eval()(x), rtol=1e-4, atol=1e-5)
-    assert extractor.dimension(data.train) == features.shape[1] == 32
-    rest = torch.cat(list(extractor.batches(data.train, start=len(parts[0]))))
-    torch.testing.assert_close(rest, features[len(parts[0]) :])
-    assert list(extractor.batches(data.train, start=len(data.train))) == []
-
-
-def test_a_trained_network_is_known_by_its_weights_and_stays_as_it_was():
-    data = Digits().load()
-    start = Tiny(width=4).trainable(data, seed=0)
-    body = start.build()
-    before = NetworkExtractor(body, start, CPU)
-    features = next(before.batches(data.train))
-    with torch.no_grad():
-        next(body.parameters()).add_(1)
-    after = NetworkExtractor(body, start, CPU)
-    assert torch.equal(next(before.batches(data.train)), features)
-    assert not torch.equal(next(after.batches(data.train)), features)
-    assert before.identity == {**start.identity, "precision": "float32", "device": "cpu"}
-    assert after.identity == {**before.identity, "weights": weights_hash(body)}
-    assert NetworkExtractor(body, start, CPU, precision="bfloat16").identity["precision"] == "bfloat16"
-
-
-def test_features_of_a_network_can_be_learnt_from():
-    """They outlive the pass without marks of it: a classifier on top can ask for gradients."""
-    data = Digits().load()
-    features = next(Tiny(width=4).open(data, CPU).batches(data.train))
-    torch.nn.Linear(32, 2)(features).sum().backward()
-
-
-def test_features_of_a_trained_network_go_through_the_cache(tmp_path):
-    data = Digits().load()
-    made = [
-        extract_features("tiny", Tiny(width=4).open(data, CPU, seed), data, FeatureCache(tmp_path))
-        for seed in (0, 0, 1)
-    ]
-    assert [features.cache_hit for features in made] == [False, True, False]
-    assert torch.equal(made[0].test, made[1].test)
-
-
-def test_tiny_opens_untrained_and_says_so(caplog):
-    data = Digits().load()
-    with caplog.at_level(logging.WARNING):
-        first, again, other = (next(Tiny().open(data, CPU, seed).batches(data.test)) for seed in (0, 0, 1))
-    assert "untrained network" in caplog.text
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
-def test_images_of_several_sizes_are_brought_to_the_first_ones(tmp_path):
-    class Mixed:
-        fingerprint = "mixed"
-
-        def __len__(self):
-            return 3
-
-        def __getitem__(self, index):
-            return Image.fromarray(np.full((8 + index, 9), 10 * index, dtype=np.uint8))
-
-        def describe(self, index):
-            return f"image {index}"
-
-    split = image_split([0, 1, 0], Mixed())
-    data = Dataset("mixed", split, split)
-    extractor = Tiny(width=4).open(data, CPU)
-    assert Tiny().trainable(data, seed=0).size == 8
-    assert torch.cat(list(extractor.batches(data.train))).shape == (3, 32)
-
-
-def test_frozen_features_follow_the_knobs_too(tmp_path, caplog):
-    data = images()
-    with caplog.at_level(logging.WARNING):
-        extractor = scratch(stem="cifar").open(data, CPU, seed=5)
-    assert "features are those of test_resnet with random weights" in caplog.text
-    assert extractor.identity["stem"] == "cifar"
-    start = scratch(stem="cifar").trainable(data, seed=5)
-    assert extractor.identity["weights"] == start.identity["weights"]
-    with torch.no_grad():
-        expected = start.build().eval()(standardised(data.train, start))
-    torch.testing.assert_close(torch.cat(list(extractor.batches(data.train))), expected, rtol=1e-4, atol=1e-5)
-    path, _ = checkpoint(tmp_path, VIT)
-    plain, adapted = (Timm(VIT, checkpoint=path, adapters=a).open(data, CPU) for a in (None, Adapters(8)))
-    assert torch.equal(next(plain.batches(data.train)), next(adapted.batches(data.train)))
-    assert adapted.identity["adapters"] == '{"scale": 0.1, "width": 8}'
-
-
 def test_the_identity_of_a_plain_network_names_no_new_knobs(tmp_path):
     """Feature caches made before the knobs existed stay valid."""
     path, model = checkpoint(tmp_path, RESNET)
@@ -388,11 +246,11 @@ def test_adapters_of_another_scale_are_another_start():
             lambda: scratch("mobilenetv2_100", adapters=Adapters()).trainable(images(), 0),
             "mobilenetv2_100 has no blocks with an MLP",
         ),
-        (lambda: scratch(stem="imagenet"), r"backbone\.stem=imagenet is not known"),
-        (lambda: Adapters(width=0), r"backbone\.adapters\.width=0"),
-        (lambda: Adapters(scale=0), r"backbone\.adapters\.scale=0"),
-        (lambda: Tiny(width=0), r"backbone\.width=0"),
-        (lambda: Tiny(size=0), r"backbone\.size=0"),
+        (lambda: typed(Timm, name=RESNET, stem="imagenet"), r"backbone\.stem=imagenet is not known"),
+        (lambda: typed(Timm, name=VIT, adapters={"width": 0}), r"backbone\.adapters\.width=0"),
+        (lambda: typed(Timm, name=VIT, adapters={"scale": 0}), r"backbone\.adapters\.scale=0"),
+        (lambda: typed(Tiny, width=0), r"backbone\.width=0"),
+        (lambda: typed(Tiny, size=0), r"backbone\.size=0"),
         (lambda: scratch("resnt18").trainable(images(), 0), "did you mean resnet18"),
         (lambda: scratch("resnet18.tv_in2k").trainable(images(), 0), "did you mean resnet18.tv_in1k"),
         (lambda: scratch("vit_tiny_patch16_224").trainable(images(), 0), "does not take images of .*32, 32"),
@@ -403,7 +261,6 @@ def test_adapters_of_another_scale_are_another_start():
         (lambda: scratch().trainable(FEATURES, 0), "needs images"),
         (lambda: frozen_names(torch.nn.Sequential(), ("a", "b"), 3), r"method\.frozen_stages=3 .*at most 2: a, b"),
         (lambda: frozen_names(torch.nn.Sequential(), (), 1), r"method\.frozen_stages=1 .*names no stages"),
-        (lambda: frozen_names(torch.nn.Sequential(), ("a",), -1), r"method\.frozen_stages=-1"),
     ],
 )
 def test_what_cannot_be_is_told(make, message):
@@ -415,14 +272,3 @@ def test_a_checkpoint_and_a_start_from_scratch_exclude_each_other(tmp_path):
     path, _ = checkpoint(tmp_path, RESNET)
     with pytest.raises(UserError, match=r"checkpoint=.*pretrained=false"):
         Timm(RESNET, pretrained=False, checkpoint=path)
-
-
-@pytest.mark.gpu
-def test_a_trained_network_gives_the_same_on_cpu_and_gpu():
-    data = Digits().load()
-    start = Tiny(width=4).trainable(data, seed=0)
-    cpu, gpu = (
-        torch.cat(list(NetworkExtractor(start.build(), start, torch.device(device), "float32").batches(data.test)))
-        for device in ("cpu", "cuda")
-    )
-    torch.testing.assert_close(gpu, cpu, rtol=1e-3, atol=1e-3)

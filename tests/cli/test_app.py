@@ -232,7 +232,8 @@ def test_help_lists_every_choice_with_a_line(command):
 def test_the_data_of_a_run_are_read_and_hashed_once(tmp_path, feature_file, command, monkeypatch):
     import numpy as np
 
-    from fcl_bench.data.sources import base as sources
+    from fcl_bench.data.sources import base
+    from fcl_bench.data.sources import feature_file as source
 
     done: dict[str, int] = {"read": 0, "hashed": 0}
 
@@ -252,9 +253,10 @@ def test_the_data_of_a_run_are_read_and_hashed_once(tmp_path, feature_file, comm
             done["hashed"] += memoryview(data).nbytes
             self.inner.update(data)
 
-    content_hash = sources.content_hash
-    monkeypatch.setattr(sources.np, "load", counted("read", np.load))
-    monkeypatch.setattr(sources, "content_hash", Digest)
+    content_hash = base.content_hash
+    monkeypatch.setattr(np, "load", counted("read", np.load))
+    for module in (base, source):
+        monkeypatch.setattr(module, "content_hash", Digest)
     assert command(f"out={tmp_path}", "data=features", f"data.path={feature_file}", *SMALL)[0] == 0
     assert done["read"] == 1
     with np.load(feature_file) as file:

@@ -23,6 +23,7 @@ class FakeHub:
         commits: of each repository.
         requests: the paths asked for, with the first byte wanted.
         cut: the next answer with a file stops after so many bytes, and further ones are refused until this is None.
+        heals: further ones are not refused.
         damage: the next answer with a file has a wrong byte.
     """
 
@@ -30,6 +31,7 @@ class FakeHub:
     commits: dict[str, str] = field(default_factory=dict)
     requests: list[tuple[str, int]] = field(default_factory=list)
     cut: int | None = None
+    heals: bool = False
     damage: bool = False
     address: str = ""
 
@@ -110,7 +112,7 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             if hub.cut and status in (200, 206) and headers:
                 self.wfile.write(body[: hub.cut])
                 self.wfile.flush()
-                hub.cut = 0
+                hub.cut = None if hub.heals else 0
                 self.close_connection = True
                 self.connection.close()
                 return

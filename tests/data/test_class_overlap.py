@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fcl_bench.config import typed_instance
 from fcl_bench.data.splits.class_overlap import ClassOverlap
 from fcl_bench.errors import UserError
 from tests.data.split_cases import class_table, dataset_of, even_dataset
@@ -79,4 +80,4 @@ def test_the_one_sample_of_a_shared_class_is_in_one_of_its_tasks():
 
 def test_no_shared_class_is_another_split():
     with pytest.raises(UserError, match=r"split\.shared=0 is out of range"):
-        ClassOverlap(shared=0)
+        typed_instance(ClassOverlap, {"shared": 0}, "split")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcl_bench.data.sources import hub as hub_module
-from fcl_bench.data.sources.base import Dataset, HubImages
+from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.hub import (
     Repository,
     damaged,
@@ -26,6 +26,7 @@ from fcl_bench.data.sources.hub import (
     readable,
     split_of,
 )
+from fcl_bench.data.sources.hub_images import HubImages
 from fcl_bench.errors import UserError
 from tests.data.fake_hub import FakeHub
 from tests.data.hub_copies import COPIES, DOMAINS
@@ -116,9 +117,7 @@ def test_a_downloaded_folder_can_be_carried_elsewhere(name, hub, tmp_path, monke
     assert source(name, hub, tmp_path, f"data.path={carried}").load().fingerprint == data.fingerprint
 
 
-def test_an_interrupted_download_goes_on_where_it_stopped(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 100)
-    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)
+def test_an_interrupted_download_goes_on_where_it_stopped(hub):
     COPIES["cifar10"](hub.root)
     hub.cut = 500
     with pytest.raises(UserError, match=r"the download of plain_text/\S+ broke off: .*goes on where it stopped"):
@@ -136,6 +135,14 @@ def test_an_interrupted_download_goes_on_where_it_stopped(hub, tmp_path, monkeyp
     for split in ("train", "test"):
         [file] = snapshot.files[split]
         assert file.read_bytes() == (hub.root / WANTED.repo / file.relative_to(folder)).read_bytes()
+
+
+def test_a_connection_that_breaks_off_is_taken_up_again(hub):
+    COPIES["cifar10"](hub.root)
+    hub.cut = 500
+    hub.heals = True
+    assert damaged(download(WANTED).folder) == []
+    assert sorted(begin for path, begin in hub.requests if path.endswith(".parquet")) == [0, 0, 500]
 
 
 def test_a_partial_file_of_other_content_is_found_out(hub):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fcl_bench.data.sources.base import HubImages
+from fcl_bench.config import typed_instance
 from fcl_bench.data.sources.domainnet import DomainNet
+from fcl_bench.data.sources.hub_images import HubImages
 from fcl_bench.data.sources.imagenet_r import INDEX, ImageNetR
 from fcl_bench.data.sources.vtab import PARTS, Vtab
 from fcl_bench.errors import UserError
@@ -24,11 +26,11 @@ def own_arrow_cache(tmp_path, monkeypatch):
 
 
 def imagenet_r(path: Path, **knobs) -> ImageNetR:
-    return ImageNetR("imagenet_r", "axiong/imagenet-r", "r", "image", "wnid", str(path), **knobs)
+    return ImageNetR("imagenet_r", "axiong/imagenet-r", "r", "image", "wnid", path=str(path), **knobs)
 
 
 def domainnet(path: Path, **knobs) -> DomainNet:
-    return DomainNet("domainnet", "wltjr1007/DomainNet", "r", "image", "label", str(path), **knobs)
+    return DomainNet("domainnet", "wltjr1007/DomainNet", "r", "image", "label", path=str(path), **knobs)
 
 
 def pixels(split) -> list[tuple[int, int, int]]:
@@ -121,7 +123,7 @@ def test_a_hub_data_set_is_read_from_class_folders_too(tmp_path):
         for label, name in enumerate(("airplane", "bird"))
     }
     folder = write_images(tmp_path / "d", names)
-    data = HubImages("cifar10", "uoft-cs/cifar10", "r", "img", "label", str(folder), per_class=1).load()
+    data = HubImages("cifar10", "uoft-cs/cifar10", "r", "img", "label", path=str(folder), per_class=1).load()
     assert [red for red, _, _ in pixels(data.train)] == list(data.train.labels) == [0, 1]
     assert len(data.test) == 4
     assert data.name == "cifar10"
@@ -181,7 +183,7 @@ def test_domainnet_is_read_as_released(tmp_path):
 def test_domainnet_knobs_are_checked():
     for knob, value in (("per_domain", 0), ("subset_seed", -1)):
         with pytest.raises(UserError, match=rf"data\.{knob}={value} is out of range"):
-            domainnet(Path("x"), **{knob: value})
+            typed_instance(DomainNet, {**asdict(domainnet(Path("x"))), knob: value}, "data")
 
 
 def test_a_domain_without_a_name_is_told(tmp_path):

@@ -11,8 +11,6 @@ from fcl_bench.data.partitions.all_classes import DirichletAllClasses, _rounded
 from fcl_bench.errors import UserError
 from tests.data.partition_cases import counts, same_mean, uneven_labels
 
-RULE = DirichletAllClasses()
-
 
 @settings(max_examples=120, deadline=None)
 @given(
@@ -25,13 +23,13 @@ def test_every_client_holds_every_class_or_the_error_says_what_would_work(labels
     smallest = int(np.unique(labels, return_counts=True)[1].min())
     if smallest < clients:
         with pytest.raises(UserError, match=rf"clients={smallest} at most"):
-            RULE.deal(labels, clients, beta, np.random.default_rng(seed))
+            DirichletAllClasses(beta).deal(labels, clients, np.random.default_rng(seed))
         clients = smallest
-    parts = RULE.deal(labels, clients, beta, np.random.default_rng(seed))
+    parts = DirichletAllClasses(beta).deal(labels, clients, np.random.default_rng(seed))
     assert len(parts) == clients
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
     assert all(set(labels[part]) == set(labels) for part in parts)
-    again = RULE.deal(labels, clients, beta, np.random.default_rng(seed))
+    again = DirichletAllClasses(beta).deal(labels, clients, np.random.default_rng(seed))
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
@@ -59,7 +57,10 @@ def test_shares_have_the_law_of_the_distribution():
     """Where hardly an assignment comes out empty, each client's share is Beta(beta, (K - 1) beta)."""
     labels = np.zeros(2000, dtype=int)
     shares = np.stack(
-        [np.bincount(RULE.assign(labels, 4, 0.5, rng), minlength=4) for rng in map(np.random.default_rng, range(2500))]
+        [
+            np.bincount(DirichletAllClasses(0.5).assign(labels, 4, rng), minlength=4)
+            for rng in map(np.random.default_rng, range(2500))
+        ]
     ) / len(labels)
     np.testing.assert_allclose(shares.mean(axis=0), 0.25, atol=0.02)
     np.testing.assert_allclose(shares.var(axis=0), 0.25 * 0.75 / 3, atol=0.006)  # mean (1 - mean) / (K beta + 1)
@@ -68,7 +69,10 @@ def test_shares_have_the_law_of_the_distribution():
 def test_no_client_is_better_off_by_its_number():
     labels = np.repeat([0, 1, 2], [30, 40, 50])
     tables = np.stack(
-        [counts(labels, RULE.assign(labels, 6, 0.2, rng), 6) for rng in map(np.random.default_rng, range(1500))]
+        [
+            counts(labels, DirichletAllClasses(0.2).assign(labels, 6, rng), 6)
+            for rng in map(np.random.default_rng, range(1500))
+        ]
     )
     for statistic in (
         tables,
@@ -83,18 +87,20 @@ def test_no_client_is_better_off_by_its_number():
 def test_a_vanishing_beta_leaves_one_client_all_but_one_sample_of_each_other():
     labels = np.repeat([0, 1, 2, 3], 50)
     for beta in (1e-300, 1e-6):
-        table = counts(labels, RULE.assign(labels, 5, beta, np.random.default_rng(0)), 5)
+        table = counts(labels, DirichletAllClasses(beta).assign(labels, 5, np.random.default_rng(0)), 5)
         np.testing.assert_array_equal(np.sort(table, axis=1), [[1, 1, 1, 1, 46]] * 4)
 
 
 def test_a_large_beta_shares_every_class_evenly():
-    table = counts(labels := np.repeat([0, 1], [50, 33]), RULE.assign(labels, 5, 1e9, np.random.default_rng(0)), 5)
+    table = counts(
+        labels := np.repeat([0, 1], [50, 33]), DirichletAllClasses(1e9).assign(labels, 5, np.random.default_rng(0)), 5
+    )
     assert np.ptp(table, axis=1).max() <= 1
 
 
 def test_too_few_samples_of_a_class_is_an_error_in_one_line():
     with pytest.raises(UserError) as caught:
-        RULE.deal(np.repeat([4, 9], [30, 3]), 5, 0.5, np.random.default_rng(0))
+        DirichletAllClasses(0.5).deal(np.repeat([4, 9], [30, 3]), 5, np.random.default_rng(0))
     assert str(caught.value) == (
         "partition=dirichlet_all_classes gives each of clients=5 a sample of every class, and the smallest class of a"
         " task has 3 (clients=3 at most, or partition=dirichlet)"

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from fcl_bench.data.partitions.equal_sizes import DirichletEqualSizes
 from tests.data.partition_cases import counts, same_mean, uneven_labels
 
-RULE = DirichletEqualSizes()
-
 
 def tables(labels: np.ndarray, clients: int, beta: float, draws: int) -> np.ndarray:
     """(draws, C, K) samples of each class at each client."""
+    rule = DirichletEqualSizes(beta)
     return np.stack(
-        [counts(labels, RULE.assign(labels, clients, beta, np.random.default_rng(s)), clients) for s in range(draws)]
+        [counts(labels, rule.assign(labels, clients, np.random.default_rng(s)), clients) for s in range(draws)]
     )
 
 
@@ -28,11 +27,11 @@ def tables(labels: np.ndarray, clients: int, beta: float, draws: int) -> np.ndar
     seed=st.integers(0, 2**32),
 )
 def test_sizes_differ_by_one_at_most_and_every_sample_is_dealt_once(labels, clients, beta, seed):
-    parts = RULE.deal(labels, clients, beta, np.random.default_rng(seed))
+    parts = DirichletEqualSizes(beta).deal(labels, clients, np.random.default_rng(seed))
     assert len(parts) == clients
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
-    again = RULE.deal(labels, clients, beta, np.random.default_rng(seed))
+    again = DirichletEqualSizes(beta).deal(labels, clients, np.random.default_rng(seed))
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
@@ -62,7 +61,10 @@ def test_no_client_gets_what_the_others_left():
         assert same_mean(drawn[:, :, 0] ** 2, drawn[:, :, client] ** 2).all()
     # Sizes that cannot be equal are no privilege of the first clients either.
     sizes = np.stack(
-        [np.bincount(RULE.assign(labels, 5, 0.1, np.random.default_rng(s)), minlength=5) for s in range(900)]
+        [
+            np.bincount(DirichletEqualSizes(0.1).assign(labels, 5, np.random.default_rng(s)), minlength=5)
+            for s in range(900)
+        ]
     )
     assert set(sizes.ravel()) == {40, 41}
     np.testing.assert_allclose(sizes.mean(axis=0), 202 / 5, atol=0.08)
@@ -101,6 +103,7 @@ def test_smaller_beta_is_more_skewed_and_a_large_one_is_iid():
 
 
 def test_fewer_samples_than_clients_leave_clients_empty():
-    sizes = [len(part) for part in RULE.deal(np.array([2, 2, 7]), 5, 0.1, np.random.default_rng(0))]
+    rule = DirichletEqualSizes(0.1)
+    sizes = [len(part) for part in rule.deal(np.array([2, 2, 7]), 5, np.random.default_rng(0))]
     assert sorted(sizes) == [0, 0, 1, 1, 1]
-    assert [len(part) for part in RULE.deal(np.array([], dtype=int), 2, 0.1, np.random.default_rng(0))] == [0, 0]
+    assert [len(part) for part in rule.deal(np.array([], dtype=int), 2, np.random.default_rng(0))] == [0, 0]

@@ -20,7 +20,9 @@ import numpy as np
 import pytest
 
 from fcl_bench.data.partitions.all_classes import DirichletAllClasses
-from fcl_bench.data.partitions.base import Dirichlet, Iid, Partition, Shards
+from fcl_bench.data.partitions.base import Partition
+from fcl_bench.data.partitions.dirichlet import Dirichlet
+from fcl_bench.data.partitions.pieces import Iid, Shards
 from tests.data.partition_cases import counts, same_mean
 
 PYTHON = os.environ.get("FLWR_PYTHON") or (sys.executable if find_spec("flwr_datasets") else None)
@@ -74,9 +76,9 @@ def theirs() -> dict[str, np.ndarray]:
     return tables
 
 
-def ours(rule: Partition, labels: np.ndarray, beta: float = 1.0, draws: int = DRAWS) -> np.ndarray:
+def ours(rule: Partition, labels: np.ndarray, draws: int = DRAWS) -> np.ndarray:
     rngs = (np.random.default_rng(5000 + seed) for seed in range(draws))
-    return np.stack([counts(labels, rule.assign(labels, CLIENTS, beta, rng), CLIENTS) for rng in rngs])
+    return np.stack([counts(labels, rule.assign(labels, CLIENTS, rng), CLIENTS) for rng in rngs])
 
 
 def statistics(tables: np.ndarray) -> np.ndarray:
@@ -91,35 +93,35 @@ def statistics(tables: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("case", "rule", "labels", "beta"),
+    ("case", "rule", "labels"),
     [
-        ("iid", Iid(), TEN, 1.0),
-        ("balanced 0.1", Dirichlet(min_size=0), TEN, 0.1),
-        ("balanced 1", Dirichlet(min_size=0), TEN, 1.0),
+        ("iid", Iid(), TEN),
+        ("balanced 0.1", Dirichlet(0.1, min_size=0), TEN),
+        ("balanced 1", Dirichlet(1.0, min_size=0), TEN),
         # Without balancing, theirs is our cap where it cannot bind, and our other form where no share is near zero.
-        ("not balanced, one class", Dirichlet(min_size=0), ONE, 0.5),
-        ("not balanced, two classes", DirichletAllClasses(), TWO, 2.0),
-        ("shards", Shards(shards=2), TEN, 1.0),
+        ("not balanced, one class", Dirichlet(0.5, min_size=0), ONE),
+        ("not balanced, two classes", DirichletAllClasses(2.0), TWO),
+        ("shards", Shards(shards=2), TEN),
     ],
 )
-def test_class_shares_have_the_same_distribution(theirs, case, rule, labels, beta):
-    assert same_mean(statistics(ours(rule, labels, beta)), statistics(theirs[case])).all()
+def test_class_shares_have_the_same_distribution(theirs, case, rule, labels):
+    assert same_mean(statistics(ours(rule, labels)), statistics(theirs[case])).all()
 
 
 def test_the_comparison_tells_partitions_apart(theirs):
     """Another beta, another rule, another number of shards: each shows."""
-    for case, rule, beta in [
-        ("iid", Dirichlet(min_size=0), 10.0),
-        ("balanced 1", Dirichlet(min_size=0), 0.5),
-        ("balanced 0.1", Dirichlet(min_size=0), 0.2),
-        ("shards", Shards(shards=3), 1.0),
+    for case, rule in [
+        ("iid", Dirichlet(10.0, min_size=0)),
+        ("balanced 1", Dirichlet(0.5, min_size=0)),
+        ("balanced 0.1", Dirichlet(0.2, min_size=0)),
+        ("shards", Shards(shards=3)),
     ]:
-        assert not same_mean(statistics(ours(rule, TEN, beta)), statistics(theirs[case])).all()
+        assert not same_mean(statistics(ours(rule, TEN)), statistics(theirs[case])).all()
 
 
 def test_the_cap_makes_sizes_more_even_than_without(theirs):
     """A difference that docs/partitions.md tells of: ours always has the cap, theirs with `self_balancing`."""
-    spread = ours(Dirichlet(min_size=0), TEN, 0.5).sum(axis=1).std(axis=1).mean()
+    spread = ours(Dirichlet(0.5, min_size=0), TEN).sum(axis=1).std(axis=1).mean()
     assert spread < 0.8 * theirs["not balanced, ten classes"].sum(axis=1).std(axis=1).mean()
 
 

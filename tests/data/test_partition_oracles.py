@@ -13,20 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcl_bench.data.partitions.all_classes import DirichletAllClasses
-from fcl_bench.data.partitions.base import Dirichlet, Iid, Partition, Shards
+from fcl_bench.data.partitions.base import Partition
+from fcl_bench.data.partitions.dirichlet import Dirichlet
 from fcl_bench.data.partitions.equal_sizes import DirichletEqualSizes
 from fcl_bench.data.partitions.label_rate import keep_labels
+from fcl_bench.data.partitions.pieces import Iid, Shards
 from fcl_bench.randomness import generator
 from tests.data import partition_oracle as oracle
 from tests.data.partition_cases import counts, same_mean, uneven_labels
 
 PLAIN = {
-    "iid": (Iid(), oracle.iid),
-    "shards": (Shards(shards=3), lambda *arguments: oracle.shards(*arguments, per_client=3)),
-    "dirichlet": (Dirichlet(min_size=0), oracle.dirichlet),
-    "dirichlet_equal_sizes": (DirichletEqualSizes(), oracle.equal_sizes),
+    "iid": (lambda _: Iid(), oracle.iid),
+    "shards": (lambda _: Shards(shards=3), lambda *arguments: oracle.shards(*arguments, per_client=3)),
+    "dirichlet": (lambda beta: Dirichlet(beta, min_size=0), oracle.dirichlet),
+    "dirichlet_equal_sizes": (DirichletEqualSizes, oracle.equal_sizes),
 }
-RULES: list[Partition] = [*(rule for rule, _ in PLAIN.values()), DirichletAllClasses()]
+RULES: list[Partition] = [*(rule(0.3) for rule, _ in PLAIN.values()), DirichletAllClasses(0.3)]
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -39,7 +41,7 @@ RULES: list[Partition] = [*(rule for rule, _ in PLAIN.values()), DirichletAllCla
 )
 def test_every_sample_goes_where_the_plain_statement_puts_it(name, labels, clients, beta, seed):
     rule, plain = PLAIN[name]
-    owner = rule.assign(labels, clients, beta, np.random.default_rng(seed))
+    owner = rule(beta).assign(labels, clients, np.random.default_rng(seed))
     assert owner.dtype == np.int64
     assert owner.tolist() == plain(labels, clients, beta, np.random.default_rng(seed))
 
@@ -49,14 +51,16 @@ def test_all_classes_has_the_distribution_of_the_plain_statement(beta):
     """What each client holds of each class; the same from the least to the most; how often it is a single sample."""
     labels = np.repeat([0, 1], [12, 30])
 
-    def statistics(rule, beta: float, seeds: range) -> np.ndarray:
-        tables = np.stack([counts(labels, rule(labels, 8, beta, np.random.default_rng(seed)), 8) for seed in seeds])
+    def statistics(assign, seeds: range) -> np.ndarray:
+        tables = np.stack([counts(labels, assign(labels, 8, np.random.default_rng(seed)), 8) for seed in seeds])
         return np.concatenate([tables, np.sort(tables, axis=2), tables == 1], axis=1)
 
-    plain = statistics(oracle.all_classes, beta, range(10_000, 11_000))
-    assert same_mean(statistics(DirichletAllClasses().assign, beta, range(1000)), plain).all()
+    plain = statistics(
+        lambda labels, clients, rng: oracle.all_classes(labels, clients, beta, rng), range(10_000, 11_000)
+    )
+    assert same_mean(statistics(DirichletAllClasses(beta).assign, range(1000)), plain).all()
     # The comparison can fail: twice beta is another distribution, with a smaller largest share of both classes.
-    another = same_mean(statistics(DirichletAllClasses().assign, 2 * beta, range(1000)), plain)
+    another = same_mean(statistics(DirichletAllClasses(2 * beta).assign, range(1000)), plain)
     assert not another[2:4, -1].any()
 
 
@@ -65,7 +69,7 @@ def _tasks(rule: Partition, seed: int, threads: int, order: list[int]) -> list[b
     labels = np.arange(600) % 12
 
     def task(t: int) -> bytes:
-        parts = rule.deal(labels, 7, 0.3, generator(seed, "partition", t))
+        parts = rule.deal(labels, 7, generator(seed, "partition", t))
         kept = [keep_labels(labels[part], 0.3, generator(seed, "labels", t, k)) for k, part in enumerate(parts)]
         return b"".join(array.tobytes() for array in (*parts, *kept))
 

@@ -15,7 +15,8 @@ from torchvision.transforms import functional
 from fcl_bench.data.images import pixels
 from fcl_bench.data.images.pixels import load_pixels
 from fcl_bench.data.images.stored import ArrayImages, EncodedImages, FileImages
-from fcl_bench.data.sources.base import Split, image_split
+from fcl_bench.data.sources.base import Split
+from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.errors import UserError
 
 

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fcl_bench.config import typed_instance
+from fcl_bench.data.splits.base import class_order
 from fcl_bench.data.splits.si_blurry import SiBlurry
-from fcl_bench.data.splits.stream import Stream, class_order
+from fcl_bench.data.splits.stream import Stream
 from fcl_bench.errors import UserError
 from tests.data.split_cases import class_table, dataset_of, even_dataset, same
 
@@ -157,4 +159,4 @@ def test_the_seed_of_the_order_fixes_the_stream():
 )
 def test_impossible_knobs_are_refused(knobs, message):
     with pytest.raises(UserError, match=message):
-        SiBlurry(**knobs)
+        typed_instance(SiBlurry, knobs, "split")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fcl_bench.data.sources.base import Digits, FeatureFile, HubImages, ImageFolder
+from fcl_bench.config import typed_instance
+from fcl_bench.data.sources.digits import Digits
+from fcl_bench.data.sources.feature_file import FeatureFile
+from fcl_bench.data.sources.hub_images import HubImages
+from fcl_bench.data.sources.image_folder import ImageFolder
 from fcl_bench.errors import UserError
 from tests.conftest import shared, write_features
 
@@ -360,9 +365,9 @@ def test_a_folder_can_be_cut_down_without_looking_at_the_rest(tmp_path):
 
 @pytest.mark.parametrize("knob", ["classes", "per_class", "test_per_class"])
 def test_a_subset_of_nothing_is_refused(knob):
-    for source in (ImageFolder, lambda **knobs: hub(None, **knobs)):
+    for source in (ImageFolder(), hub(None)):
         with pytest.raises(UserError, match=rf"data\.{knob}=0 is out of range"):
-            source(**{knob: 0})
+            typed_instance(type(source), {**asdict(source), knob: 0}, "data")
 
 
 def test_subsets_are_part_of_a_runs_identity_and_the_whole_is_null():
@@ -377,7 +382,7 @@ def test_subsets_are_part_of_a_runs_identity_and_the_whole_is_null():
         )
     knobs = {"classes": None, "per_class": None, "test_per_class": None}
     assert whole == {
-        "_target_": "fcl_bench.data.sources.base.HubImages",
+        "choice": "HubImages",
         "name": "cifar100",
         "repo": "uoft-cs/cifar100",
         "revision": "aadb3af77e9048adbea6b47c21a81e47dd092ae5",
@@ -386,7 +391,7 @@ def test_subsets_are_part_of_a_runs_identity_and_the_whole_is_null():
         **knobs,
     }
     assert part == {**whole, "per_class": 5}
-    assert folder == {"_target_": "fcl_bench.data.sources.base.ImageFolder", "name": "imagefolder", **knobs}
+    assert folder == {"choice": "ImageFolder", "name": "imagefolder", **knobs}
 
 
 def test_the_real_cifar100_is_whole():

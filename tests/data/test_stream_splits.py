@@ -9,14 +9,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.config import _identity
+from fcl_bench.config import _identity, typed_instance
 from fcl_bench.data.partitions.all_classes import DirichletAllClasses
-from fcl_bench.data.partitions.base import Dirichlet, Iid, Shards
+from fcl_bench.data.partitions.dirichlet import Dirichlet
 from fcl_bench.data.partitions.equal_sizes import DirichletEqualSizes
+from fcl_bench.data.partitions.pieces import Iid, Shards
+from fcl_bench.data.splits.base import TaskSplit
+from fcl_bench.data.splits.class_incremental import ClassIncremental
 from fcl_bench.data.splits.class_overlap import ClassOverlap
 from fcl_bench.data.splits.domain_incremental import DomainIncremental
 from fcl_bench.data.splits.si_blurry import SiBlurry
-from fcl_bench.data.splits.stream import ClassIncremental, TaskSplit
 from fcl_bench.errors import UserError
 from fcl_bench.randomness import generator
 from tests.data import split_oracle
@@ -92,18 +94,15 @@ def test_all_splits_by_class_take_the_classes_in_one_order():
 
 
 @pytest.mark.parametrize("name", SHUFFLED)
-def test_an_own_seed_is_part_of_the_run_id_and_its_absence_is_not(name):
+def test_an_own_seed_is_part_of_the_run_id(name):
     split = SHUFFLED[name]
-    assert "order_seed" not in _identity(split)
+    assert _identity(split)["order_seed"] is None
     assert _identity(type(split)(**{**vars(split), "order_seed": 0}))["order_seed"] == 0
 
 
-def test_the_identity_of_class_incremental_runs_has_not_changed():
-    assert _identity(ClassIncremental()) == {
-        "_target_": "fcl_bench.data.splits.stream.ClassIncremental",
-        "first": None,
-        "shuffle": True,
-    }
+def test_the_identity_names_the_split_and_its_knobs():
+    knobs = {"first": None, "shuffle": True, "order_seed": None}
+    assert _identity(ClassIncremental()) == {"choice": "class_incremental", **knobs}
 
 
 def test_class_incremental_draws_what_it_always_drew():
@@ -117,13 +116,13 @@ def test_a_seed_without_anything_to_draw_is_refused(split):
     with pytest.raises(UserError, match=r"split\.order_seed=3 has nothing to draw with split\.shuffle=false"):
         split(shuffle=False, order_seed=3)
     with pytest.raises(UserError, match=r"split\.order_seed=-1 is out of range"):
-        split(shuffle=True, order_seed=-1)
+        typed_instance(split, {"shuffle": True, "order_seed": -1}, "split")
 
 
 def test_splits_and_partitions_do_not_depend_on_the_number_of_threads():
     """Every split under every partition, one after the other and by eight threads at once."""
     data = many_classes()
-    rules = [Iid(), Shards(), Dirichlet(min_size=0), DirichletAllClasses(), DirichletEqualSizes()]
+    rules = [Iid(), Shards(), Dirichlet(0.5, min_size=0), DirichletAllClasses(0.5), DirichletEqualSizes(0.5)]
 
     def deal(case: tuple[TaskSplit, int, int]) -> list[np.ndarray]:
         split, rule, seed = case
@@ -131,7 +130,7 @@ def test_splits_and_partitions_do_not_depend_on_the_number_of_threads():
         return [
             members[part]
             for t, members in enumerate(stream.train)
-            for part in rules[rule].deal(stream.train_columns[members], 2, 0.5, generator(seed, "partition", t))
+            for part in rules[rule].deal(stream.train_columns[members], 2, generator(seed, "partition", t))
         ]
 
     # Classes of two samples and more at every task; blurry classes can be scarcer, which `DirichletAllClasses` refuses.

@@ -8,11 +8,12 @@ import weakref
 import numpy as np
 import torch
 
-from fcl_bench.data.splits.stream import Stream, Task
+from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.ledger import Ledger, Upload
 from fcl_bench.protocol.message import Message, WireFormat
 from fcl_bench.protocol.method import Client, Method, Problem, Server
+from fcl_bench.protocol.task import Task
 
 
 class CountingClient(Client):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fcl_bench.data.splits.stream import Task
 from fcl_bench.protocol.message import WIRE_DTYPES, WireFormat
 from fcl_bench.protocol.method import Method, Problem, Server, Shard
+from fcl_bench.protocol.task import Task
 
 CPU = torch.device("cpu")
 

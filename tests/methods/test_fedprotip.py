@@ -135,7 +135,7 @@ def test_the_ledger_has_every_stage_and_its_bytes(runs):
 
 def test_the_model_file_alone_routes_and_predicts_as_the_run_did(runs):
     from fcl_bench.backbones.tiny import Tiny
-    from fcl_bench.data.sources.base import Digits
+    from fcl_bench.data.sources.digits import Digits
 
     outcome = runs[1]["sample"]
     model, data = load_file(outcome.folder / "model.safetensors"), Digits().load()

@@ -14,7 +14,8 @@ from torch import nn
 from fcl_bench.backbones.timm_backbone import Timm, Transform
 from fcl_bench.backbones.trainable import frozen_names
 from fcl_bench.data.images.stored import ArrayImages
-from fcl_bench.data.sources.base import Dataset, image_split
+from fcl_bench.data.sources.base import Dataset
+from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.linalg.subspace import Projection
 from fcl_bench.methods.gradient import fedprotip
 from fcl_bench.methods.gradient.fedprotip import FedProTIP, ProjectedDescent

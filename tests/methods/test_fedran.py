@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fcl_bench.data.splits.stream import Task
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.fedran import FedRAN, upload_bytes
 from fcl_bench.protocol.message import WIRE_DTYPES
+from fcl_bench.protocol.task import Task
 from tests.methods import fedran_oracle as oracle
 from tests.methods.harness import draw_tasks, learn, problem_of, shard_of
 

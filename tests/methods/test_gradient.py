@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.data.splits.stream import Task
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.joint_training import JointTraining
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Problem
+from fcl_bench.protocol.task import Task
 from fcl_bench.training.trainer import Training
 from tests.methods.plain_training import (
     FAST,

@@ -9,11 +9,13 @@ import torch
 
 from fcl_bench.backbones.tiny import Tiny
 from fcl_bench.data.images.stored import ArrayImages
-from fcl_bench.data.sources.base import Dataset, image_split
-from fcl_bench.data.splits.stream import Stream, Task
+from fcl_bench.data.sources.base import Dataset
+from fcl_bench.data.sources.image_source import image_split
+from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.federation import Federation
 from fcl_bench.protocol.message import WIRE_DTYPES, Message, WireFormat
 from fcl_bench.protocol.method import Method, Problem, Server, Shard
+from fcl_bench.protocol.task import Task
 from tests.methods.harness import stream_of
 
 CPU = torch.device("cpu")

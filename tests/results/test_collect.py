@@ -9,10 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fcl_bench.config import text
 from fcl_bench.engine.checkpoint import write_json
 from fcl_bench.errors import UserError
 from fcl_bench.files import file_checksum
-from fcl_bench.results.collect import MEASURES, RUN, collect, selected, text
+from fcl_bench.results.collect import RUN_COLUMNS, collect, selected
+from fcl_bench.results.measures import MEASURES
 from tests.results.frames import made_up, real_runs
 
 
@@ -62,7 +64,7 @@ def test_a_row_holds_what_the_record_and_the_configuration_say(finished):
 
 
 def test_runs_that_differ_only_in_seed_share_every_other_column_of_the_configuration(finished):
-    frame = collect(finished).drop(columns=[*MEASURES, *RUN])
+    frame = collect(finished).drop(columns=[*MEASURES, *RUN_COLUMNS])
     assert (frame.nunique(dropna=False) == 1).all()
 
 
@@ -79,6 +81,16 @@ def test_older_runs_without_newer_keys_are_collected(runs):
     assert (frame["split.order_seed"] == "null").all()  # so that both are of one setting
     assert "preview" not in frame
     assert frame["method.M"].dropna().tolist() == [32]
+
+
+def test_runs_by_another_version_are_left_out_with_one_warning(runs, caplog):
+    """Such as those whose configuration names classes that have moved since."""
+    for folder in runs.glob("fedran*"):
+        record = {**json.loads((folder / "run.json").read_text()), "schema": 3}
+        rewrite(folder, record, "method: {_target_: fcl_bench.gone.Gone}\n")
+    assert collect(runs).empty
+    [warning] = caplog.messages
+    assert "runs by another version of fcl-bench are left out, 2 in all" in warning
 
 
 def test_damaged_runs_are_left_out_aloud_and_incomplete_ones_silently(runs, caplog):
@@ -99,6 +111,7 @@ def test_damaged_runs_are_left_out_aloud_and_incomplete_ones_silently(runs, capl
     [
         *((0.1, "0.1"), (1.0, "1"), (2048, "2048"), (4278272.0, "4278272"), (1e-5, "1e-05"), (1 / 3, repr(1 / 3))),
         *((True, "true"), (np.float64(0.5), "0.5"), ("null", "null"), ("floor", "floor")),
+        *((np.True_, "true"), (np.int64(7), "7"), (np.float64("inf"), "inf")),
         *((np.nan, ""), (None, ""), (pd.NA, "")),
     ],
 )

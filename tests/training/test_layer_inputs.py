@@ -15,7 +15,8 @@ from fcl_bench.backbones.adapters import Adapters
 from fcl_bench.backbones.timm_backbone import Timm, Transform
 from fcl_bench.backbones.trainable import Trainable, copies, seeded
 from fcl_bench.data.images.stored import ArrayImages
-from fcl_bench.data.sources.base import Dataset, image_split
+from fcl_bench.data.sources.base import Dataset
+from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.methods.gradient.fedprotip import FedProTIP
 from fcl_bench.protocol.message import WireFormat
 from fcl_bench.protocol.method import Problem

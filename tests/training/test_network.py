@@ -12,7 +12,8 @@ from fcl_bench.backbones.adapters import Adapters
 from fcl_bench.backbones.timm_backbone import Timm, Transform
 from fcl_bench.backbones.trainable import Trainable, copies, frozen_names
 from fcl_bench.data.images.stored import ArrayImages
-from fcl_bench.data.sources.base import Dataset, image_split
+from fcl_bench.data.sources.base import Dataset
+from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.training.network import Network
 from tests.methods.training_harness import tiny_problem
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fcl_bench.errors import UserError, require_count, require_positive
+from fcl_bench.config import knob
+from fcl_bench.errors import UserError
 
 
 @dataclass
@@ -20,12 +21,8 @@ class Adapters:
         scale: s, the share of its output that is added.
     """
 
-    width: int = 64
-    scale: float = 0.1
-
-    def __post_init__(self) -> None:
-        require_count("backbone.adapters.width", self.width)
-        require_positive("backbone.adapters.scale", self.scale)
+    width: int = knob(64, least=1)
+    scale: float = knob(0.1, above=0)
 
 
 class AdaptedMlp(nn.Module):

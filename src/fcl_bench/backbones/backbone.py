@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from fcl_bench.backbones.trainable import Trainable
+from fcl_bench.config import knob
 from fcl_bench.data.sources.base import Dataset, Split
-from fcl_bench.errors import UserError, require_count
+from fcl_bench.errors import UserError
 
 
 class Extractor(ABC):
@@ -103,10 +104,7 @@ class Pixels(Backbone):
     """
 
     name: ClassVar[str] = "pixels"  # type: ignore[misc]  # a network's name is a knob, this one is not
-    size: int | None = None
-
-    def __post_init__(self) -> None:
-        require_count("backbone.size", self.size)
+    size: int | None = knob(None, least=1)
 
     def open(self, dataset: Dataset, device: torch.device, seed: int = 0) -> Extractor:
         require_images(self.name, dataset)

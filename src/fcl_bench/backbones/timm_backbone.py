@@ -18,8 +18,9 @@ from fcl_bench.backbones.timm_extractor import TimmExtractor
 from fcl_bench.backbones.timm_stem import cifar_stem, has_stem, put_stem
 from fcl_bench.backbones.timm_weights import hub_network, load_weights, random_network, read_checkpoint
 from fcl_bench.backbones.trainable import Trainable, copies, seeded, weights_hash
-from fcl_bench.data.sources.base import NOT_IDENTITY, Dataset
-from fcl_bench.errors import UserError, first_line, require_choice, require_count
+from fcl_bench.config import knob
+from fcl_bench.data.sources.base import Dataset
+from fcl_bench.errors import UserError, first_line
 from fcl_bench.randomness import derived_seed
 
 __all__ = ["Adapters", "Timm", "Transform", "weights_hash"]
@@ -38,22 +39,13 @@ class Transform:
         mean, std: per channel, on pixels scaled to 0..1.
     """
 
-    size: int | None = None
-    crop_pct: float | None = None
-    interpolation: str | None = None
+    size: int | None = knob(None, least=1)
+    crop_pct: float | None = knob(None, above=0, most=1)
+    interpolation: str | None = knob(None, choices=("bicubic", "bilinear", "nearest", "lanczos"))
     mean: list[float] | None = None
     std: list[float] | None = None
 
     def __post_init__(self) -> None:
-        require_count("backbone.transform.size", self.size)
-        if self.crop_pct is not None and not 0 < self.crop_pct <= 1:
-            raise UserError(f"backbone.transform.crop_pct={self.crop_pct} is out of range", "above 0, at most 1")
-        if self.interpolation is not None:
-            require_choice(
-                "backbone.transform.interpolation",
-                self.interpolation,
-                ["bicubic", "bilinear", "nearest", "lanczos"],
-            )
         for key, values in (("mean", self.mean), ("std", self.std)):
             if values is not None and len(values) not in (1, 3):
                 raise UserError(f"backbone.transform.{key}={values} has {len(values)} numbers", "one per channel: 3")
@@ -95,20 +87,16 @@ class Timm(Backbone):
 
     name: str
     pretrained: bool = True
-    checkpoint: str | None = field(default=None, metadata=NOT_IDENTITY)
+    checkpoint: str | None = knob(None, identity=False)
     model_args: dict[str, Any] = field(default_factory=dict)
-    stem: str = "own"
+    stem: str = knob("own", choices=("own", "cifar"))
     adapters: Adapters | None = None
     transform: Transform = field(default_factory=Transform)
-    precision: str = "auto"
-    batch_size: int | None = field(default=None, metadata=NOT_IDENTITY)
-    workers: int | None = field(default=None, metadata=NOT_IDENTITY)
+    precision: str = knob("auto", choices=("auto", *PRECISIONS))
+    batch_size: int | None = knob(None, least=1, identity=False)
+    workers: int | None = knob(None, least=1, identity=False)
 
     def __post_init__(self) -> None:
-        require_choice("backbone.stem", self.stem, ["own", "cifar"])
-        require_choice("backbone.precision", self.precision, ["auto", *PRECISIONS])
-        require_count("backbone.batch_size", self.batch_size)
-        require_count("backbone.workers", self.workers)
         if self.checkpoint is not None:
             path = Path(self.checkpoint).expanduser()
             if path.suffix not in (".safetensors", ".pth", ".pt"):

@@ -14,8 +14,8 @@ from torch import nn
 from fcl_bench.backbones.backbone import Backbone, Extractor, require_images
 from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.backbones.trainable import Trainable, copies, seeded, weights_hash
+from fcl_bench.config import knob
 from fcl_bench.data.sources.base import Dataset
-from fcl_bench.errors import require_count
 from fcl_bench.randomness import derived_seed
 
 log = logging.getLogger(__name__)
@@ -36,12 +36,8 @@ class Tiny(Backbone):
     """
 
     name: ClassVar[str] = "tiny"  # type: ignore[misc]  # a timm network's name is a knob, this one is not
-    width: int = 32
-    size: int | None = None
-
-    def __post_init__(self) -> None:
-        require_count("backbone.width", self.width)
-        require_count("backbone.size", self.size)
+    width: int = knob(32, least=1)
+    size: int | None = knob(None, least=1)
 
     @property
     def draws_weights(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fcl_bench.errors import UserError, require_count
+from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash
 
 
@@ -52,7 +52,6 @@ def frozen_names(body: torch.nn.Module, stages: tuple[str, ...], count: int) -> 
     Raises:
         UserError: there are fewer than `count` stages.
     """
-    require_count("method.frozen_stages", count, least=0)
     if count > len(stages):
         raise UserError(
             f"method.frozen_stages={count} is more than the network has",

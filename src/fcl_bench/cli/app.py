@@ -43,9 +43,12 @@ def _hydra(arguments: list[str]) -> int:
         from hydra.errors import HydraException
         from omegaconf.errors import OmegaConfBaseException
 
-        from fcl_bench.config import config_dir
+        from fcl_bench.config import config_dir, register_presets
         from fcl_bench.sweep.watch import CALLBACK, sweeping
 
+    # Which takes as long as composing a run; only experiments have presets.
+    if any("experiment" in argument for argument in sys.argv):
+        register_presets()
     codes: list[int] = []
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")

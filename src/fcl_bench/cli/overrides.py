@@ -89,16 +89,17 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from fcl_bench.config import config_dir
+    from fcl_bench.config import config_dir, register_presets
 
     conf = config_dir()
     text = " ".join(str(error).split())
     if re.search(r"Could not (find|load) 'hydra/launcher/(joblib|submitit_\w+)'", text):
         launcher = next(argument for argument in typed if argument.startswith("hydra/launcher="))
         return UserError(f"{launcher}: its launcher is not installed", "pip install 'fcl-bench[sweep]'")
-    if found := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
+    if found := re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text):
         group, choice = found.groups()
-        options = [file.stem for file in (conf / group).glob("*.yaml")]
+        presets = register_presets() if group == "experiment/preset" else []
+        options = presets or [file.stem for file in (conf / group).glob("*.yaml")]
         return UserError(f"{group}={choice} is not known", choices(options, choice) if options else SEE_HELP)
     if found := re.search(r"Could not override '([^']+)'", text):
         return _unknown_key(found[1], conf, typed)
@@ -121,24 +122,24 @@ def _unknown_key(key: str, conf: Path, typed: list[str]) -> UserError:
     group = key.partition(".")[0]
     swept = chosen.get(group, "")
     for choice in swept.split(",") if "," in swept else ():
-        known = _keys_beside(key, conf, [f"{group}={choice}"])
+        known = _keys_beside(key, [f"{group}={choice}"])
         if key not in known:
             return UserError(f"unknown key {key} of {group}={choice}", choices(known, key))
-    known = _keys_beside(key, conf, [f"{group}={choice}" for group, choice in chosen.items() if "," not in choice])
+    known = _keys_beside(key, [f"{group}={choice}" for group, choice in chosen.items() if "," not in choice])
     if key in known:
         return UserError(f"{key} takes no new keys in this form", f"+{key}.KEY=VALUE")
     return UserError(f"unknown key {key}", choices(known, key))
 
 
-def _keys_beside(key: str, conf: Path, chosen: list[str]) -> list[str]:
+def _keys_beside(key: str, chosen: list[str]) -> list[str]:
     """The keys that share the parent of `key` where `chosen` are composed; those at the top if it has no parent."""
-    from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
+    from fcl_bench.config import composed
+
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(conf), version_base="1.3"):
-        top: Any = OmegaConf.to_container(compose("config", overrides=chosen))
+    top: Any = OmegaConf.to_container(composed(chosen))
     parent = key.rpartition(".")[0]
     node = top
     for part in parent.split(".") if parent else ():

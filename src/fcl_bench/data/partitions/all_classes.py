@@ -8,13 +8,12 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import softmax
 
-from fcl_bench.data.partitions.base import Partition
-from fcl_bench.data.partitions.draws import log_dirichlet, owners
+from fcl_bench.data.partitions.dirichlet import DirichletPartition, log_dirichlet, owners
 from fcl_bench.errors import UserError
 
 
 @dataclass
-class DirichletAllClasses(Partition):
+class DirichletAllClasses(DirichletPartition):
     """Label skew by a Dirichlet law, every class at every client: FedProTIP's text (Appendix E.4).
 
     Class by class, shares p ~ Dir(beta, ..., beta) over the clients; client k gets p_k n_c of the class's n_c samples,
@@ -27,9 +26,8 @@ class DirichletAllClasses(Partition):
     """
 
     name: ClassVar[str] = "dirichlet_all_classes"
-    uses_beta: ClassVar[bool] = True
 
-    def assign(self, labels: np.ndarray, clients: int, beta: float, rng: np.random.Generator) -> np.ndarray:
+    def assign(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         sizes = np.unique(labels, return_counts=True)[1]
         if len(sizes) and sizes.min() < clients:
             raise UserError(
@@ -37,7 +35,7 @@ class DirichletAllClasses(Partition):
                 f" of a task has {sizes.min()}",
                 f"clients={sizes.min()} at most, or partition=dirichlet",
             )
-        counts = _rounded(softmax(log_dirichlet(beta, len(sizes), clients, rng), axis=1), sizes, rng)
+        counts = _rounded(softmax(log_dirichlet(self.beta, len(sizes), clients, rng), axis=1), sizes, rng)
         for of_class in counts:
             _fill(of_class, rng)
         return owners(labels, counts, rng)

@@ -8,12 +8,11 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import softmax
 
-from fcl_bench.data.partitions.base import Partition
-from fcl_bench.data.partitions.draws import log_dirichlet, owners
+from fcl_bench.data.partitions.dirichlet import DirichletPartition, log_dirichlet, owners
 
 
 @dataclass
-class DirichletEqualSizes(Partition):
+class DirichletEqualSizes(DirichletPartition):
     """Label skew by a Dirichlet law at clients of equal size: AFCL's text (Appendix F.1).
 
     Every client has n / K places (they differ by one at most, and who has one more is random) and a preference
@@ -26,13 +25,12 @@ class DirichletEqualSizes(Partition):
     """
 
     name: ClassVar[str] = "dirichlet_equal_sizes"
-    uses_beta: ClassVar[bool] = True
 
-    def assign(self, labels: np.ndarray, clients: int, beta: float, rng: np.random.Generator) -> np.ndarray:
+    def assign(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         left = np.unique(labels, return_counts=True)[1]
         classes = len(left)
         sizes = len(labels) // clients + (rng.permutation(clients) < len(labels) % clients)
-        preferences = log_dirichlet(beta, clients, classes, rng)
+        preferences = log_dirichlet(self.beta, clients, classes, rng)
         # The clients of the open places in the order in which they are served; it is random, once for all rounds.
         places = rng.permutation(np.repeat(np.arange(clients), sizes))
         counts = np.zeros((classes, clients), dtype=np.int64)

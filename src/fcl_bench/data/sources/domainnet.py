@@ -7,10 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
+from fcl_bench.config import knob
 from fcl_bench.data.images.stored import FileImages
-from fcl_bench.data.sources.base import Dataset, HubImages, Split, image_split
+from fcl_bench.data.sources.base import Dataset, Split
+from fcl_bench.data.sources.hub_images import HubImages
 from fcl_bench.data.sources.hub_tables import TableSide, class_labels, label_names, undecoded
-from fcl_bench.errors import UserError, require_count
+from fcl_bench.data.sources.image_source import image_split
+from fcl_bench.errors import UserError
 from fcl_bench.randomness import generator
 
 #: In alphabetical order, as the hub copy numbers them.
@@ -34,13 +37,8 @@ class DomainNet(HubImages):
     """
 
     domain_column: str = "domain"
-    per_domain: int | None = 10_000
-    subset_seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_count("data.per_domain", self.per_domain)
-        require_count("data.subset_seed", self.subset_seed, least=0)
+    per_domain: int | None = knob(10_000, least=1)
+    subset_seed: int = knob(0, least=0)
 
     def load(self) -> Dataset:
         if self.path is not None and self._lists("train"):

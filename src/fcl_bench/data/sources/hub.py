@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fcl_bench.errors import UserError, first_line
-from fcl_bench.files import locked, replacing, writable
+from fcl_bench.files import file_checksum, locked, replacing, writable
 from fcl_bench.tracking.console import progress
 
 log = logging.getLogger(__name__)
@@ -66,8 +66,9 @@ class HubFile:
         if file.stat().st_size != self.size:
             return False
         if self.sha256 is not None:
-            return _hash(file, hashlib.sha256()) == self.sha256
-        return _hash(file, hashlib.sha1(f"blob {self.size}\0".encode(), usedforsecurity=False)) == self.blob
+            return file_checksum(file, hashlib.sha256()) == self.sha256
+        git = hashlib.sha1(f"blob {self.size}\0".encode(), usedforsecurity=False)
+        return file_checksum(file, git) == self.blob
 
 
 @dataclass(frozen=True)
@@ -242,7 +243,7 @@ def _damaged_in_cache(folder: Path) -> list[Path] | None:
     blobs = {file: file.resolve().name for file in sorted(folder.rglob("*.parquet"))}
     if not blobs or not all(re.fullmatch(r"[0-9a-f]{64}", name) for name in blobs.values()):
         return None
-    return [file for file, name in blobs.items() if _hash(file, hashlib.sha256()) != name]
+    return [file for file, name in blobs.items() if file_checksum(file, hashlib.sha256()) != name]
 
 
 def _listing(wanted: Repository) -> tuple[str, list[HubFile]]:
@@ -281,25 +282,20 @@ def not_here(wanted: Repository, why: str) -> UserError:
 
 def _download_file(wanted: Repository, commit: str, folder: Path, file: HubFile) -> None:
     """One file, its bytes so far kept beside it under .part, so that another process can go on."""
-    from huggingface_hub import constants, hf_hub_url
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub import hf_hub_url
 
-    target = folder / file.path
-    target.parent.mkdir(parents=True, exist_ok=True)
     part = _part(folder, file)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    part.touch()
     try:
-        if constants.HF_HUB_OFFLINE:
-            raise ConnectionError("HF_HUB_OFFLINE is set")
-        with part.open("ab") as content:
-            http_get(
-                hf_hub_url(wanted.repo, file.path, repo_type="dataset", revision=commit),
-                content,
-                resume_size=content.tell(),
-                headers=build_hf_headers(),
-                expected_size=file.size,
-                displayed_filename=target.name,
-            )
+        while (begin := _part_size(folder, file)) < file.size:
+            try:
+                _append(hf_hub_url(wanted.repo, file.path, repo_type="dataset", revision=commit), part, file.size)
+                break
+            except Exception:
+                # A connection that broke off is taken up again, as long as each attempt brings something.
+                if _part_size(folder, file) == begin:
+                    raise
     except Exception as error:  # see _listing
         raise UserError(
             f"data={wanted.data}: the download of {file.path} broke off: {first_line(error)}",
@@ -311,7 +307,27 @@ def _download_file(wanted: Repository, commit: str, folder: Path, file: HubFile)
             f"data={wanted.data}: {file.path} arrived damaged, its checksum is wrong; it has been removed",
             "the same command downloads it again",
         )
-    part.replace(target)
+    part.replace(folder / file.path)
+
+
+def _append(url: str, part: Path, size: int) -> None:
+    """Bring what `part` lacks of the `size` bytes at `url`. Not `hf_hub_download`, which always begins anew."""
+    from huggingface_hub import constants, get_session
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+
+    with part.open("ab") as content:
+        begin = content.tell()
+        # Encoded bytes could not be counted.
+        headers = {**build_hf_headers(), "Range": f"bytes={begin}-", "Accept-Encoding": "identity"}
+        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        with (
+            get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=timeout) as answer,
+            progress(size, f"downloading {part.stem}", "B", done=begin) as bar,
+        ):
+            hf_raise_for_status(answer)
+            for piece in answer.iter_bytes():
+                content.write(piece)
+                bar.update(len(piece))
 
 
 def _part(folder: Path, file: HubFile) -> Path:
@@ -321,12 +337,9 @@ def _part(folder: Path, file: HubFile) -> Path:
 
 def _part_size(folder: Path, file: HubFile) -> int:
     part = _part(folder, file)
-    if not part.exists():
-        return 0
-    if part.stat().st_size > file.size:
+    if part.exists() and part.stat().st_size > file.size:
         part.unlink()
-        return 0
-    return part.stat().st_size
+    return part.stat().st_size if part.exists() else 0
 
 
 def _has_size(folder: Path, file: HubFile) -> bool:
@@ -338,10 +351,3 @@ def _write_manifest(folder: Path, files: list[HubFile]) -> None:
     if manifest(folder) != files:
         with replacing(folder / MANIFEST) as temporary:
             temporary.write_text(json.dumps([asdict(file) for file in files], indent=1) + "\n")
-
-
-def _hash(file: Path, digest: Any) -> str:
-    with file.open("rb") as content:
-        while block := content.read(1 << 20):
-            digest.update(block)
-    return str(digest.hexdigest())

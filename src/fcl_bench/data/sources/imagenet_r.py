@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from fcl_bench.data.images.stored import FileImages
-from fcl_bench.data.sources.base import Dataset, HubImages, image_split
-from fcl_bench.data.sources.class_folders import class_names, labelled_files
+from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.held_out import held_out, read_index, write_index
 from fcl_bench.data.sources.hub import own_folder
+from fcl_bench.data.sources.hub_images import HubImages
 from fcl_bench.data.sources.hub_tables import TableSide, read_table, undecoded
+from fcl_bench.data.sources.image_folder import class_names, labelled_files
+from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash, file_checksum
 from fcl_bench.tracking.console import progress

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fcl_bench.config import knob
 from fcl_bench.data.images.stored import FileImages
-from fcl_bench.data.sources.about import About
-from fcl_bench.data.sources.base import NOT_IDENTITY, Dataset, HubImages, ImageSource, existing_path, image_split
-from fcl_bench.data.sources.class_folders import class_names, labelled_files
+from fcl_bench.data.sources.base import About, Dataset, existing_path
 from fcl_bench.data.sources.hub import Repository
+from fcl_bench.data.sources.hub_images import HubImages
 from fcl_bench.data.sources.hub_tables import TableSide, label_names
+from fcl_bench.data.sources.image_folder import class_names, labelled_files
+from fcl_bench.data.sources.image_source import ImageSource, image_split
 from fcl_bench.errors import UserError
 
 #: Classes taken of each data set.
@@ -64,11 +66,7 @@ class Vtab(ImageSource):
     """
 
     name: str = "vtab"
-    path: str | None = field(default=None, metadata=NOT_IDENTITY)
-    classes: int | None = None
-    per_class: int | None = None
-    test_per_class: int | None = None
-    about: About = field(default_factory=About, metadata=NOT_IDENTITY)
+    about: About = knob(About, identity=False)
 
     def load(self) -> Dataset:
         names = tuple(part.name for part in PARTS)
@@ -94,7 +92,7 @@ class Vtab(ImageSource):
 
     def _source(self, part: Part) -> HubImages:
         path = None if self.path is None else str(self._folder() / part.name)
-        return _PartImages(self.name, part.repo, part.revision, "image", "label", path, folder=part.name)
+        return _PartImages(self.name, part.repo, part.revision, "image", "label", path=path, folder=part.name)
 
     def _folder(self) -> Path:
         folders = ", ".join(part.name for part in PARTS)

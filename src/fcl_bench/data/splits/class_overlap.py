@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from fcl_bench.config import knob
 from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.splits.stream import (
-    IDENTITY_IF_SET,
-    Stream,
+from fcl_bench.data.splits.base import (
     TaskSplit,
-    check_order_seed,
     checked_classes,
     class_order,
-    columns_of,
     even_sizes,
-    parts,
-    stream_of_samples,
 )
-from fcl_bench.errors import UserError, require_count
+from fcl_bench.data.splits.stream import Stream, columns_of, parts, stream_of_samples
+from fcl_bench.errors import UserError
 from fcl_bench.randomness import generator
 
 
@@ -37,18 +33,11 @@ class ClassOverlap(TaskSplit):
     Args:
         shared: s, classes at each border.
         shuffle: permute the classes by the seed; false: ascending labels.
-        order_seed: see `TaskSplit`; also of the halves.
     """
 
     name: ClassVar[str] = "class_overlap"
-    shared: int = 1
+    shared: int = knob(1, least=1)
     shuffle: bool = True
-    order_seed: int | None = field(default=None, metadata=IDENTITY_IF_SET)
-
-    def __post_init__(self) -> None:
-        require_count("split.shared", self.shared)
-        # The halves are drawn even of classes in ascending order, so the seed always matters.
-        check_order_seed(self.order_seed)
 
     def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
         labels = checked_classes(dataset)

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from fcl_bench.data.sources.base import Dataset, Split
-from fcl_bench.data.splits.stream import (
-    IDENTITY_IF_SET,
-    Stream,
-    TaskSplit,
-    check_order_seed,
-    checked_classes,
-    parts,
-    stream_of_samples,
-)
+from fcl_bench.data.splits.base import TaskSplit, checked_classes
+from fcl_bench.data.splits.stream import Stream, parts, stream_of_samples
 from fcl_bench.errors import UserError, choices
 from fcl_bench.randomness import generator
 
@@ -35,16 +28,14 @@ class DomainIncremental(TaskSplit):
     Args:
         order: the names of the tasks' domains; None: as the data set lists them.
         shuffle: permute the data set's domains by the seed.
-        order_seed: see `TaskSplit`.
     """
 
     name: ClassVar[str] = "domain_incremental"
     order: list[str] | None = None
     shuffle: bool = False
-    order_seed: int | None = field(default=None, metadata=IDENTITY_IF_SET)
 
     def __post_init__(self) -> None:
-        check_order_seed(self.order_seed, self.shuffle)
+        super().__post_init__()
         if self.order is None:
             return
         shown = f"split.order=[{','.join(self.order)}]"
@@ -52,6 +43,10 @@ class DomainIncremental(TaskSplit):
             raise UserError(f"{shown} and split.shuffle=true exclude each other", "one of the two")
         if not self.order or len(set(self.order)) < len(self.order):
             raise UserError(f"{shown} is no order of domains", "each domain once, at least one")
+
+    @property
+    def draws(self) -> bool:
+        return self.shuffle
 
     def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
         names = dataset.domain_names

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from fcl_bench.config import knob
 from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.splits.stream import (
-    IDENTITY_IF_SET,
-    Stream,
+from fcl_bench.data.splits.base import (
     TaskSplit,
-    check_order_seed,
     checked_classes,
     class_order,
-    columns_of,
     even_sizes,
-    parts,
     require_classes,
-    stream_of_samples,
 )
-from fcl_bench.errors import UserError, require_choice
+from fcl_bench.data.splits.stream import Stream, columns_of, parts, stream_of_samples
 from fcl_bench.randomness import generator
 
 
@@ -49,23 +44,13 @@ class SiBlurry(TaskSplit):
             or less), and of each blurry class the share `blurry` leaves. The public code has both.
         reassign: others, as above; or any, as the public code does: samples that left are shuffled among the tasks,
             each gets as many as it gave, and may get its own back.
-        order_seed: see `TaskSplit`; it fixes the whole stream.
     """
 
     name: ClassVar[str] = "si_blurry"
-    disjoint: float = 0.5
-    blurry: float = 0.1
-    sizes: str = "random"
-    reassign: str = "others"
-    order_seed: int | None = field(default=None, metadata=IDENTITY_IF_SET)
-
-    def __post_init__(self) -> None:
-        for knob in ("disjoint", "blurry"):
-            if not 0 <= getattr(self, knob) <= 1:
-                raise UserError(f"split.{knob}={getattr(self, knob)} is out of range", "a share, 0 to 1")
-        require_choice("split.sizes", self.sizes, ("random", "equal"))
-        require_choice("split.reassign", self.reassign, ("others", "any"))
-        check_order_seed(self.order_seed)
+    disjoint: float = knob(0.5, least=0, most=1, words="a share, 0 to 1")
+    blurry: float = knob(0.1, least=0, most=1, words="a share, 0 to 1")
+    sizes: str = knob("random", choices=("random", "equal"))
+    reassign: str = knob("others", choices=("others", "any"))
 
     def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
         labels = checked_classes(dataset)

@@ -1,48 +1,18 @@
-"""Time: which samples form task t.
+"""A data set cut into tasks, made from the samples or the classes of each task.
 
 Every sample, for training or for test, belongs to one task at most. A task's classes may come back in later ones.
 """
 
 from __future__ import annotations
 
-import logging
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
 
 from fcl_bench.data.sources.base import Dataset
-from fcl_bench.errors import UserError, require_count
-from fcl_bench.randomness import generator
-
-log = logging.getLogger(__name__)
-
-#: Field metadata: part of the run id only if it is not None, so that runs from before the field existed keep theirs.
-IDENTITY_IF_SET = {"identity": "if set"}
-
-
-@dataclass(frozen=True)
-class Task:
-    """Task t of the stream, as everyone in the federation knows it.
-
-    Attributes:
-        index: t, from 0.
-        new_columns: the columns of the label matrix that classes which are new in this task take (columns are in order
-            of first appearance in the stream).
-        columns_seen: C_t, the number of classes seen up to and including this task.
-        columns: of all classes that the task has training samples of, ascending; by default those that are new.
-    """
-
-    index: int
-    new_columns: range
-    columns_seen: int
-    columns: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.columns:
-            object.__setattr__(self, "columns", tuple(self.new_columns))
+from fcl_bench.errors import UserError
+from fcl_bench.protocol.task import Task
 
 
 @dataclass(frozen=True)
@@ -68,124 +38,6 @@ class Stream:
     def unseen_tests(self) -> int:
         """Test samples of classes that are never learnt; they count in no accuracy."""
         return int((self.test_columns < 0).sum())
-
-
-class TaskSplit(ABC):
-    """What `split=...` names: how a data set is spread over T tasks.
-
-    Each split has a knob `order_seed`: the seed of all of its own draws; None: the run's `seed`. With it a stream stays
-    the same while `seed` changes the partition, the labels, the projection and so on.
-    """
-
-    name: ClassVar[str]
-    order_seed: int | None
-
-    @abstractmethod
-    def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
-        """Cut `dataset` into `tasks` tasks. Raises a `UserError` where that can't be done."""
-
-    def own_seed(self, seed: int) -> int:
-        """The seed of the split's draws, given the run's."""
-        return seed if self.order_seed is None else self.order_seed
-
-
-def check_order_seed(order_seed: int | None, shuffle: bool = True) -> None:
-    """Raise a `UserError` for a seed that is none, or that would change nothing."""
-    require_count("split.order_seed", order_seed, least=0)
-    if order_seed is not None and not shuffle:
-        raise UserError(
-            f"split.order_seed={order_seed} has nothing to draw with split.shuffle=false", "split.shuffle=true"
-        )
-
-
-@dataclass
-class ClassIncremental(TaskSplit):
-    """Disjoint classes per task, in a seeded order.
-
-    Args:
-        first: classes in the first task; None: as many as in the others.
-        shuffle: permute the classes by the seed; false: ascending labels.
-        order_seed: see `TaskSplit`.
-    """
-
-    name: ClassVar[str] = "class_incremental"
-    first: int | None = None
-    shuffle: bool = True
-    order_seed: int | None = field(default=None, metadata=IDENTITY_IF_SET)
-
-    def __post_init__(self) -> None:
-        require_count("split.first", self.first)
-        check_order_seed(self.order_seed, self.shuffle)
-
-    def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
-        labels = checked_classes(dataset)
-        sizes = self._sizes(len(labels), tasks)
-        return stream_of_classes(dataset, class_order(labels, self.own_seed(seed), self.shuffle), sizes)
-
-    def _sizes(self, classes: int, tasks: int) -> list[int]:
-        """Classes per task: equal, the remainder spread over the earlier ones."""
-        require_classes(tasks, classes)
-        if self.first is None:
-            return even_sizes(classes, tasks)
-        rest, later = classes - self.first, tasks - 1
-        if rest < later or (later == 0 and rest > 0):
-            most = classes - later
-            raise UserError(
-                f"split.first={self.first} leaves {max(rest, 0)} classes for {later} further tasks",
-                f"split.first={most}" if later == 0 else f"at most {most} with tasks={tasks}",
-            )
-        return [self.first, *(even_sizes(rest, later) if later else ())]
-
-
-def class_order(labels: np.ndarray, seed: int, shuffle: bool = True) -> np.ndarray:
-    """The labels (C,) in the order in which tasks take them: the same for every split with this seed."""
-    return generator(seed, "class order").permutation(labels) if shuffle else labels
-
-
-def even_sizes(total: int, tasks: int) -> list[int]:
-    """`total` things over `tasks` tasks: equal, the remainder spread over the earlier ones."""
-    whole, rest = divmod(total, tasks)
-    return [whole + 1] * rest + [whole] * (tasks - rest)
-
-
-def require_classes(tasks: int, classes: int) -> None:
-    """Raise a `UserError` if there are more tasks than classes."""
-    if tasks > classes:
-        raise UserError(f"tasks={tasks} is more than the {classes} classes", f"1 to {classes}")
-
-
-def checked_classes(dataset: Dataset) -> np.ndarray:
-    """The labels of the training samples, ascending.
-
-    Warns of classes that have no test sample (they are learnt, and count in no accuracy) and of test samples whose
-    class has no training sample (no closed-world accuracy is defined on them, so they are left out).
-    """
-    for side in ("train", "test"):
-        if len(getattr(dataset, side)) == 0:
-            raise UserError(f"data={dataset.name} has no {side} samples", "at least one for each class")
-    train, test = np.unique(dataset.train.labels), np.unique(dataset.test.labels)
-    untested, unseen = np.setdiff1d(train, test), np.setdiff1d(test, train)
-    if len(unseen) == len(test):
-        raise UserError(
-            f"data={dataset.name}: no class of the test samples has a training sample",
-            "the same labels in train and test",
-        )
-    if len(untested):
-        log.warning("data %s: no test sample for %s; they count in no accuracy", dataset.name, _shown(untested))
-    if len(unseen):
-        count = int(np.isin(dataset.test.labels, unseen).sum())
-        log.warning(
-            "data %s: no training sample for %s; their %d test samples are left out",
-            dataset.name,
-            _shown(unseen),
-            count,
-        )
-    return train
-
-
-def _shown(labels: np.ndarray) -> str:
-    shown = ", ".join(map(str, labels[:5])) + (", ..." if len(labels) > 5 else "")
-    return f"{len(labels)} class{'es' if len(labels) > 1 else ''} ({shown})"
 
 
 def stream_of_classes(dataset: Dataset, order: np.ndarray, sizes: list[int]) -> Stream:

@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.data.splits.stream import Task
 from fcl_bench.errors import UserError, require_choice, require_count, require_positive
 from fcl_bench.linalg.class_sums import class_sums
 from fcl_bench.linalg.merging import MERGERS, Merger
@@ -19,16 +18,19 @@ from fcl_bench.linalg.prototypes import pseudo_labels
 from fcl_bench.linalg.ridge import subspace_ridge
 from fcl_bench.linalg.solve import Solution, ill_conditioned, relative_rounding
 from fcl_bench.linalg.spectral import Spectrum, merge, summarise
-from fcl_bench.methods.closed_form.base import AnalyticClient, AnalyticMethod, AnalyticServer, positions
-from fcl_bench.papers.byte_conventions import accountings, fedran_values
-from fcl_bench.protocol.message import Message, column_bytes
-from fcl_bench.protocol.method import Audit, Client, Problem, Server, Shard
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, ClosedFormServer, positions
+from fcl_bench.protocol.expected import Expectation, real
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Client, Server
+from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.wire import column_bytes
 
 COMPLEMENTS = ("drop", "floor")
 
 
 @dataclass
-class FedRAN(AnalyticMethod):
+class FedRAN(ClosedFormMethod):
     """Knobs of FedRAN.
 
     Args:
@@ -109,20 +111,6 @@ class FedRAN(AnalyticMethod):
     def server(self, problem: Problem) -> Server:
         return FedRANServer(self, problem)
 
-    def audit(self, problem: Problem) -> Audit | None:
-        from fcl_bench.audits.bounds import FedRANAudit
-
-        return FedRANAudit(self, problem) if self.bounds else None
-
-    def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
-        M = self.dimension(problem)
-        largest = max(self.feasible_rank(problem, classes) for classes in classes_per_task)
-        return accountings(
-            lambda classes: fedran_values(M, self.feasible_rank(problem, classes), classes),
-            classes_per_task,
-            fedran=lambda classes: fedran_values(M, largest, classes),
-        )
-
 
 def upload_bytes(M: int, rank: int, classes: int, wire_dtype: torch.dtype) -> int:
     """Size of a full upload: V (M, r), sigma (r,), B (M, c) (Eq. 11)."""
@@ -137,7 +125,7 @@ def outside(V: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
     return rest.to(B.dtype)
 
 
-class FedRANClient(AnalyticClient):
+class FedRANClient(ClosedFormClient):
     """Random features, thin SVD, class sums (Alg. 1, lines 7-13). Keeps nothing but the projection."""
 
     def __init__(self, method: FedRAN, problem: Problem) -> None:
@@ -150,16 +138,16 @@ class FedRANClient(AnalyticClient):
             return None
         return pseudo_labels(shard.inputs, shard.labels, shard.unlabelled, self._method.tau)
 
-    def update(self, shard: Shard, broadcast: Message) -> Message:
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """V (M, r_kt), sigma (r_kt,) and B (M, c_t), the exact class sums over the task's classes."""
         H = self.features(shard, broadcast)
         columns = broadcast["columns"]
         (V, sigma), _ = summarise(H, self._method.feasible_rank(self.problem, len(columns)))
         B = class_sums(H, positions(shard, columns), len(columns))
-        return Message({"V": V, "sigma": sigma, "B": B}, per_class=["B"])
+        return Message({"V": V, "sigma": sigma, "B": B}, per_class=["B"], summed=["B"]), state
 
 
-class FedRANServer(AnalyticServer):
+class FedRANServer(ClosedFormServer):
     """Spatial merge over clients, temporal merge over tasks, exact B, ridge in the subspace (Alg. 1, lines 15-23).
 
     Attributes:
@@ -195,11 +183,19 @@ class FedRANServer(AnalyticServer):
         self._rank = max(self._rank, self._limit)
         self._spatial = self._merger()
 
-    def absorb(self, client_id: int, message: Message) -> None:
-        self.add_class_sums(message["B"])
-        self._spatial.add(Spectrum(message["V"], message["sigma"]))
-        if len(message["sigma"]) == self._limit:
-            self._cut = max(self._cut, float(message["sigma"][-1]) ** 2)
+    def expects(self, task: Task, round_: int) -> Expectation:
+        M = self.dimension
+        return {"V": real(M, "r"), "sigma": real("r", least=0), "B": real(M, len(task.columns))}
+
+    def objection(self, upload: Message) -> str:
+        rank = len(upload["sigma"])
+        return "" if rank <= self._limit else f"sigma has {rank} directions, and at most {self._limit} were asked for"
+
+    def absorb(self, client: int, upload: Message) -> None:
+        self.add_class_sums(upload["B"])
+        self._spatial.add(Spectrum(upload["V"], upload["sigma"]))
+        if len(upload["sigma"]) == self._limit:
+            self._cut = max(self._cut, float(upload["sigma"][-1]) ** 2)
 
     def finish_task(self) -> None:
         spatial = self._spatial.result()

@@ -1,0 +1,37 @@
+"""scikit-learn's handwritten digits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fcl_bench.data.images.stored import ArrayImages
+from fcl_bench.data.sources.base import About, Dataset, Source
+from fcl_bench.data.sources.image_source import image_split, rank_in_class
+
+
+@dataclass
+class Digits(Source):
+    """scikit-learn's 1,797 handwritten digits (8 x 8, 17 grey levels, brought to 0..255); no download.
+
+    The source has no test split of its own; every fifth sample of each class, in file order, is a test sample.
+    """
+
+    name: str = "digits"
+
+    def facts(self) -> About:
+        return About(10, 1442, 355, licence="comes with scikit-learn (UCI, CC BY 4.0)")
+
+    def load(self) -> Dataset:
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+        labels = digits.target.astype(np.int64)
+        test = rank_in_class(labels) % 5 == 4
+        return Dataset(
+            self.name,
+            image_split(labels[~test], ArrayImages(pixels[~test])),
+            image_split(labels[test], ArrayImages(pixels[test])),
+        )

@@ -1,0 +1,91 @@
+"""Ready features in a NumPy file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fcl_bench.config import knob
+from fcl_bench.data.sources.base import Dataset, Source, Split, existing_path
+from fcl_bench.errors import UserError
+from fcl_bench.files import content_hash
+
+
+@dataclass
+class FeatureFile(Source):
+    """Ready features in an .npz file: x_train (n, d), y_train (n,), x_test, y_test; labels non-negative integers."""
+
+    name: str = "features"
+    path: str | None = knob(None, identity=False)
+
+    def load(self) -> Dataset:
+        path = existing_path(self.path, self.name, "an .npz file with x_train, y_train, x_test, y_test")
+        arrays = self._read(path)
+        splits = [self._split(path, arrays, side) for side in ("train", "test")]
+        train_d, test_d = (split.inputs.shape[1] for split in splits)  # type: ignore[union-attr]
+        if train_d != test_d:
+            raise UserError(
+                f"data.path={path}: x_train has {train_d} features and x_test has {test_d}",
+                "use one backbone for both",
+            )
+        return Dataset(self.name, *splits)
+
+    @staticmethod
+    def _read(path: Path) -> dict[str, np.ndarray]:
+        remedy = "an .npz file with the arrays x_train, y_train, x_test, y_test"
+        try:
+            loaded = np.load(path, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                raise UserError(f"data.path={path} holds a single array", remedy)
+            with loaded as file:
+                missing = {"x_train", "y_train", "x_test", "y_test"} - set(file.files)
+                if missing:
+                    raise UserError(f"data.path={path} lacks {', '.join(sorted(missing))}", remedy)
+                return {name: file[name] for name in ("x_train", "y_train", "x_test", "y_test")}
+        except UserError:
+            raise
+        except Exception as error:  # whatever NumPy, zipfile, zlib and tokenize raise on foreign bytes
+            raise UserError(f"data.path={path} is not a readable .npz file", remedy) from error
+
+    @staticmethod
+    def _split(path: Path, arrays: dict[str, np.ndarray], side: str) -> Split:
+        # Here, since listing data sets needs no torch.
+        import torch
+
+        from fcl_bench.data.images.finite import rows_not_finite
+
+        x, y = arrays[f"x_{side}"], arrays[f"y_{side}"]
+        where = f"data.path={path}:"
+        if x.ndim != 2 or x.shape[1] == 0 or x.dtype.kind not in "fiu" or x.dtype.itemsize > 8:
+            raise UserError(
+                f"{where} x_{side} has shape {x.shape} and type {x.dtype}",
+                "numbers of at most 64 bits in an array of shape (n, d), d >= 1",
+            )
+        if y.ndim != 1 or y.dtype.kind not in "iu":
+            raise UserError(f"{where} y_{side} has shape {y.shape} and type {y.dtype}", "integers of shape (n,)")
+        if len(x) != len(y):
+            raise UserError(
+                f"{where} x_{side} has {len(x)} rows and y_{side} has {len(y)} labels",
+                "one label for each row",
+            )
+        if len(y) and int(y.min()) < 0:
+            raise UserError(f"{where} y_{side} holds the label {y.min()}", "labels are non-negative integers")
+        if len(y) and int(y.max()) > np.iinfo(np.int64).max:
+            raise UserError(f"{where} y_{side} holds the label {y.max()}", "labels below 2^63")
+        if x.dtype.kind == "f":
+            x = x.astype(x.dtype.newbyteorder("="), copy=False)
+        else:  # exactly, up to 2^53; torch has few operations on unsigned integers
+            x = x.astype(np.float32 if x.dtype.itemsize <= 2 else np.float64)
+        x = np.ascontiguousarray(x)
+        bad = rows_not_finite(torch.from_numpy(x))
+        if len(bad):
+            raise UserError(
+                f"{where} x_{side} holds NaN or infinity in {len(bad)} rows, the first is row {int(bad[0])}",
+                "every feature is a finite number",
+            )
+        digest = content_hash()
+        digest.update(f"{x.dtype} {x.shape}".encode())
+        digest.update(x.data)
+        return Split(y.astype(np.int64), x, digest.hexdigest())

@@ -1,0 +1,92 @@
+"""Images with labels: one side of a data set of them, and the sources that can leave some of them out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fcl_bench.config import knob
+from fcl_bench.data.images.stored import EncodedImages, Images
+from fcl_bench.data.sources.base import Dataset, Source, Split
+from fcl_bench.data.sources.hub_tables import TableSide
+from fcl_bench.errors import UserError
+
+
+def image_split(labels: Any, images: Images, domains: np.ndarray | None = None) -> Split:
+    return Split(np.asarray(labels, dtype=np.int64), images, images.fingerprint, domains)
+
+
+@dataclass(kw_only=True)
+class ImageSource(Source):
+    """A source that can leave images out, so that a run is small enough for a CPU.
+
+    Args:
+        path: a local folder to read.
+        classes: only the first so many labels, in ascending order, in train and test; None: all.
+        per_class: only the first so many training images of each class, in the data set's order; None: all.
+        test_per_class: the same for test images.
+    """
+
+    path: str | None = knob(None, identity=False)
+    classes: int | None = knob(None, least=1)
+    per_class: int | None = knob(None, least=1)
+    test_per_class: int | None = knob(None, least=1)
+
+    def whole(self) -> bool:
+        return self.classes is None and self.per_class is None and self.test_per_class is None
+
+    def _first_classes(self, labels: np.ndarray) -> np.ndarray | None:
+        """The labels that `classes` keeps of the training labels; None: all. A `UserError` if there are not as many."""
+        if self.classes is None:
+            return None
+        there = np.unique(labels)
+        if self.classes > len(there):
+            raise UserError(
+                f"data.classes={self.classes} is more than the {len(there)} classes of data={self.name}",
+                f"1 to {len(there)}",
+            )
+        return there[: self.classes]
+
+    def _kept(
+        self, side: str, labels: np.ndarray, classes: np.ndarray | None, domains: np.ndarray | None = None
+    ) -> np.ndarray | None:
+        """Which samples the knobs keep of one side, ascending, given the labels kept; None: all.
+
+        Where there are domains, so many of each class in each domain.
+        """
+        most = self.per_class if side == "train" else self.test_per_class
+        if classes is None and most is None:
+            return None
+        keep = np.ones(len(labels), dtype=bool) if classes is None else np.isin(labels, classes)
+        if most is not None:
+            groups = labels if domains is None or not len(domains) else labels * (domains.max() + 1) + domains
+            keep &= rank_in_class(groups) < most
+        return np.flatnonzero(keep)
+
+    def _assembled(self, sides: dict[str, TableSide], origin: str, domain_names: tuple[str, ...] = ()) -> Dataset:
+        """What the knobs keep of the sides "train" and "test"."""
+        classes = self._first_classes(sides["train"].labels)
+        train, test = (self._side(side, sides[side], classes) for side in ("train", "test"))
+        return Dataset(self.name, train, test, domain_names=domain_names, origin=origin)
+
+    def _side(self, side: str, whole: TableSide, classes: np.ndarray | None) -> Split:
+        part = whole.taken(self._kept(side, whole.labels, classes, whole.domains))
+        column = str(getattr(self, "image_column", "image"))
+        images = EncodedImages(part.table, column, f"{self._key}: {side}", part.rows)
+        return image_split(part.labels, images, part.domains)
+
+    @property
+    def _key(self) -> str:
+        """What to call the data set in messages: as the user typed it."""
+        return f"data.path={self.path}" if self.path else f"data={self.name}"
+
+
+def rank_in_class(labels: np.ndarray) -> np.ndarray:
+    """How many samples of its class come before each sample (n,)."""
+    by_class = np.argsort(labels, kind="stable")
+    ordered = labels[by_class]
+    rank = np.empty(len(labels), dtype=np.int64)
+    rank[by_class] = np.arange(len(labels)) - np.searchsorted(ordered, ordered)
+    return rank

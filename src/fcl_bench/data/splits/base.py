@@ -1,0 +1,102 @@
+"""What `split=...` names, and what the splits have in common."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fcl_bench.config import knob
+from fcl_bench.data.sources.base import Dataset
+from fcl_bench.data.splits.stream import Stream
+from fcl_bench.errors import UserError
+from fcl_bench.randomness import generator
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class TaskSplit(ABC):
+    """What `split=...` names: how a data set is spread over T tasks.
+
+    Args:
+        order_seed: of all draws of the split; None: the run's `seed`. With it a stream stays the same while `seed`
+            changes the partition, the labels, the projection and so on.
+    """
+
+    name: ClassVar[str]
+    order_seed: int | None = knob(None, least=0)
+
+    def __post_init__(self) -> None:
+        if self.order_seed is not None and not self.draws:
+            raise UserError(
+                f"split.order_seed={self.order_seed} has nothing to draw with split.shuffle=false",
+                "split.shuffle=true",
+            )
+
+    @property
+    def draws(self) -> bool:
+        """Whether any of it is random."""
+        return True
+
+    @abstractmethod
+    def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
+        """Cut `dataset` into `tasks` tasks. Raises a `UserError` where that can't be done."""
+
+    def own_seed(self, seed: int) -> int:
+        """The seed of the split's draws, given the run's."""
+        return seed if self.order_seed is None else self.order_seed
+
+
+def class_order(labels: np.ndarray, seed: int, shuffle: bool = True) -> np.ndarray:
+    """The labels (C,) in the order in which tasks take them: the same for every split with this seed."""
+    return generator(seed, "class order").permutation(labels) if shuffle else labels
+
+
+def even_sizes(total: int, tasks: int) -> list[int]:
+    """`total` things over `tasks` tasks: equal, the remainder spread over the earlier ones."""
+    whole, rest = divmod(total, tasks)
+    return [whole + 1] * rest + [whole] * (tasks - rest)
+
+
+def require_classes(tasks: int, classes: int) -> None:
+    """Raise a `UserError` if there are more tasks than classes."""
+    if tasks > classes:
+        raise UserError(f"tasks={tasks} is more than the {classes} classes", f"1 to {classes}")
+
+
+def checked_classes(dataset: Dataset) -> np.ndarray:
+    """The labels of the training samples, ascending.
+
+    Warns of classes that have no test sample (they are learnt, and count in no accuracy) and of test samples whose
+    class has no training sample (no closed-world accuracy is defined on them, so they are left out).
+    """
+    for side in ("train", "test"):
+        if len(getattr(dataset, side)) == 0:
+            raise UserError(f"data={dataset.name} has no {side} samples", "at least one for each class")
+    train, test = np.unique(dataset.train.labels), np.unique(dataset.test.labels)
+    untested, unseen = np.setdiff1d(train, test), np.setdiff1d(test, train)
+    if len(unseen) == len(test):
+        raise UserError(
+            f"data={dataset.name}: no class of the test samples has a training sample",
+            "the same labels in train and test",
+        )
+    if len(untested):
+        log.warning("data %s: no test sample for %s; they count in no accuracy", dataset.name, _shown(untested))
+    if len(unseen):
+        count = int(np.isin(dataset.test.labels, unseen).sum())
+        log.warning(
+            "data %s: no training sample for %s; their %d test samples are left out",
+            dataset.name,
+            _shown(unseen),
+            count,
+        )
+    return train
+
+
+def _shown(labels: np.ndarray) -> str:
+    shown = ", ".join(map(str, labels[:5])) + (", ..." if len(labels) > 5 else "")
+    return f"{len(labels)} class{'es' if len(labels) > 1 else ''} ({shown})"

@@ -1,0 +1,27 @@
+"""A task of the stream, as everyone in the federation knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Task:
+    """Task t of the stream.
+
+    Attributes:
+        index: t, from 0.
+        new_columns: the columns of the label matrix that classes which are new in this task take (columns are in order
+            of first appearance in the stream).
+        columns_seen: C_t, the number of classes seen up to and including this task.
+        columns: of all classes that the task has training samples of, ascending; by default those that are new.
+    """
+
+    index: int
+    new_columns: range
+    columns_seen: int
+    columns: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.columns:
+            object.__setattr__(self, "columns", tuple(self.new_columns))
