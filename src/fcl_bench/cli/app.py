@@ -46,8 +46,8 @@ def _hydra(arguments: list[str]) -> int:
         from fcl_bench.config import config_dir, register_presets
         from fcl_bench.sweep.watch import CALLBACK, sweeping
 
-    # Which takes as long as composing a run; only experiments have presets.
-    if any("experiment" in argument for argument in sys.argv):
+    # Only experiments have presets, and registering them takes as long as composing a run.
+    if any("experiment" in argument for argument in arguments):
         register_presets()
     codes: list[int] = []
 
