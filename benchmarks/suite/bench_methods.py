@@ -18,7 +18,8 @@ from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from fcl_bench.protocol.method import Method, Problem, Server, Shard
+from fcl_bench.protocol.method import Method, Server
+from fcl_bench.protocol.problem import Problem, Shard, State
 from suite import made, peers
 from suite.sides import Beside, Side, Work, each, limit, ours, peer, sizes
 
@@ -66,11 +67,12 @@ def learned(method: Method, known: Problem, shards: list[Shard], classes: int) -
     """The server after one task, all rounds, over the wire."""
     client, server, task = method.client(known), method.server(known), made.task(classes)
     server.start_task(task)
+    states: list[State] = [{} for _ in shards]
     for round_ in range(server.rounds(task)):
         broadcast = server.broadcast(task, round_)
         for number, shard in enumerate(shards):
-            message = client.update(shard, broadcast).to_wire(known.wire)
-            server.absorb(number, message.from_wire(known.dtype, known.device))
+            upload, states[number] = made.answer(client, shard, broadcast, states[number], known)
+            server.absorb(number, upload)
         server.finish_round()
     server.finish_task()
     return server

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
+from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.linalg.random_features import RandomFeatures
 from fcl_bench.linalg.spectral import Spectrum
 from fcl_bench.methods.closed_form.base import projection_seed
-from fcl_bench.protocol.message import Message, WireFormat
-from fcl_bench.protocol.method import Method, Problem, Shard
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Client, Method
+from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.wire import WireFormat
 
 CPU = torch.device("cpu")
 
@@ -62,8 +67,14 @@ def uploads(method: Method, known: Problem, shards: list[Shard], one: Task) -> l
     """What the clients send in the only round of a task, as the server gets it from the wire."""
     server, client = method.server(known), method.client(known)
     server.start_task(one)
-    sent = (client.update(each, server.broadcast(one, 0)).to_wire(known.wire) for each in shards)
-    return [message.from_wire(known.dtype, known.device) for message in sent]
+    return [answer(client, each, server.broadcast(one, 0), {}, known)[0] for each in shards]
+
+
+def answer(client: Client, one: Shard, broadcast: Message, state: State, known: Problem) -> tuple[Message, State]:
+    """A client's upload as the server gets it from the wire, and what the client keeps."""
+    upload, state = client.update(one, broadcast, state)
+    upload = dataclasses.replace(upload, stage=broadcast.stage)
+    return decoded(encoded(upload, known.wire), known.dtype, known.device), state
 
 
 def spectra(count: int, M: int, r: int, dtype: torch.dtype, device: torch.device = CPU) -> list[Spectrum]:
