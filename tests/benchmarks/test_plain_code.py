@@ -54,7 +54,7 @@ def test_rank_one_updates_give_stsa_es_gram_matrix():
     sent = made.uploads(method, known, shards_of(SIZES), made.task(SIZES.C))
     server = method.server(known)
     one_task(server, sent, SIZES.C)
-    close(server.G, peers.scatter(*joined(sent)))
+    close(server.estimate.matrix, peers.scatter(*joined(sent)))
 
 
 def test_a_share_of_the_rank_one_updates_is_the_first_of_them():
