@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +14,7 @@ from fcl_bench.errors import UserError, require_choice
 from fcl_bench.files import replacing
 from fcl_bench.results.made import Made
 from fcl_bench.results.measures import MEASURES
+from fcl_bench.tracking.console import log_to_terminal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,7 +106,7 @@ def _tables(arguments: argparse.Namespace) -> None:
     # Only now, so that help and wrong options wait for no library.
     from fcl_bench.results.collect import collect, selected
 
-    _warn_on_stderr()
+    log_to_terminal("fcl-tables: warning", notes=False)
     out = Path(arguments.out).expanduser()
     made = Made(out, vars(arguments))
     if arguments.if_changed and made.is_current():
@@ -223,17 +223,6 @@ def _write(folder: Path, contents: Mapping[str, str | bytes]) -> list[Path]:
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror or error}", "another --out or --name") from error
     return files
-
-
-def _warn_on_stderr() -> None:
-    """The package's warnings, on stderr; in place of a run's own handlers where this process has done one."""
-    package, handler = logging.getLogger("fcl_bench"), logging.StreamHandler(sys.stderr)
-    for old in [handler for handler in package.handlers if handler.name == "terminal"]:
-        package.removeHandler(old)
-    handler.name = "terminal"
-    handler.setLevel(logging.WARNING)
-    handler.setFormatter(logging.Formatter("fcl-tables: warning: %(message)s"))
-    package.addHandler(handler)
 
 
 if __name__ == "__main__":
