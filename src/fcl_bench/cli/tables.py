@@ -43,14 +43,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--where", action="append", default=[], metavar="KEY=VALUE", help=which)
     parser.add_argument("--name", type=_file_name, default="summary", help="of the files (summary)")
-    formats = ",".join(FORMATS)
-    parser.add_argument(
-        "--format",
-        type=_list_of("--format", FORMATS),
-        default=formats,
-        metavar="LIST",
-        help=f"of the tables ({formats})",
-    )
+    formats, tables = ",".join(FORMATS), f"of the tables ({','.join(FORMATS)})"
+    parser.add_argument("--format", type=_list_of("--format", FORMATS), default=formats, metavar="LIST", help=tables)
     metrics = "which measures, in this order: A_avg,up_max_mib,seconds_per_task; default: all that any run has"
     parser.add_argument("--metrics", type=_list_of("--metrics", MEASURES), default=[], metavar="LIST", help=metrics)
     by = "what tells rows apart: method,beta; what else varies goes into columns; default: all that varies"
@@ -118,6 +112,7 @@ def _tables(arguments: argparse.Namespace) -> None:
     chosen_runs = frame if frame.empty else selected(frame, arguments.where)
     write = _papers if arguments.paper else _summary
     files = write(arguments, out, chosen_runs)
+    print("\n".join(f"written: {file}" for file in files), flush=True)
     if arguments.if_changed:
         made.note(files)
 
@@ -155,7 +150,6 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
         contents["html"] = _page(arguments.name, [whole, *parts.values()], drawings)
     files = _write(out / "tables", {f"{arguments.name}.{suffix}": content for suffix, content in contents.items()})
     _show(summary, whole.sheet)
-    print("\n".join(f"written: {file}" for file in files), flush=True)
     return files
 
 
@@ -196,13 +190,11 @@ def _papers(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> li
     }
     if arguments.html:
         contents["papers.html"] = _page("papers", tables, {})
-    files = _write(
-        out / "tables" / ("papers" if arguments.profile == "full" else f"papers-{arguments.profile}"), contents
-    )
+    folder = "papers" if arguments.profile == "full" else f"papers-{arguments.profile}"
+    files = _write(out / "tables" / folder, contents)
     for table in tables:
         done = (table.values["state"] == HAS_RUNS).sum()
         print(f"{table.sheet.title}: {len(table.values)} printed numbers, {done} with runs of ours")
-    print("\n".join(f"written: {file}" for file in files), flush=True)
     return files
 
 
