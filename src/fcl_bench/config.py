@@ -294,7 +294,7 @@ def typed_instance(schema: type, knobs: dict[str, Any], group: str) -> Any:
     known = [field.name for field in dataclasses.fields(schema)]
     for field in dataclasses.fields(schema):
         given, declared = knobs.get(field.name, {}), str(field.type)
-        if given is False and "| None" in declared and _nested(schema, declared):
+        if (given is None or given is False) and "| None" in declared and _nested(schema, declared):
             knobs = {**knobs, field.name: None}  # as it is natural to switch a part with keys of its own off
         elif _nested(schema, declared) and not isinstance(given, dict):
             raise UserError(f"{prefix}{field.name}={given} has the wrong type", _wanted(schema, field.name))

@@ -237,6 +237,11 @@ def test_adapters_of_another_scale_are_another_start():
     assert first["weights"] == second["weights"]
 
 
+@pytest.mark.parametrize("off", [None, False])
+def test_null_and_false_are_no_adapters(off):
+    assert typed(Timm, name=VIT, adapters=off).adapters is None
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
