@@ -8,14 +8,15 @@ BIN := $(VENV)/bin
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
 
-# The papers' printed tables need no run; the others want one.
+# Writes the papers' tables, and the figures of the runs if there are any.
 tables: $(VENV)/.run
 	$(BIN)/fcl-tables --paper all --html --if-changed
 	if ls outputs/runs/*/run.json >/dev/null 2>&1; then $(BIN)/fcl-tables --figures --html --if-changed; fi
 	if ls outputs/quick/runs/*/run.json >/dev/null 2>&1; then \
 		$(BIN)/fcl-tables --out outputs/quick --paper all --profile quick --html --if-changed; fi
 
-# Every table and figure of docs/results.md; about four hours on two cores, and it goes on where it was interrupted.
+# Does the runs behind docs/results.md and writes their tables: about four hours on two cores. After an interruption the
+# same command does the rest.
 FEATURES ?= ../shared/data/cifar100-mobilenetv2.npz
 ONCE := $(BIN)/fcl-bench -m data=features data.path=$(FEATURES) tasks=10
 CIFAR := $(ONCE) seed=0,1,2
@@ -43,7 +44,7 @@ results: $(VENV)/.run
 	$(BIN)/fcl-tables --where data=features --where wire.dtype=float32 --where label_rate=1 --name cifar100
 	$(BIN)/fcl-tables --where data=digits --name digits
 
-# The study of docs/training.md; about two hours on two cores.
+# Does the runs of docs/training.md and writes their tables: about two hours on two cores.
 CIFAR100 ?= ../shared/data/cifar100
 SMALL := data=cifar100 data.path=$(CIFAR100) data.classes=25 data.per_class=300 tasks=5 backbone=tiny backbone.width=16
 TRAIN := $(BIN)/fcl-bench -m $(SMALL) seed=0,1,2 drift=20 method.training.rounds=10 method.training.epochs=2 \
@@ -66,7 +67,8 @@ training: $(VENV)/.run
 	$(STATISTICS) method=stsa_e method.gamma=10000 adapt=fedavg $(ADAPT)
 	$(BIN)/fcl-tables --where data=cifar100 --where backbone=tiny --name training
 
-# Every experiment in miniature, and the papers' tables of that: 20 minutes on two cores; goes on where it stopped.
+# Does every experiment in miniature and writes the papers' tables of these runs: 20 minutes on two cores. After an
+# interruption the same command does the rest.
 QUICK := $(patsubst conf/experiment/%.yaml,outputs/quick/done/%,$(wildcard conf/experiment/*.yaml))
 quick: $(QUICK)
 	$(BIN)/fcl-tables --out outputs/quick --paper all --profile quick --html --if-changed
@@ -76,7 +78,7 @@ outputs/quick/done/%: conf/experiment/%.yaml $(VENV)/.run
 	mkdir -p $(@D)
 	touch $@
 
-# Everything that needs a GPU: its tests, the benchmark with a profile, the papers' settings; a day or so.
+# Does everything that needs a GPU: tests, benchmarks, and runs in the papers' settings; about a day.
 PAPERS := $(BIN)/fcl-bench -m device=cuda out=outputs/gpu
 gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu
@@ -91,30 +93,33 @@ gpu: $(VENV)/.dev
 	$(PAPERS) experiment=training_pretrained_cifar100 method=finetune,fot,joint_training
 	$(BIN)/fcl-tables --out outputs/gpu --name papers
 
-# Every stage and method beside the bare products and beside plain code: about 20 minutes on two cores, SIZE=quick two.
+# Times every stage and method beside the bare matrix products and beside plain code: about 20 minutes on two cores;
+# SIZE=quick takes two minutes.
 SUITE := $(BIN)/python -m pytest benchmarks/suite
 SIZE ?= full
 NAME ?= $(SIZE)
 bench: $(VENV)/.dev
 	$(SUITE) --size $(SIZE) --features $(FEATURES) --benchmark-json=outputs/bench/$(NAME).json $(BENCH)
 
-# Fails if a stage of NEW is slower than in OLD, by its ratio to the bare work: make bench-compare OLD=a.json NEW=b.json
+# Fails if a stage is slower in NEW than in OLD, each as a multiple of the bare work in the same file:
+# make bench-compare OLD=a.json NEW=b.json
 TOLERANCE ?= 0.5
 bench-compare: $(VENV)/.dev
 	$(BIN)/python benchmarks/compare.py $(OLD) $(NEW) --tolerance $(TOLERANCE)
 
-# Peak memory of the largest runs; five minutes on two cores.
+# Measures the peak memory of the largest runs: five minutes on two cores.
 bench-memory: $(VENV)/.dev
 	$(SUITE)/bench_memory.py --long --features $(FEATURES) --benchmark-json=outputs/bench/memory.json $(BENCH)
 
-# How seconds, memory and bytes grow with clients, tasks, classes, M and samples; ten minutes, BENCH=--quick one or two.
+# Measures how seconds, memory and bytes grow with clients, tasks, classes, M and samples: ten minutes; BENCH=--quick
+# takes one or two.
 bench-scaling: $(VENV)/.run
 	$(BIN)/python benchmarks/scaling.py --markdown outputs/bench/scaling.md $(BENCH)
 
 bench-extraction: $(VENV)/.run
 	$(BIN)/python benchmarks/extraction_throughput.py $(BENCH)
 
-# Statistics of every split and partition on CIFAR-100, and the seconds that they take.
+# Prints statistics of every split and partition on CIFAR-100, and the seconds that each takes.
 bench-partitions: $(VENV)/.run
 	$(BIN)/python benchmarks/partitions.py $(BENCH)
 
@@ -127,6 +132,7 @@ test: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

@@ -36,7 +36,6 @@ from fcl_bench.data.images.stored import EncodedImages
 from fcl_bench.data.sources.base import Dataset, Split
 from fcl_bench.data.sources.hub_images import HubImages
 from fcl_bench.data.sources.image_source import image_split
-from fcl_bench.environment import available_cores
 
 #: Width and height in pixels, format and quality of the images made here; so many different ones, over and over.
 MADE = {"webp32": ((32, 32), "WEBP", {"lossless": True}), "jpeg500": ((500, 375), "JPEG", {"quality": 90})}
@@ -154,7 +153,7 @@ def measure(arguments: argparse.Namespace, device: torch.device) -> dict[str, An
         "precision": precision,
         "device": environment.device_kind(device),
         "threads": torch.get_num_threads(),
-        "workers": arguments.workers or available_cores(),
+        "workers": arguments.workers or environment.available_cores(),
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "images_per_second": {name: samples / statistics.median(seconds) for name, seconds in times.items()},
         "ratio_median": statistics.median(ratios),

@@ -40,9 +40,9 @@ def share_right(
 
 def fresh(plan: Plan, omega: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(K, T, T) means of `omega` (n, T) over every client's samples of every task, and (K, T) whether it has any."""
-    tasks, clients = len(plan.shards), len(plan.shards[0])
+    tasks, clients = len(plan.dealt.shards), len(plan.dealt.shards[0])
     references, known = torch.zeros(clients, tasks, tasks), torch.zeros(clients, tasks, dtype=torch.bool)
-    for task, shards in enumerate(plan.shards):
+    for task, shards in enumerate(plan.dealt.shards):
         for client, indices in enumerate(shards):
             if len(indices):
                 references[client, task] = omega[torch.from_numpy(indices)].mean(dim=0)
@@ -61,10 +61,10 @@ def main() -> None:
         model, network = load_file(folder / "model.safetensors"), Network(start)
         network.load({name: value for name, value in model.items() if name.startswith("body.")})
         trainer = Trainer(method.training, start.size, start.mean, start.std, torch.device("cpu"))
-        bases = [model[f"basis.{task}.heads"] for task in range(len(plan.shards))]
+        bases = [model[f"basis.{task}.heads"] for task in range(len(plan.dealt.shards))]
         train, test = (relevance(trainer.features(network, images), bases) for images in load_images(plan))
         references = fresh(plan, train)
-        tests = [test[torch.from_numpy(indices)] for indices in plan.stream.test]
+        tests = [test[torch.from_numpy(indices)] for indices in plan.dealt.stream.test]
         one, many = (share_right(tests, *references, batch) for batch in (None, 64))
         settings = plan.settings
         setting = f"beta {settings.beta:g}, seed {settings.scalars.seed}, threshold {method.threshold:g}"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib  # noqa: F401  # so that the command draws in this process, and starts none for it
 import numpy as np
 import pytest
 
@@ -33,14 +31,6 @@ def shared(path: str) -> Path:
     return found
 
 
-def pytest_sessionfinish() -> None:
-    """The command sets imports aside (`fcl_bench.cli.garbage`); in a process that goes on they may leave again.
-
-    nanobind, in whose modules the tests' many imports end, would list them all as leaks.
-    """
-    gc.unfreeze()
-
-
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """`fcl-bench` in this process: arguments -> (exit code, stdout, stderr)."""
@@ -60,7 +50,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 def no_pictures() -> Iterator[None]:
     """Runs draw none, which is half of a short one's time; `pytestmark = pytest.mark.usefixtures("no_pictures")`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fcl_bench.runs.run.drawn", lambda _: {})
+        patch.setattr("fcl_bench.runs.run.drawn", lambda *_: {})
         yield
 
 

@@ -7,17 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from fcl_bench.config import Settings, config_dir, load_settings
+from fcl_bench.config import Settings, composed, load_settings
 from fcl_bench.engine import federation as engine
 from fcl_bench.protocol.task import Task
 from fcl_bench.runs.run import Outcome, run
 
 
 def settings_for(out: Path, *overrides: str) -> Settings:
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return load_settings(compose("config", overrides=[f"out={out}", *overrides]))
+    return load_settings(composed([f"out={out}", *overrides]))
 
 
 def run_in(out: Path, *overrides: str) -> Outcome:

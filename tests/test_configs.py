@@ -6,9 +6,8 @@ import dataclasses
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
 
-from fcl_bench.config import GROUPS, config_dir, load_settings, target_class
+from fcl_bench.config import GROUPS, composed, config_dir, load_settings, target_class
 from fcl_bench.errors import UserError
 
 EXPERIMENTS = sorted(file.stem for file in config_dir().glob("experiment/*.yaml"))
@@ -21,8 +20,7 @@ CHOICES = sorted(
 
 
 def compose_settings(*overrides: str):
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return load_settings(compose("config", overrides=list(overrides)))
+    return load_settings(composed(overrides))
 
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES)

@@ -25,9 +25,7 @@ def test_the_readme_holds_its_commands():
 @pytest.mark.parametrize("line", sorted({line.replace(" ...", "") for line in COMMANDS}))
 def test_every_command_composes_and_passes_the_checks(line, command, tmp_path, monkeypatch):
     """Paths in capitals stand for the reader's own files; everything else must be accepted as written."""
-    from hydra import compose, initialize_config_dir
-
-    from fcl_bench.config import config_dir, load_settings
+    from fcl_bench.config import composed, load_settings
 
     monkeypatch.chdir(tmp_path)
     arguments = shlex.split(line)[1:]
@@ -38,8 +36,7 @@ def test_every_command_composes_and_passes_the_checks(line, command, tmp_path, m
         assert command(*arguments)[0] == 0
         return
     jobs = [argument.split(",")[0] for argument in arguments if argument != "-m"]
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        load_settings(compose("config", overrides=jobs))
+    load_settings(composed(jobs))
 
 
 def test_the_make_targets_exist_and_ci_calls_the_readmes_test_command():

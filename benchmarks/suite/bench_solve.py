@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-
 from fcl_bench.linalg.low_rank_sum import LowRankSum
+
 from fcl_bench.linalg.solve import relative_rounding, solve_symmetric
 from suite import made, peers
 from suite.sides import Beside, Work, each, limit, ours, peer, sizes

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from fcl_bench import environment
-from fcl_bench.environment import available_cores
 from suite import results, table
 from suite.sides import Beside, as_case, case_name
 
@@ -116,7 +115,7 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
     blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
     machine_info["fcl_bench"] = {
         **environment.describe(device),
-        "cores": available_cores(),
+        "cores": environment.available_cores(),
         "blas": blas[1] if blas else "unknown",
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load_average": os.getloadavg()[0],

@@ -1,7 +1,7 @@
 """Plain code for what the library does, as public implementations have it: written from the papers' equations.
 
 Loops over samples, groups and clients; one inverse where an equation prints one; an SVD where it says SVD. Results are
-the library's (tests/test_benchmarks.py); only the time is not.
+the library's (tests/benchmarks); only the time is not.
 """
 
 from __future__ import annotations

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
 import operator
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass
 from importlib import import_module
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
@@ -55,7 +59,7 @@ def knob(
 ) -> Any:
     """A dataclass field whose value `typed_instance` checks.
 
-    Null passes where the field's type allows it. Of a list, each entry is checked.
+    Null passes where the field's type allows it. Of a list or a mapping, each entry is checked.
 
     Args:
         default: the default, or a function such as `list` that makes one; left out: the field has to be given.
@@ -186,6 +190,57 @@ def _identity(choice: Any) -> dict[str, Any]:
     return {"choice": kind, **revision, **knobs}
 
 
+def composed(overrides: Iterable[str] = ()) -> DictConfig:
+    """What Hydra composes of `overrides`, as typed after `fcl-bench`. Raises Hydra's errors for what cannot be."""
+    # Only now, as in `register_presets`: not every command composes, and Hydra takes a while.
+    from hydra import compose, initialize_config_dir
+
+    register_presets()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        return compose("config", overrides=list(overrides))
+
+
+@functools.cache
+def register_presets() -> list[str]:
+    """Make the presets in conf/experiment/settings choices of Hydra's group `experiment/preset`; their names.
+
+    A preset says what a command line would: `group: choice` and `key: value`. Has to be called before Hydra composes;
+    launchers hand the choices on to their workers.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    names = []
+    for file in sorted(config_dir().glob("experiment/settings/*.yaml")):
+        for name, settings in _read_yaml(file).items():
+            chosen = {group: settings.pop(group) for group in GROUPS if group in settings}
+            node = OmegaConf.create({"defaults": [{f"override /{group}": choice} for group, choice in chosen.items()]})
+            for key, value in settings.items():
+                OmegaConf.update(node, key, value)
+            ConfigStore.instance().store(name, node, group="experiment/preset", package="_global_")
+            names.append(name)
+    return names
+
+
+def combinations(overrides: Iterable[str]) -> list[tuple[str, ...]]:
+    """The runs of `fcl-bench -m overrides...`, in the order of Hydra's own sweeper: the overrides of each.
+
+    The last of several overrides of one key counts; the values of the first key change slowest. Raises Hydra's errors
+    for an override that cannot be parsed, or whose values are no list (`interval(0,1)`).
+    """
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    hydra = GlobalHydra.instance()
+    # It knows the choices of `method=glob(*)`.
+    parser = OverridesParser.create(hydra.config_loader() if hydra.is_initialized() else None)
+    values: dict[str, list[str]] = {}
+    for override in parser.parse_overrides(list(overrides)):
+        swept = override.is_sweep_override()
+        found = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
+        values[override.get_key_element()] = list(found)
+    return list(itertools.product(*([f"{key}={value}" for value in found] for key, found in values.items())))
+
+
 def load_settings(config: DictConfig) -> Settings:
     """Convert a composed configuration; a `UserError` for an unknown key, a wrong type or an impossible value."""
     try:
@@ -237,9 +292,11 @@ def typed_instance(schema: type, knobs: dict[str, Any], group: str) -> Any:
     prefix = f"{group}." if group else ""
     known = [field.name for field in dataclasses.fields(schema)]
     for field in dataclasses.fields(schema):
-        if _nested(schema, str(field.type)) and not isinstance(knobs.get(field.name, {}), dict):
-            shown = f"{prefix}{field.name}={knobs[field.name]}"
-            raise UserError(f"{shown} has the wrong type", _wanted(schema, field.name))
+        given, declared = knobs.get(field.name, {}), str(field.type)
+        if given is False and "| None" in declared and _nested(schema, declared):
+            knobs = {**knobs, field.name: None}  # as it is natural to switch a part with keys of its own off
+        elif _nested(schema, declared) and not isinstance(given, dict):
+            raise UserError(f"{prefix}{field.name}={given} has the wrong type", _wanted(schema, field.name))
     try:
         node = OmegaConf.merge(OmegaConf.structured(schema), knobs)
         _check_knobs(node, prefix)
@@ -269,8 +326,12 @@ def _check_knobs(node: Any, prefix: str) -> None:
         if dataclasses.is_dataclass(OmegaConf.get_type(value)):
             _check_knobs(value, f"{key}.")
         elif "bounds" in field.metadata and value is not None:
-            for entry in value if OmegaConf.is_list(value) else [value]:
-                _check_value(key, entry, field.metadata)
+            if OmegaConf.is_dict(value):
+                entries = [(f"{key}.{name}", entry) for name, entry in value.items()]
+            else:
+                entries = [(key, entry) for entry in (value if OmegaConf.is_list(value) else [value])]
+            for name, entry in entries:
+                _check_value(name, entry, field.metadata)
 
 
 def _lookup(knobs: dict[str, Any], key: str) -> Any:
@@ -286,7 +347,7 @@ def _lookup(knobs: dict[str, Any], key: str) -> Any:
 def _nested(schema: type, declared: str) -> type | None:
     """The dataclass that a field of `schema` is declared as, in the module of the class that declares it."""
     modules = [import_module(base.__module__) for base in schema.__mro__]
-    found = (getattr(module, declared, None) for module in modules)
+    found = (getattr(module, declared.removesuffix(" | None"), None) for module in modules)
     return next((kind for kind in found if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
 
 
@@ -309,6 +370,35 @@ def _wanted(schema: type, key: str) -> str:
             schema = nested
             declared = "keys of its own: " + ", ".join(field.name for field in dataclasses.fields(nested))
     return " or ".join(words.get(kind.strip(), kind.strip()) for kind in declared.split("|")) or "see the YAML"
+
+
+def resolved_config(path: Path) -> dict[str, Any]:
+    """A run's config.yaml. It holds no interpolation, so it needs no OmegaConf."""
+    return _read_yaml(path)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """By the C parser, in a tenth of OmegaConf's time; a fresh object."""
+    return yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def text(value: Any) -> str:
+    """A value as the user types it (0.1, 2048, true, null); "" where a run has no such key (None, NaN, NA)."""
+    # Only now: whoever composes a run or asks for help does not wait for pandas.
+    from pandas import isna
+    from pandas.api.types import is_bool
+
+    if is_bool(value):
+        return str(value).lower()
+    if is_number(value):
+        short = str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:g}"
+        return short if float(short) == value else repr(float(value))
+    return "" if isna(value) else str(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a finite number, numpy's included, and no truth value."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def config_dir() -> Path:

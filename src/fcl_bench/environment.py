@@ -10,7 +10,7 @@ import sys
 from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import fcl_bench
 from fcl_bench.errors import UserError
@@ -18,7 +18,21 @@ from fcl_bench.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-_RECORDED = ("torch", "numpy", "timm", "torchvision", "hydra-core")
+
+class Environment(TypedDict):
+    """The `environment` of a run record: versions of packages, and the machine."""
+
+    fcl_bench: str
+    git_commit: str | None  # with `-dirty` for uncommitted changes; None if installed
+    python: str
+    torch: str
+    numpy: str
+    timm: str
+    torchvision: str
+    hydra_core: str
+    platform: str
+    device: str  # "cpu", or the GPU's model
+    threads: int  # of torch on the CPU
 
 
 def available_cores() -> int:
@@ -58,7 +72,7 @@ def device_kind(device: torch.device) -> str:
     return f"cuda {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
 
 
-def describe(device: torch.device) -> dict[str, Any]:
+def describe(device: torch.device) -> Environment:
     """The `environment` of a run record."""
     import torch
 
@@ -66,7 +80,11 @@ def describe(device: torch.device) -> dict[str, Any]:
         "fcl_bench": fcl_bench.__version__,
         "git_commit": git_commit(),
         "python": platform.python_version(),
-        **{package.replace("-", "_"): version(package) for package in _RECORDED},
+        "torch": version("torch"),
+        "numpy": version("numpy"),
+        "timm": version("timm"),
+        "torchvision": version("torchvision"),
+        "hydra_core": version("hydra-core"),
         "platform": platform.platform(),
         "device": device_kind(device),
         "threads": torch.get_num_threads(),

@@ -51,6 +51,7 @@ BAD_INPUT = [
     ("fedran", "fedran is not key=value"),
     ("--rank 5", "unknown option --rank (keys are written rank=VALUE"),
     ("--cfg", "--cfg needs a value"),
+    ("-m hydra/launcher=slrm", "hydra/launcher=slrm is not known (did you mean slurm? choices: parallel, processes"),
     ("method.rank=[1", "method.rank"),
     ("seed=1.5", "seed=1.5 has the wrong type (an integer)"),
     ("seed=0,1", "seed=0,1 names several values (-m runs each"),

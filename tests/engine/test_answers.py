@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 import torch
-
 from fcl_bench.engine.answers import WAYS, Answers
+
 from fcl_bench.protocol.method import Prediction
 
 #: Classes that each task brings.

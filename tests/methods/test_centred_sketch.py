@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fcl_bench.linalg.low_rank_sum import LowRankSum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.low_rank_sum import LowRankSum
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch, CentredSketchServer
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.papers.byte_conventions import centred_sketch_values

@@ -9,10 +9,9 @@ from itertools import takewhile
 
 import pandas as pd
 import yaml
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from fcl_bench.config import load_settings
+from fcl_bench.config import composed, load_settings
 from tests.conftest import REPOSITORY
 from tests.papers.settings import overrides
 
@@ -107,12 +106,12 @@ def compose_all(frame: pd.DataFrame) -> int:
     frame = frame.assign(keys=frame["setting"].map(lambda setting: str(overrides(setting))))
     settings = frame.drop_duplicates(["method", "data", "backbone", "keys"])
     for row in settings.itertuples():
-        config = deepcopy(composed())
+        config = deepcopy(kept())
         keys = {"method": row.method or "finetune", "data": row.data, "backbone": row.backbone}
         keys |= {"tasks": row.tasks, "clients": row.clients, "beta": row.beta} | overrides(row.setting)
         for key, value in keys.items():
             if (CONF / key).is_dir():
-                config[key] = deepcopy(composed(f"{key}={value}")[key])
+                config[key] = deepcopy(kept(f"{key}={value}")[key])
             elif value:
                 # Not merged, so that `method.tip=false` takes the place of a whole node.
                 OmegaConf.update(config, key, yaml.safe_load(value), merge=False)
@@ -121,7 +120,6 @@ def compose_all(frame: pd.DataFrame) -> int:
 
 
 @cache
-def composed(*choice: str) -> DictConfig:
-    """Kept, since composing is slow and the settings are many combinations of few choices."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", overrides=list(choice))
+def kept(*choice: str) -> DictConfig:
+    """As `composed`, which is slow, while the settings are many combinations of few choices."""
+    return composed(choice)

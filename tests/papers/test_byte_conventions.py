@@ -9,9 +9,11 @@ from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
+from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from fcl_bench.papers.byte_conventions import fedran_values, rounds_mib, stsa_e_values
+from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.papers.byte_conventions import accounting, fedran_values, rounds_mib, stsa_e_values
 from tests.methods.harness import problem_of
 
 FEDRAN_TABLE_4 = {100: 134.27, 200: 140.52, 50: 35.13}
@@ -22,7 +24,7 @@ def printed(value: float, as_printed: str) -> bool:
 
 
 def counted(method, convention: str, classes_per_task: list[int]) -> float:
-    return method.accounting(problem_of(512, wire="float32"), classes_per_task)[convention]
+    return accounting(method, problem_of(512, wire="float32"), classes_per_task)[convention]
 
 
 @pytest.mark.parametrize(
@@ -105,5 +107,10 @@ def test_under_stsas_convention_tasks_add_up_and_budgets_count():
 
 @pytest.mark.parametrize("method", [AFL(), AFCL(), STSA(M=None), CentredSketch(), STSAE()])
 def test_every_federated_method_has_both_conventions(method):
-    assert set(method.accounting(problem_of(512), [10, 10])) == {"fedran_mib", "stsa_mib"}
+    assert set(accounting(method, problem_of(512), [10, 10])) == {"fedran_mib", "stsa_mib"}
     assert counted(AFL(), "fedran_mib", [10, 10]) == counted(AFCL(), "fedran_mib", [10, 10])
+
+
+@pytest.mark.parametrize("method", [Joint(), FineTune()])
+def test_what_no_papers_table_counts_has_neither(method):
+    assert accounting(method, problem_of(512), [10, 10]) == {}

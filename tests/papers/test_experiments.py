@@ -7,11 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from fcl_bench.config import Settings, config_dir, load_settings
+from fcl_bench.config import Settings, composed, load_settings, register_presets
 from fcl_bench.errors import UserError
-from fcl_bench.papers.experiments import PROFILES, cells_of, experiments, runs_of
+from fcl_bench.papers.experiments import PROFILES, experiments, grid_cells, runs_of
 from fcl_bench.papers.matching import overrides, settings_of, words_without_key
 from fcl_bench.papers.printed import printed
 from fcl_bench.runs.run import run
@@ -40,8 +39,7 @@ PRINTED = printed().query("method != ''")
 
 
 def settings_for(*words: str) -> Settings:
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return load_settings(compose("config", overrides=list(words)))
+    return load_settings(composed(words))
 
 
 def flat(settings: Settings) -> dict[str, object]:
@@ -112,7 +110,7 @@ COMPARED = {name for name, _, _ in printed_settings()}
 
 @pytest.mark.parametrize("experiment", experiments())
 def test_the_miniature_has_a_cell_for_every_cell(experiment):
-    full, quick = (cells_of(experiment, profile) for profile in PROFILES)
+    full, quick = (grid_cells(experiment, profile) for profile in PROFILES)
     assert len(full) == len(quick) == len(set(full)) == len(set(quick))
     assert len(runs_of(experiment, "quick")) == len(quick)
     if experiment != "fedprotip_table7":  # two trials in the paper
@@ -122,7 +120,7 @@ def test_the_miniature_has_a_cell_for_every_cell(experiment):
 @pytest.mark.parametrize("experiment", experiments())
 def test_the_last_cell_in_miniature_composes_and_says_where_it_is_from(experiment):
     """All cells of both profiles: -m long."""
-    settings = settings_for(*cells_of(experiment, "quick")[-1])
+    settings = settings_for(*grid_cells(experiment, "quick")[-1])
     assert (settings.resolved["experiment"], settings.resolved["profile"]) == (experiment, "quick")
     assert "grid" not in settings.resolved
     assert (settings.data.name, settings.scalars.tasks <= 6) == ("digits", True)
@@ -132,7 +130,7 @@ def test_the_last_cell_in_miniature_composes_and_says_where_it_is_from(experimen
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("experiment", experiments())
 def test_all_cells_are_runs_of_their_own(experiment, profile):
-    cells = [settings_for(*cell) for cell in cells_of(experiment, profile)]
+    cells = [settings_for(*cell) for cell in grid_cells(experiment, profile)]
     assert {settings.resolved["profile"] for settings in cells} == {profile}
     ids = {json.dumps(settings.identity(), sort_keys=True) for settings in cells}
     assert len(ids) == len(cells)
@@ -144,14 +142,14 @@ def test_all_cells_are_runs_of_their_own(experiment, profile):
 )
 def test_the_last_printed_cell_of_a_table_is_run(experiment, wanted, left):
     """All cells of all tables: -m long."""
-    cells = likely(wanted, cells_of(experiment))
+    cells = likely(wanted, grid_cells(experiment))
     assert any(is_run(experiment, wanted, left, [flat(settings_for(*cell))]) for cell in reversed(cells))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("experiment", sorted(COMPARED))
 def test_every_printed_cell_is_run(experiment):
-    cells = [flat(settings_for(*cell)) for cell in cells_of(experiment)]
+    cells = [flat(settings_for(*cell)) for cell in grid_cells(experiment)]
     settings = [(wanted, left) for name, wanted, left in printed_settings() if name == experiment]
     assert settings
     for wanted, left in settings:
@@ -196,7 +194,7 @@ def test_an_unknown_grid_is_the_users_mistake(experiment, profile):
 
 @pytest.mark.parametrize(("experiment", "index"), [("afcl_sensitivity", -1), ("fedprotip_table15", 1)])
 def test_a_cell_in_miniature_runs(experiment, index, tmp_path):
-    outcome = run(settings_for(*cells_of(experiment, "quick")[index], f"out={tmp_path}", "tasks=2"))
+    outcome = run(settings_for(*grid_cells(experiment, "quick")[index], f"out={tmp_path}", "tasks=2"))
     assert 0 < outcome.record["metrics"]["A_T"] <= 100
     config = (outcome.folder / "config.yaml").read_text()
     assert f"experiment: {experiment}\n" in config
@@ -208,20 +206,19 @@ def test_the_list_names_every_experiment_with_its_number_of_runs():
     listed = dict(re.findall(r"`(\w+)` \| (\d+ x \d+) \|", LIST.read_text()))
     counted = {}
     for name in experiments():
-        cells = len(cells_of(name))
+        cells = len(grid_cells(name))
         counted[name] = f"{cells} x {len(runs_of(name)) // cells}"
     assert listed == counted
 
 
 def test_every_preset_is_used():
-    files = {file.stem for file in config_dir().glob("experiment/preset/*.yaml")}
     used = {
         name
         for experiment in experiments()
         for profile in PROFILES
-        for cell in cells_of(experiment, profile)
+        for cell in grid_cells(experiment, profile)
         for word in cell
         if word.startswith("experiment/preset=")
         for name in re.findall(r"\w+", word.partition("=")[2])
     }
-    assert files == used
+    assert set(register_presets()) == used

@@ -6,19 +6,20 @@ import shlex
 
 import pytest
 
-from fcl_bench.papers.experiments import cells_of as grid_cells
+from fcl_bench.papers.experiments import grid_cells
 from fcl_bench.papers.matching import overrides, settings_of
 from fcl_bench.papers.miniature import NOTE, stand_ins
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import used_runs
-from fcl_bench.results.tables.paper_tables import NO_METRIC, cells_of, paper_tables
+from fcl_bench.results.tables.paper_sheet import NO_METRIC
+from fcl_bench.results.tables.paper_tables import paper_tables, printed_cells
 from tests.small_runs import run_in
 
 
 def test_every_cell_of_a_grid_stands_for_the_printed_numbers_of_its_setting():
     """FedRAN's Figure 6 prints M 2,048 and 8,192 at r 1,024: the third and seventh of eight cells."""
     grid = grid_cells("fedran_figure6", "quick")
-    printed = cells_of("fedran", "Figure 6")
+    printed = printed_cells("fedran", "Figure 6")
     printed = printed[printed["metric"] == "A_avg"]
     found = [stand_ins(cell, settings_of(overrides(cell))) for _, cell in printed.iterrows()]
     assert [[typed for typed, _ in stands] for stands in found] == [[grid[2]], [grid[6]]]
@@ -28,7 +29,7 @@ def test_a_run_in_miniature_fills_its_cell_and_no_other(tmp_path):
     typed = grid_cells("fedran_figure6", "quick")[2]
     run = run_in(tmp_path, *typed)
     assert (run.record["experiment"], run.record["profile"]) == ("fedran_figure6", "quick")
-    cells = cells_of("fedran", "Figure 6")
+    cells = printed_cells("fedran", "Figure 6")
     runs = used_runs(collect(tmp_path / "runs"))
     [table] = paper_tables(cells, runs, tmp_path / "runs", "quick")
     assert table.sheet.title == "fedran, Figure 6, in miniature"

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from fcl_bench.cli.app import main
-from fcl_bench.results.collect import MEASURES
+from fcl_bench.results.measures import MEASURES
 
 
 def real_runs(out: Path, *arguments: str) -> Path:

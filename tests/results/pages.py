@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
+from fcl_bench.results.tables.cells import Cell, Sheet, value_cell
+
 #: Elements without an end tag.
 _VOID = {"meta", "input", "img", "br", "link"}
 
@@ -57,3 +59,10 @@ def table(root: Element, position: int = 0) -> tuple[list[str], list[list[Elemen
     """Headers, and the cells of each row, of the n-th table."""
     found = root.all("table")[position]
     return [cell.text for cell in found.all("th")], [row.all("td") for row in found.all("tbody")[0].all("tr")]
+
+
+def sheet(columns: dict[str, list], *notes: str) -> Sheet:
+    """A table of columns of cells, or of plain values."""
+    rows = zip(*columns.values(), strict=True)
+    cells = [[value if isinstance(value, Cell) else value_cell(value) for value in row] for row in rows]
+    return Sheet("A title", list(columns), cells, 1, list(notes))

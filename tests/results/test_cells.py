@@ -11,52 +11,73 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fcl_bench.results.measures import MEASURES
-from fcl_bench.results.tables.cells import best_and_second, marked_by_group, mean_and_spread, number
+from fcl_bench.results.tables.cells import Cell, best_and_second, decimals, mean_cell, value_cell
 
-NUMBERS = st.lists(st.integers(-50, 50).map(lambda whole: f"{whole / 10:.1f}") | st.just(""), max_size=12)
+NUMBERS = st.lists(st.integers(-5, 5).map(float) | st.just(math.nan), max_size=12)
 
 
-def marks_oracle(texts: list[str], higher: bool) -> list[str]:
+def marks_oracle(values: list[float], higher: bool) -> list[str]:
     """The best is better than or equal to every competitor; the second is beaten by the best alone."""
-    values = [float(text) for text in texts if text]
+    there = [value for value in values if not math.isnan(value)]
     sign = 1 if higher else -1
     marks = []
-    for text in texts:
-        ahead = {value for value in values if text and sign * value > sign * float(text)}
-        marks.append("" if not text or len(values) < 2 else {0: "bold", 1: "underline"}.get(len(ahead), ""))
+    for value in values:
+        ahead = {other for other in there if sign * other > sign * value}
+        competes = not math.isnan(value) and len(there) > 1
+        marks.append({0: "bold", 1: "underline"}.get(len(ahead), "") if competes else "")
     return marks
 
 
 @given(NUMBERS, st.booleans())
-def test_marks_are_as_a_slow_count_of_better_values_has_them(texts, higher):
-    assert best_and_second(texts, higher) == marks_oracle(texts, higher)
+def test_marks_are_as_a_slow_count_of_better_values_has_them(values, higher):
+    groups = pd.Series("a", range(len(values)), dtype=object)
+    assert list(best_and_second(pd.Series(values, dtype=float), groups, higher)) == marks_oracle(values, higher)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), min_size=1, max_size=20), st.booleans())
 def test_groups_do_not_compete_with_each_other(rows, higher):
-    groups, printed = pd.Series([g for g, _ in rows]), pd.Series([str(v) for _, v in rows])
-    marks = marked_by_group(printed, groups, higher)
+    groups, printed = pd.Series([g for g, _ in rows]), pd.Series([float(v) for _, v in rows])
+    marks = best_and_second(printed, groups, higher)
     for group in set(groups):
         own = list(printed[groups == group])
         assert list(marks[groups == group]) == marks_oracle(own, higher)
 
 
 @pytest.mark.parametrize(
-    ("mean", "std", "places", "shown"),
+    ("mean", "std", "places", "n", "shown", "number"),
     [
-        (73.333, 3.512, 2, "73.33 ± 3.51"),
-        (73.333, math.nan, 2, "73.33"),
-        (4.0, 0.0, 2, "4.00 ± 0"),
-        (0.1, 1e-9, 1, "0.1 ± 0.0"),
+        (73.333, 3.512, 2, None, "73.33 ± 3.51", 73.33),
+        (73.333, math.nan, 2, 1, "73.33 (1)", 73.33),
+        # A spread of zero is not one that was rounded.
+        (4.0, 0.0, 2, 3, "4.00 ± 0 (3)", 4.0),
+        (0.1, 1e-9, 1, None, "0.1 ± 0.0", 0.1),
+        # To the nearest, as a reader compares it, not what its double in hundredths rounds to.
+        (np.float64(2.675), math.nan, 2, None, "2.67", 2.67),
     ],
 )
-def test_a_spread_of_zero_is_not_one_that_was_rounded(mean, std, places, shown):
-    assert mean_and_spread(mean, std, places) == shown
+def test_a_mean_is_shown_with_its_spread_and_sorts_as_it_is_shown(mean, std, places, n, shown, number):
+    assert mean_cell(mean, std, places, "bold", n) == Cell(shown, "bold", number)
+
+
+def test_what_is_not_defined_is_absent():
+    assert mean_cell(math.nan, math.nan, 2, n=3) == Cell("not defined", absent=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown", "number"),
+    [(0.10, "0.1", 0.1), (2048, "2048", 2048.0), (np.int64(3), "3", 3.0), (True, "true", None), ("null", "null", None)],
+)
+def test_a_value_is_shown_as_it_is_typed(value, shown, number):
+    assert value_cell(value) == Cell(shown, number=number)
+
+
+def test_a_key_that_a_run_has_not_is_none():
+    assert value_cell(math.nan) == Cell("none")
 
 
 @given(st.floats(1e-9, 0.999, allow_subnormal=False))
 def test_small_sizes_keep_three_digits_that_count(size):
-    printed = number(size, MEASURES["up_max_mib"])
+    printed = mean_cell(size, math.nan, decimals(size, MEASURES["up_max_mib"])).text
     assert float(printed) == pytest.approx(size, rel=0.006)
     assert len(printed) < 16
 

@@ -9,10 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fcl_bench.config import text
 from fcl_bench.engine.checkpoint import write_json
 from fcl_bench.errors import UserError
 from fcl_bench.files import file_checksum
-from fcl_bench.results.collect import MEASURES, RUN, collect, selected, text
+from fcl_bench.results.collect import RUN_COLUMNS, collect, selected
+from fcl_bench.results.measures import MEASURES
 from tests.results.frames import made_up, real_runs
 
 
@@ -62,7 +64,7 @@ def test_a_row_holds_what_the_record_and_the_configuration_say(finished):
 
 
 def test_runs_that_differ_only_in_seed_share_every_other_column_of_the_configuration(finished):
-    frame = collect(finished).drop(columns=[*MEASURES, *RUN])
+    frame = collect(finished).drop(columns=[*MEASURES, *RUN_COLUMNS])
     assert (frame.nunique(dropna=False) == 1).all()
 
 
@@ -109,6 +111,7 @@ def test_damaged_runs_are_left_out_aloud_and_incomplete_ones_silently(runs, capl
     [
         *((0.1, "0.1"), (1.0, "1"), (2048, "2048"), (4278272.0, "4278272"), (1e-5, "1e-05"), (1 / 3, repr(1 / 3))),
         *((True, "true"), (np.float64(0.5), "0.5"), ("null", "null"), ("floor", "floor")),
+        *((np.True_, "true"), (np.int64(7), "7"), (np.float64("inf"), "inf")),
         *((np.nan, ""), (None, ""), (pd.NA, "")),
     ],
 )

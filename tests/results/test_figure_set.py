@@ -12,7 +12,7 @@ from matplotlib.collections import FillBetweenPolyCollection
 
 from fcl_bench.results.collect import collect
 from fcl_bench.results.figures.figure_set import figure_set
-from fcl_bench.results.figures.style import METHODS, svg_text
+from fcl_bench.results.figures.style import METHODS, drawn
 from tests.results.frames import made_up, real_runs
 
 # pandas complains about the many columns of a frame that it is given.
@@ -37,10 +37,10 @@ def figures_of(folder, *runs):
     return figure_set(frame, folder)
 
 
-def drawn(figures):
+def all_drawn(figures):
     """That they can be drawn, without a warning."""
     for figure in figures.values():
-        assert svg_text(figure)
+        assert drawn(figure, "svg")
     return figures
 
 
@@ -54,7 +54,7 @@ def caption(figure):
 
 
 def test_one_run_has_its_curve_matrix_and_costs(tmp_path):
-    assert list(drawn(figures_of(tmp_path, {}))) == [
+    assert list(all_drawn(figures_of(tmp_path, {}))) == [
         *("accuracy_over_tasks", "accuracy_against_bytes", "accuracy_against_seconds", "accuracy_matrix"),
     ]
 
@@ -64,7 +64,7 @@ def test_no_run_has_no_figure(tmp_path):
 
 
 def test_a_ceiling_has_no_costs_and_a_single_task_no_stream(tmp_path):
-    assert list(drawn(figures_of(tmp_path, {"method": "joint"}))) == ["accuracy_over_tasks", "accuracy_matrix"]
+    assert list(all_drawn(figures_of(tmp_path, {"method": "joint"}))) == ["accuracy_over_tasks", "accuracy_matrix"]
     assert list(figures_of(tmp_path, {"tasks": 1})) == ["accuracy_against_bytes", "accuracy_against_seconds"]
 
 
@@ -106,7 +106,7 @@ def test_a_swept_quantity_has_a_line_for_each_configuration_that_has_two_values(
     assert [
         n for n in figures if n.startswith("accuracy_against_") and n[17:] in ("label_rate", "beta", "clients")
     ] == [name]
-    assert svg_text(figures[name])
+    assert drawn(figures[name], "svg")
     left, right = figures[name].axes
     assert points(left) == [[(float(value), 60.0 + i) for i, value in enumerate(values)]]
     assert points(right) == [[(float(value), 70.0) for value in values]]
@@ -128,7 +128,7 @@ def test_rank_by_M_needs_two_of_each_and_leaves_lone_runs_out(tmp_path):
         if (r, M) != (32, 128)
     ]
     figure = figures_of(tmp_path, *runs)["rank_by_M"]
-    assert svg_text(figure)
+    assert drawn(figure, "svg")
     lines, heat = figure.axes[:2]
     # r = 32 has one M only, and M = 2048 one r only.
     assert points(lines) == [[(8.0, 59.0), (16.0, 67.0)], [(8.0, 60.0), (16.0, 68.0)]]
@@ -173,7 +173,7 @@ def test_real_runs_are_drawn_as_recorded(tmp_path):
 def test_many_runs_of_many_kinds_are_a_picture_too(tmp_path):
     runs = [{"method": f"method{i}", "data": d} for i in range(12) for d in ("$\\a$", *"bcdefg")]
     figures = figures_of(tmp_path, *runs)
-    assert svg_text(figures["accuracy_over_tasks"])
+    assert drawn(figures["accuracy_over_tasks"], "svg")
     assert len(figures["accuracy_over_tasks"].axes) == 6
     assert "Of 12 configurations 10 are drawn" in caption(figures["accuracy_over_tasks"])
     assert max(figure.get_size_inches()[1] for figure in figures.values()) < 20

@@ -13,9 +13,8 @@ from markdown_it import MarkdownIt
 from pylatexenc.latex2text import LatexNodes2Text
 from pylatexenc.latexwalker import LatexEnvironmentNode, LatexMacroNode, LatexWalker
 
-from fcl_bench.results.tables.cells import Sheet
-from fcl_bench.results.tables.latex import latex_table
-from fcl_bench.results.tables.markdown import markdown_page
+from fcl_bench.results.tables.cells import Cell, Sheet
+from fcl_bench.results.tables.markup import latex_table, markdown_page
 
 NASTY = ["a|b", "50 % & more", "[5]", "< 3", "> 10", "A_avg_tasks", "~^{}$#\\", "*not bold*", "`x`", "-", "1 ± 0.2 (3)"]
 CONTENT = st.sampled_from(NASTY) | st.text(st.sampled_from("ab1 .,_%&#$\\{}[]<>|*`~^±×-"), min_size=1).filter(str.strip)
@@ -26,7 +25,7 @@ MARK = st.sampled_from(["", "bold", "underline"])
 def sheets(draw):
     width = draw(st.integers(1, 4))
     headers = draw(st.lists(CONTENT, min_size=width, max_size=width))
-    rows = draw(st.lists(st.lists(st.tuples(CONTENT, MARK), min_size=width, max_size=width), max_size=3))
+    rows = draw(st.lists(st.lists(st.builds(Cell, CONTENT, MARK), min_size=width, max_size=width), max_size=3))
     return Sheet("A title", headers, rows, draw(st.integers(0, width)), ["A note about A_avg."])
 
 
@@ -51,11 +50,16 @@ def markdown_cells(page: str) -> list[list[str]]:
 @given(sheets())
 def test_markdown_renders_as_the_cells_that_were_written(sheet):
     rows = markdown_cells(markdown_page(sheet))
-    assert rows == [[one_line(h) for h in sheet.headers], *([one_line(c) for c, _ in row] for row in sheet.rows)]
+    assert rows == [
+        [one_line(h) for h in sheet.headers],
+        *([one_line(cell.text) for cell in row] for row in sheet.rows),
+    ]
 
 
 def test_marks_are_bold_and_underlined_in_markdown():
-    page = markdown_page(Sheet("t", ["m", "a"], [[("x", ""), ("1", "bold")], [("y", ""), ("2", "underline")]], 1))
+    page = markdown_page(
+        Sheet("t", ["m", "a"], [[Cell("x"), Cell("1", "bold")], [Cell("y"), Cell("2", "underline")]], 1)
+    )
     html = MarkdownIt("commonmark").enable("table").render(page)
     assert "<strong>1</strong>" in html
     assert "<u>2</u>" in html
@@ -88,13 +92,13 @@ def latex_cells(source: str) -> tuple[str, list[list[str]]]:
 def test_latex_parses_to_the_cells_that_were_written(sheet):
     environment, rows = latex_cells(latex_table(sheet))
     assert environment == "tabular"
-    plain = [[one_line(h) for h in sheet.headers], *([one_line(c) for c, _ in row] for row in sheet.rows)]
+    plain = [[one_line(h) for h in sheet.headers], *([one_line(cell.text) for cell in row] for row in sheet.rows)]
     # The parser has another character for a circumflex.
     assert [[one_line(cell).replace("ˆ", "^") for cell in row] for row in rows] == plain
 
 
 def test_a_long_table_breaks_over_pages():
-    sheet = Sheet("t", ["a", "b"], [[(str(i), ""), ("1.0", "")] for i in range(60)], 1)
+    sheet = Sheet("t", ["a", "b"], [[Cell(str(i)), Cell("1.0")] for i in range(60)], 1)
     source = latex_table(sheet)
     environment, rows = latex_cells(source)
     assert environment == "longtable"
@@ -107,7 +111,7 @@ def test_latex_compiles_where_there_is_a_tex(rows, tmp_path):
     programs = [name for name in ("pdflatex", "tectonic", "lualatex", "xelatex") if shutil.which(name)]
     if not programs:
         pytest.skip("no TeX on this machine; the tables are parsed instead")
-    cells = [[(NASTY[i % len(NASTY)], ""), ("1.00 ± 0.20 (3)", "bold")] for i in range(rows)]
+    cells = [[Cell(NASTY[i % len(NASTY)]), Cell("1.00 ± 0.20 (3)", "bold")] for i in range(rows)]
     (tmp_path / "table.tex").write_text(latex_table(Sheet("t", ["50 %", "A_avg"], cells, 1)))
     head = r"\documentclass{article}\usepackage{booktabs}\usepackage{longtable}"
     page = head + r"\begin{document}\input{table}\end{document}"

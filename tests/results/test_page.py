@@ -9,36 +9,36 @@ import shutil
 import subprocess
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from fcl_bench.results.figures.style import svg_text
+from fcl_bench.results.figures.style import drawn
 from fcl_bench.results.page.page import html_page
-from tests.results.pages import parsed, table
+from fcl_bench.results.tables.cells import NOT_RUN, Cell, Sheet, mean_cell
+from tests.results.pages import parsed, sheet, table
 
-FRAME = pd.DataFrame(
-    {
-        "method": ["fedran r=512", "stsa", "afl"],
-        "n": [3, 1, 2],
-        "A_avg": ["**72.00 ± 0.34**", "not run", "<u>9.5 ± 0.10</u>"],
-        "seconds": [1.23456789, np.nan, 0.001],
-        "data": ["digits"] * 3,
-        "mixed": ["4 clients", "12", "x"],
-    }
-)
+ABSENT = Cell(NOT_RUN, absent=True)
+COLUMNS = {
+    "method": ["fedran r=512", "stsa", "afl"],
+    "n": [3, 1, 2],
+    "A_avg": [mean_cell(71.998, 0.34, 2, "bold", 3), ABSENT, mean_cell(9.5, 0.1, 2, "underline")],
+    "seconds": [1.25, ABSENT, 0.001],
+    "data": ["digits"] * 3,
+    "mixed": ["4 clients", 12, "x"],
+}
+FRAME = sheet(COLUMNS)
 
 
 def a_figure():
     figure = Figure()
     figure.subplots().plot([1, 2], [3, 4], label="a")
-    return svg_text(figure)
+    return drawn(figure, "svg")
 
 
-def page_of(frame=FRAME, **notes):
-    return html_page("Title", {"all_runs": frame}, {"accuracy_matrix": a_figure(), "other": a_figure()}, notes)
+def page_of(frame=FRAME):
+    return html_page("Title", {"all_runs": frame}, {"accuracy_matrix": a_figure(), "other": a_figure()})
 
 
 def test_ids_are_unique_and_every_link_and_label_leads_to_one():
@@ -80,22 +80,23 @@ def test_the_script_parses(tmp_path):
 
 
 def test_figures_are_whole():
-    [first, _] = parsed(page_of(accuracy_matrix="What it shows.")).all("img")
-    assert first.attributes["alt"] == "Accuracy matrix. What it shows."
-    assert base64.b64decode(first.attributes["src"].partition(",")[2]).decode() == a_figure()
+    [first, _] = parsed(page_of()).all("img")
+    assert first.attributes["alt"] == "Accuracy matrix"
+    assert base64.b64decode(first.attributes["src"].partition(",")[2]) == a_figure()
 
 
-def test_cells_show_the_values_and_carry_the_numbers_to_sort_by():
+def test_cells_show_their_texts_and_carry_the_numbers_to_sort_by():
     headers, rows = table(parsed(page_of()))
     assert headers == ["method", "n", "A_avg", "seconds", "mixed"]
     assert [[cell.text for cell in row] for row in rows] == [
-        ["fedran r=512", "3", "72.00 ± 0.34", "1.23457", "4 clients"],
-        ["stsa", "1", "not run", "–", "12"],
-        ["afl", "2", "9.5 ± 0.10", "0.001", "x"],
+        ["fedran r=512", "3", "72.00 ± 0.34 (3)", "1.25", "4 clients"],
+        ["stsa", "1", "not run", "not run", "12"],
+        ["afl", "2", "9.50 ± 0.10", "0.001", "x"],
     ]
+    # A column with a word in it is one of words.
     numbers = [[cell.attributes.get("data-number") for cell in row] for row in rows]
     assert numbers == [
-        [None, "3.0", "72.0", "1.23457", None],
+        [None, "3.0", "72.0", "1.25", None],
         [None, "1.0", None, None, None],
         [None, "2.0", "9.5", "0.001", None],
     ]
@@ -103,35 +104,44 @@ def test_cells_show_the_values_and_carry_the_numbers_to_sort_by():
     assert [len(rows[0][2].all("strong")), len(rows[2][2].all("u"))] == [1, 1]
 
 
+def test_a_column_of_nothing_but_absent_values_is_none_of_numbers():
+    rows = table(parsed(page_of(sheet({"a": [1, 2], "b": [ABSENT, Cell("-", absent=True)]}))))[1]
+    assert [row[1].attributes for row in rows] == [{"class": "absent"}] * 2
+
+
 def test_what_is_the_same_in_every_row_stands_below_the_table():
     [same] = parsed(page_of()).all("details")
     assert same.text == "The same in every rowdata digits"
     assert "open" in same.attributes
-    many = pd.DataFrame({f"a_long_name_{i}": ["digits"] * 2 for i in range(40)} | {"x": [1, 2]})
+    many = sheet({f"a_long_name_{i}": ["digits"] * 2 for i in range(40)} | {"x": [1, 2]})
     assert "open" not in parsed(page_of(many)).all("details")[0].attributes
     # A single row has nothing to differ from.
-    assert not parsed(page_of(FRAME.head(1))).all("details")
-    assert "data" in table(parsed(page_of(FRAME.head(1))))[0]
+    single = sheet({header: cells[:1] for header, cells in COLUMNS.items()})
+    assert not parsed(page_of(single)).all("details")
+    assert "data" in table(parsed(page_of(single)))[0]
 
 
-def test_notes_stand_where_they_belong():
-    root = parsed(page_of(all_runs="Of the table.\nMore.", about="Of the page."))
-    [header] = root.all("header")
-    assert [note.text for note in header.all("p")] == ["Of the page."]
-    assert [note.text for note in root.all("section")[0].all("p")] == ["Of the table.", "More."]
+def test_marks_are_no_part_of_what_is_the_same():
+    best, other = Cell("70.00", "bold", 70.0), Cell("70.00", "", 70.0)
+    [same] = parsed(page_of(sheet({"a": [best, best], "b": [best, other], "c": [1, 2]}))).all("details")
+    assert same.text == "The same in every rowa 70.00"
+
+
+def test_notes_stand_below_their_table_a_paragraph_each():
+    root = parsed(page_of(sheet(COLUMNS, "Of the table.\nMore.", "The last.")))
+    assert [note.text for note in root.all("section")[0].all("p")] == ["Of the table.", "More.", "The last."]
+    assert not root.all("header")[0].all("p")
 
 
 def test_a_page_of_nothing_is_a_page():
-    root = parsed(html_page("Title", {"none": FRAME.iloc[:0]}, {}, {}))
-    assert table(root) == (list(FRAME), [])
-    assert parsed(html_page("Title", {}, {}, {})).all("h1")[0].text == "Title"
+    root = parsed(html_page("Title", {"none": sheet({"a": [], "b": []})}, {}))
+    assert table(root) == (["a", "b"], [])
+    assert parsed(html_page("Title", {}, {})).all("h1")[0].text == "Title"
 
 
-def test_two_columns_of_one_name_and_columns_of_two_levels_are_shown():
-    twice = pd.DataFrame([[1, "a"], [2, "b"]], columns=["x", "x"])
-    levels = pd.DataFrame([[1, 2], [3, 4]], columns=pd.MultiIndex.from_tuples([("ours", "A_T"), ("printed", "A_T")]))
+def test_two_columns_of_one_name_are_shown():
+    twice = Sheet("t", ["x", "x"], [[Cell("1"), Cell("a")], [Cell("2"), Cell("b")]], 1)
     assert table(parsed(page_of(twice)))[0] == ["x", "x"]
-    assert table(parsed(page_of(levels)))[0] == ["ours / A_T", "printed / A_T"]
 
 
 anything = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20)
@@ -142,7 +152,7 @@ nasty = anything | st.sampled_from(["</script><script>alert(1)</script>", "<!--"
 @given(title=nasty, name=nasty, header=nasty, values=st.lists(nasty, min_size=2, max_size=3, unique=True), note=nasty)
 def test_whatever_a_user_names_is_shown_as_it_is(title, name, header, values, note):
     values = [f".{value}." for value in values]
-    root = parsed(html_page(title, {name: pd.DataFrame({header: values})}, {}, {name: note}))
+    root = parsed(html_page(title, {name: sheet({header: values}, note)}, {}))
     assert root.all("h1")[0].text == root.all("title")[0].text == title
     headers, rows = table(root)
     assert (headers, [row[0].text for row in rows]) == ([header], values)
@@ -155,6 +165,6 @@ def test_whatever_a_user_names_is_shown_as_it_is(title, name, header, values, no
 
 @given(values=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2, unique=True, max_size=8))
 def test_numbers_keep_their_order(values):
-    rows = table(parsed(html_page("", {"t": pd.DataFrame({"x": values, "k": range(len(values))})}, {}, {})))[1]
+    rows = table(parsed(html_page("", {"t": sheet({"x": values, "k": list(range(len(values)))})}, {})))[1]
     shown = [float(row[0].attributes["data-number"]) for row in rows if len(row) == 2]
     assert sorted(shown) == [shown[i] for i in np.argsort(values, kind="stable")[: len(shown)]]

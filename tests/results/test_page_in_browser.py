@@ -10,23 +10,23 @@ import subprocess
 from html import unescape
 
 import numpy as np
-import pandas as pd
 import pytest
 from PIL import Image
 
 from fcl_bench.results.page.page import html_page
+from fcl_bench.results.tables.cells import Cell, mean_cell
+from tests.results.pages import sheet
 
-FRAME = pd.DataFrame(
-    {
-        "method": ["fedran r=512", "fedran r=64", "stsa", "afl"],
-        "A_avg": ["72.00 ± 0.34", "9.50 ± 0.10", "not run", "100.00"],
-        "seconds": [1.5, np.nan, 0.25, 10.0],
-        "name": ["b10", "b9", "a", "C"],
-    }
-)
+ABSENT = Cell("not run", absent=True)
+COLUMNS = {
+    "method": ["fedran r=512", "fedran r=64", "stsa", "afl"],
+    "A_avg": [mean_cell(72.0, 0.34, 2), mean_cell(9.5, 0.1, 2), ABSENT, mean_cell(100.0, np.nan, 2)],
+    "seconds": [1.5, ABSENT, 0.25, 10.0],
+    "name": ["b10", "b9", "a", "C"],
+}
 SVG = (
-    '<svg xmlns="http://www.w3.org/2000/svg" width="720pt" height="360pt" viewBox="0 0 720 360">'
-    '<rect width="720" height="360" fill="#d55e00"/></svg>'
+    b'<svg xmlns="http://www.w3.org/2000/svg" width="720pt" height="360pt" viewBox="0 0 720 360">'
+    b'<rect width="720" height="360" fill="#d55e00"/></svg>'
 )
 #: No call home, no sandbox (tests may run as root), nothing kept.
 FLAGS = (
@@ -47,7 +47,8 @@ def chromium():
 
 @pytest.fixture(scope="module")
 def page():
-    return html_page("Runs", {"all_runs": FRAME, "more": FRAME.head(2)}, {"a_figure": SVG}, {"about": "A note."})
+    more = {header: cells[:2] for header, cells in COLUMNS.items()}
+    return html_page("Runs", {"all_runs": sheet(COLUMNS, "A note."), "more": sheet(more)}, {"a_figure": SVG})
 
 
 def browse(chromium, folder, page, *flags):
@@ -85,7 +86,7 @@ def test_the_script_runs_under_the_policy_of_the_page(chromium, page, tmp_path):
 
 def test_a_click_sorts_numbers_by_size_texts_by_letters_and_what_is_absent_last(chromium, page, tmp_path):
     click = "{{ buttons()[{}].click(); return [first(), buttons()[{}].closest('th').getAttribute('aria-sort')]; }}"
-    given = list(FRAME["method"])
+    given = list(COLUMNS["method"])
     up, down, back = asked(chromium, tmp_path, page, [click.format(1, 1)] * 3)
     assert up == [["fedran r=64", "fedran r=512", "afl", "stsa"], "ascending"]
     assert down == [["afl", "fedran r=512", "fedran r=64", "stsa"], "descending"]
@@ -111,7 +112,7 @@ def test_fields_filter_by_words_comparisons_and_everywhere(chromium, page, tmp_p
             *(everywhere.format("fedran b9"), everywhere.format("nothing like it"), everywhere.format("")),
         ],
     )
-    every = list(FRAME["method"])
+    every = list(COLUMNS["method"])
     assert found == [
         *(["fedran r=512", "fedran r=64"], ["fedran r=64"], "1 of 4 rows", every),
         *(["fedran r=512", "afl"], ["fedran r=64"], ["stsa"], every),
@@ -129,8 +130,8 @@ def test_controls_are_reached_by_keyboard_and_have_names(chromium, page, tmp_pat
 
 @pytest.mark.parametrize("width", [360, 800, 1600])
 def test_only_tables_and_figures_scroll_sideways(chromium, page, tmp_path, width):
-    wide = pd.DataFrame({f"a_rather_long_header_{i}": [i, i + 1] for i in range(30)})
-    page = html_page("A title of several words that has to wrap", {"wide": wide}, {"figure": SVG}, {"x": "word " * 50})
+    wide = sheet({f"a_rather_long_header_{i}": [i, i + 1] for i in range(30)}, "word " * 50)
+    page = html_page("A title of several words that has to wrap", {"wide": wide}, {"figure": SVG})
     # A window of Chromium's may not be as narrow as a telephone, a frame may.
     (tmp_path / "inner.html").write_text(page)
     asking = """const d = document.querySelector('iframe').contentDocument;
@@ -154,7 +155,7 @@ document.body.append(box);"""
 
 
 def test_a_screenshot_has_the_figure_in_its_colour(chromium, tmp_path):
-    page = html_page("Runs", {}, {"a_figure": SVG}, {})
+    page = html_page("Runs", {}, {"a_figure": SVG})
     shot = tmp_path / "page.png"
     browse(chromium, tmp_path, page, "--window-size=800,900", f"--screenshot={shot}")
     pixels = np.array(Image.open(shot).convert("RGB")).reshape(-1, 3)

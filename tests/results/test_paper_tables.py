@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
 import shlex
@@ -18,9 +19,9 @@ from fcl_bench.papers.printed import printed as papers_printed
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import used_runs
 from fcl_bench.results.tables.cells import ABSENT, NOT_RUN
-from fcl_bench.results.tables.latex import latex_table
-from fcl_bench.results.tables.markdown import markdown_page
-from fcl_bench.results.tables.paper_tables import NO_METHOD, NO_METRIC, cells_of, measured, paper_tables
+from fcl_bench.results.tables.markup import latex_table, markdown_page
+from fcl_bench.results.tables.paper_sheet import NO_METHOD, NO_METRIC
+from fcl_bench.results.tables.paper_tables import measured, paper_tables, printed_cells
 from tests.conftest import shared
 from tests.results.frames import real_runs
 
@@ -54,7 +55,7 @@ def table_of(runs, folder, *cells):
 
 
 def by_heading(table, row=0):
-    return {h: content for h, (content, _) in zip(table.sheet.headers, table.sheet.rows[row], strict=True)}
+    return {h: cell.text for h, cell in zip(table.sheet.headers, table.sheet.rows[row], strict=True)}
 
 
 OURS, DIFFERENCE = "ours, cpu, task-agnostic", "difference, cpu, task-agnostic"
@@ -175,6 +176,10 @@ def test_why_there_is_no_run_is_said(finished, runs, given, state):
     row = by_heading(table, 1)
     assert row[f"{OURS} (n)"] == state
     assert row[DIFFERENCE] == "-"
+    # What says why there is no number keeps the others of its column from being compared as words.
+    place = table.sheet.headers.index(f"{OURS} (n)")
+    assert [cells[place].absent for cells in table.sheet.rows] == [False, True]
+    assert table.sheet.rows[0][place].number == float(table.sheet.rows[0][place].text.split()[0])
     assert table.values.loc[1, f"{OURS} mean"] == NOT_RUN
     assert table.values.loc[1, "state"] == state
 
@@ -197,7 +202,7 @@ def test_best_and_second_are_marked_in_each_column(finished):
     cells.append(cell(row="A", column="other", value="1.0"))
     table = table_of(NO_RUNS, finished, *cells)
     printed = table.sheet.headers.index("printed")
-    assert [row[printed][1] for row in table.sheet.rows] == ["", "bold", "underline", "", ""]
+    assert [row[printed].mark for row in table.sheet.rows] == ["", "bold", "underline", "", ""]
 
 
 def test_metrics_are_read_from_the_part_of_the_record_that_they_name():
@@ -209,17 +214,17 @@ def test_metrics_are_read_from_the_part_of_the_record_that_they_name():
 
 
 def test_papers_and_tables_are_chosen_by_name():
-    assert set(cells_of("stsa", "Table 5")["table"]) == {"Table 5"}
+    assert set(printed_cells("stsa", "Table 5")["table"]) == {"Table 5"}
     with pytest.raises(UserError, match=r"--paper stas is not known \(did you mean stsa"):
-        cells_of("stas")
+        printed_cells("stas")
     with pytest.raises(UserError, match="--table Table 99 is not in --paper stsa"):
-        cells_of("stsa", "Table 99")
+        printed_cells("stsa", "Table 99")
 
 
 @pytest.fixture(scope="module")
 def everything():
     """Every table of every paper, without a run."""
-    return list(paper_tables(cells_of("all"), NO_RUNS, Path("nowhere")))
+    return list(paper_tables(printed_cells("all"), NO_RUNS, Path("nowhere")))
 
 
 def test_every_printed_number_has_its_row_in_every_form(everything):
@@ -233,9 +238,9 @@ def test_every_printed_number_has_its_row_in_every_form(everything):
         assert [value for value in values if value in set(own["value"])][-len(own) :] == own["value"].tolist()
         assert len(table.sheet.rows) == len(table.values)
         assert len(set(table.sheet.headers)) == len(table.sheet.headers)
-        for content, _ in (cell for row in table.sheet.rows for cell in row):
-            assert content.strip()
-            assert content.lower() != "nan"
+        for cell in itertools.chain.from_iterable(table.sheet.rows):
+            assert cell.text.strip()
+            assert cell.text.lower() != "nan"
         assert markdown_page(table.sheet).count("\n| ") == len(table.values) + 2
         assert latex_table(table.sheet).count(r" \\") == len(table.values) + 1
 

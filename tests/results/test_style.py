@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 
-from fcl_bench.results.figures.style import CEILINGS, METHODS, line_look, looks, svg_text
+from fcl_bench.results.figures.style import CEILING_LOOKS, METHODS, line_look, looks
+from fcl_bench.results.summarise import CEILINGS
 from tests.conftest import REPOSITORY
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
@@ -47,7 +49,7 @@ def test_markers_alone_tell_methods_apart_in_grey():
 def test_every_method_of_the_configuration_has_a_look_of_its_own():
     methods = {file.stem for file in (REPOSITORY / "conf" / "method").glob("*.yaml")}
     assert len(methods) > 5
-    pairs = looks(methods - set(CEILINGS))
+    pairs = looks(methods - set(CEILING_LOOKS))
     assert len(set(pairs.values())) == len(pairs)
 
 
@@ -67,15 +69,35 @@ def test_sixteen_variants_of_a_method_differ_without_colour():
     drawn = [line_look(METHODS["fedran"], variant) for variant in range(16)]
     assert len({(str(look["linestyle"]), look["fillstyle"]) for look in drawn}) == 16
     assert {look["color"] for look in drawn} == {METHODS["fedran"][0]}
-    assert not {str(look["linestyle"]) for look in drawn} & {str(look["linestyle"]) for look in CEILINGS.values()}
+    assert not {str(look["linestyle"]) for look in drawn} & {str(look["linestyle"]) for look in CEILING_LOOKS.values()}
 
 
-def test_the_svg_of_a_figure_is_the_same_each_time(tmp_path: Path):
-    def drawn():
-        figure = Figure()
-        figure.subplots().plot([1, 2], [3, 4])
-        return svg_text(figure)
+def test_every_ceiling_has_a_look():
+    assert list(CEILING_LOOKS) == list(CEILINGS)
 
-    assert drawn() == drawn()
-    assert "<svg" in drawn()
-    assert "<dc:date>" not in drawn()
+
+PROGRAM = """
+import sys
+from matplotlib.figure import Figure
+from fcl_bench.results.figures.style import drawn
+figure = Figure()
+figure.subplots().errorbar([1, 2], [3, 4], [0.1, 0.2], label="a")
+figure.legend()
+sys.stdout.buffer.write(drawn(figure, sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_a_figure_is_the_same_file_each_time(kind):
+    def written():
+        # On another day; and another process draws other random ids.
+        day = {"SOURCE_DATE_EPOCH": str(next(days))}
+        done = subprocess.run([sys.executable, "-c", PROGRAM, kind], capture_output=True, env={**os.environ, **day})
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    days = itertools.count(10**9, 10**5)
+    first = written()
+    assert first == written()
+    assert (b"<svg" in first) == (kind == "svg")
+    assert b"<dc:date>" not in first

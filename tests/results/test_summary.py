@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fcl_bench.results.summarise import summarise, used_runs, varying_setting
-from fcl_bench.results.tables.summary_table import cells, constants, markdown, terminal_table
+from fcl_bench.results.tables.summary_table import constants, screen_table, summary_page, summary_sheet
 from tests.results.frames import made_up
 
 
@@ -15,8 +15,14 @@ def summary_of(*runs):
 
 
 def column(summary, header):
-    headers, rows = cells(summary)
-    return [row[headers.index(header)] for row in rows]
+    """Text and mark of its cells."""
+    sheet = summary_sheet(summary)
+    cells = [row[sheet.headers.index(header)] for row in sheet.rows]
+    return [(cell.text, cell.mark) for cell in cells]
+
+
+def markdown(summary):
+    return summary_page(summary_sheet(summary))
 
 
 def test_means_and_standard_deviations_are_over_seeds():
@@ -101,7 +107,7 @@ def test_only_what_varies_has_a_column_and_the_rest_is_one_line():
         {"partition": "iid", "method": "stsa", "method_gamma": 100.0, "features": "a0"},
     )
     assert varying_setting(summary) == ["partition"]  # which tells partition.min_size
-    assert cells(summary)[0][:3] == ["partition", "method", "n"]
+    assert summary_sheet(summary).headers[:3] == ["partition", "method", "n"]
     assert constants(summary) == [
         "data digits, beta 0.1, clients 5, tasks 5, wire.dtype float32, device cpu",
         "fedran: rank 8; stsa: gamma 100",
@@ -138,11 +144,13 @@ def test_small_sizes_keep_three_digits():
 
 def test_a_narrow_terminal_goes_without_the_last_columns_and_is_told():
     summary = summary_of({"fedran_mib": 1.0}, {"beta": 1.0})
-    assert terminal_table(summary, float("inf"))[1] == []
-    table, left_out = terminal_table(summary, 80)
+    assert screen_table(summary, summary_sheet(summary), float("inf"))[1] == []
+    table, left_out = screen_table(summary, summary_sheet(summary), 80)
     assert left_out == ["seconds per task", "FedRAN's count (MiB)"]
-    assert [column.header for column in table.columns] == cells(summary)[0][:-2]
-    assert [column.header for column in terminal_table(summary, 1)[0].columns] == cells(summary)[0][:5]
+    assert [column.header for column in table.columns] == summary_sheet(summary).headers[:-2]
+    assert [column.header for column in screen_table(summary, summary_sheet(summary), 1)[0].columns] == summary_sheet(
+        summary
+    ).headers[:5]
 
 
 def test_a_bar_in_a_name_does_not_break_the_markdown():

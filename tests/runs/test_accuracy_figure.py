@@ -9,8 +9,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.transforms import Bbox
 
-from fcl_bench.runs.pictures import accuracy as figures
-from fcl_bench.runs.pictures.accuracy import accuracy_figure
+from fcl_bench.runs import pictures as figures
+from fcl_bench.runs.pictures import accuracy_figure
 
 
 @pytest.mark.filterwarnings("error")

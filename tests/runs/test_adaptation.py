@@ -20,28 +20,18 @@ from safetensors.torch import load_file
 
 from fcl_bench.backbones.trainable import weights_hash
 from fcl_bench.engine import federation as engine
-from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.runs.adapt import Adapted, FedAvgAdaptation, adapt
+from fcl_bench.runs.adapt import Adapted, adapt, adaptation_identity
 from fcl_bench.runs.inputs import load_images, prepare_inputs
-from fcl_bench.runs.plan import Plan, adaptation_identity, make_plan
+from fcl_bench.runs.plan import Plan
 from fcl_bench.training.network import Network
 from fcl_bench.training.trainer import Trainer
 from tests.methods.training_harness import learn_image_task
-from tests.small_runs import run_in, settings_for
+from tests.runs.adaptation_runs import METHODS, SMALL, STSA, plan_of
+from tests.small_runs import run_in
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
-SMALL = (
-    *("data=digits", "backbone=tiny", "backbone.width=4", "tasks=3", "clients=3", "adapt=fedavg"),
-    *("adapt.training.rounds=3", "adapt.training.epochs=1", "adapt.training.augment=none", "adapt.training.lr=0.1"),
-)
-METHODS = {
-    "stsa": ("method=stsa", "method.M=64", "method.gamma=1"),
-    "stsa_e": ("method=stsa_e", "method.M=64", "method.gamma=1", "method.dummy_clients=4"),
-    "fedran": ("method=fedran", "method.M=64", "method.rank=20"),
-}
-STSA = (*SMALL, *METHODS["stsa"])
 #: Of the network that is sent: convolutions, batch norms with their statistics, a head of 4 classes.
 VALUES = 9 * (3 * 4 + 4 * 8 + 8 * 16 + 16 * 32) + 4 * (4 + 8 + 16 + 32) + 4 * 33
 
@@ -51,24 +41,6 @@ def adapted(tmp_path_factory):
     """A run of each method in one folder, the first of which adapts the network."""
     out = tmp_path_factory.mktemp("adapted")
     return out, {name: run_in(out, *SMALL, *knobs) for name, knobs in METHODS.items()}
-
-
-@pytest.fixture
-def trained(monkeypatch) -> list[int]:
-    """Grows by one with every local training."""
-    calls: list[int] = []
-    train = Trainer.train
-
-    def counted(self, network, images, *rest):
-        calls.append(len(images))
-        return train(self, network, images, *rest)
-
-    monkeypatch.setattr(Trainer, "train", counted)
-    return calls
-
-
-def plan_of(out: Path, *overrides: str) -> Plan:
-    return make_plan(settings_for(out, *overrides))
 
 
 def kept(out: Path) -> list[Path]:
@@ -88,11 +60,11 @@ def adapted_weights(outcome) -> str:
 def by_hand(plan: Plan) -> tuple[Network, Trainer, torch.Tensor]:
     """FineTune's two halves over the first task's clients, without engine or cache; and all training images."""
     train, _ = load_images(plan)
-    columns = torch.from_numpy(plan.stream.train_columns)
-    clients = [(train[indices], columns[indices]) for indices in plan.shards[0]]
+    columns = torch.from_numpy(plan.dealt.stream.train_columns)
+    clients = [(train[indices], columns[indices]) for indices in plan.dealt.shards[0]]
     method = FineTune(training=plan.settings.adapt.training)
     server = method.server(plan.problem)
-    learn_image_task(method, plan.problem, server, plan.stream.tasks[0], clients)
+    learn_image_task(method, plan.problem, server, plan.dealt.stream.tasks[0], clients)
     return server.network, server.half.trainer, train
 
 
@@ -117,10 +89,10 @@ def test_the_features_are_those_of_the_network_that_fedavg_on_the_first_task_lea
     torch.testing.assert_close(inputs.train, features, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(inputs.train[:50], plain, atol=0.01)
     _, test = load_images(plan)
-    first = plan.stream.test[0]
+    first = plan.dealt.stream.test[0]
     with torch.no_grad():
         scores = network.eval()(trainer.standardise(test[first]))
-    right = (scores.argmax(dim=1).numpy() == plan.stream.test_columns[first]).mean()
+    right = (scores.argmax(dim=1).numpy() == plan.dealt.stream.test_columns[first]).mean()
     assert outcomes["stsa"].record["adaptation"]["accuracy"] == pytest.approx(100 * right, abs=0.8)
     assert 100 * right > 40
     assert scores.shape[1] == 4
@@ -142,32 +114,20 @@ def test_every_method_gets_the_same_network_and_the_same_features(adapted):
     )
 
 
-def test_adaptation_helps_on_the_task_that_it_saw(tmp_path):
-    """The untrained network's features against the adapted one's, after the first task."""
-    choice = ("adapt.training.rounds=6", "beta=100")
-    after = run_in(tmp_path, *STSA, *choice).record
-    before = run_in(tmp_path, *(knob for knob in STSA if not knob.startswith("adapt")), "beta=100").record
-    assert before["adaptation"] is None
-    assert after["metrics"]["accuracy"][0] > before["metrics"]["accuracy"][0]
-
-
 def changed_elsewhere(plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
     """The images, those of later tasks replaced by noise."""
     train, test = (side.clone() for side in load_images(plan))
-    later = np.concatenate(plan.stream.train[1:])
+    later = np.concatenate(plan.dealt.stream.train[1:])
     train[later] = torch.randint(
         0, 256, train[later].shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8
     )
-    test[np.concatenate(plan.stream.test[1:])] = 255
+    test[np.concatenate(plan.dealt.stream.test[1:])] = 255
     return train, test
 
 
 def test_later_tasks_have_no_part_in_it(adapted, tmp_path):
     plan = plan_of(adapted[0], *STSA)
-    ours = adapt(
-        plan.settings.adapt, plan.problem, plan.stream, plan.shards, plan.labelled,
-        lambda: changed_elsewhere(plan), tmp_path, adaptation_identity(plan), 10,
-    )  # fmt: skip
+    ours = adapt(plan, lambda: changed_elsewhere(plan), tmp_path)
     assert weights_hash(ours.body) == adapted_weights(adapted[1]["stsa"])
     assert ours.accuracy == adapted[1]["stsa"].record["adaptation"]["accuracy"]
     assert {row.task for row in ours.ledger.uploads} == {0}
@@ -391,67 +351,3 @@ def test_two_processes_at_once_do_it_once(adapted, tmp_path):
     assert sorted(record["adaptation"]["cache_hit"] for record in records) == [False, True]
     assert {record["adaptation"]["weights"] for record in records} == {adapted_weights(adapted[1]["stsa"])}
     assert sum("adaptation: taken over" in output for output in outputs) == 1
-
-
-def test_what_differs_is_not_taken_over(tmp_path):
-    """In a 16-bit type uploads are decoded in the statistics' dtype, so the sums differ in their last bits."""
-    choice = (*STSA, "wire.dtype=bfloat16", "adapt.training.rounds=2")
-    plans = [plan_of(tmp_path / dtype, *choice, f"dtype={dtype}") for dtype in ("float64", "float32")]
-    first, second = (weights_hash(prepare_inputs(plan, tmp_path).adapted.body) for plan in plans)
-    same_key = adaptation_identity(plans[0]) == adaptation_identity(plans[1])
-    assert first == second or not same_key
-
-
-# Odd settings ---------------------------------------------------------------------------------------------------------
-
-
-def test_only_labelled_samples_and_present_clients_take_part(tmp_path, trained):
-    outcome = run_in(tmp_path, *STSA, "label_rate=0.3", "adapt.training.fraction=0.5", "clients=4")
-    uploads = pd.read_csv(outcome.folder / "uploads.csv")
-    own = uploads[uploads.stage == "adaptation"]
-    assert len(own) == 12
-    active = own[own.up_bytes > 0]
-    assert active.groupby("round").size().tolist() == [2, 2, 2]
-    assert sorted(trained) == sorted(active.labelled)
-    assert (active.labelled < active.samples).any()
-    assert outcome.record["adaptation"]["up_total_bytes"] == own.up_bytes.sum()
-
-
-@pytest.mark.parametrize(
-    ("typed", "told"),
-    [
-        ("adapt=fedavgg", "adapt=fedavgg is not known (did you mean fedavg?"),
-        ("adapt.training.rounds=0", "adapt.training.rounds=0 is out of range (an integer of at least 1)"),
-        ("adapt.training.lrr=1", "unknown key adapt.training.lrr"),
-        ("backbone=pixels", "backbone=pixels has nothing to train"),
-        ("method=finetune", "adapt=fedavg: method=finetune trains the network itself in every task (adapt=none"),
-    ],
-)
-def test_wrong_knobs_are_one_line_and_exit_code_2(command, tmp_path, typed, told):
-    small = (
-        *(choice for choice in SMALL if not typed.startswith("backbone=") or not choice.startswith("backbone")),
-        typed,
-    )
-    code, _, err = command(*small, f"out={tmp_path}")
-    assert code == 2
-    [line] = err.splitlines()
-    assert line.startswith("fcl-bench: error: ")
-    assert told in line
-    assert not list(tmp_path.rglob("adapted-*"))
-
-
-@pytest.mark.parametrize(
-    "knobs", [{"fraction": 0.0}, {"momentum": 1.0}, {"weight_decay": -1.0}, {"epochs": 0}], ids=str
-)
-def test_other_wrong_knobs_name_the_key(knobs):
-    training = dataclasses.replace(FedAvgAdaptation().training, **knobs)
-    with pytest.raises(UserError, match=rf"adapt\.training\.{next(iter(knobs))}="):
-        FedAvgAdaptation(training=training)
-
-
-def test_the_defaults_are_stsas_for_a_resnet18_from_scratch(tmp_path):
-    """STSA E.2: 100 rounds of 2 epochs, batch 128, lr 0.04 with a cosine, momentum 0.9, weight decay 5e-4."""
-    knobs = settings_for(tmp_path, "adapt=fedavg", "backbone=tiny").adapt.training
-    found = (knobs.rounds, knobs.epochs, knobs.batch_size, knobs.lr, knobs.schedule, knobs.momentum, knobs.weight_decay)
-    assert found == (100, 2, 128, 0.04, "cosine", 0.9, 5e-4)
-    assert knobs.weighting == "samples"

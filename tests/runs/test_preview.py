@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fcl_bench.runs.pictures.preview import preview_figure
 from fcl_bench.runs.plan import deal
-from fcl_bench.runs.preview import count
+from fcl_bench.runs.preview import count, preview_figure
 from tests.conftest import write_features
 from tests.small_runs import settings_for
 
@@ -121,13 +120,14 @@ def test_the_picture_has_a_cell_for_every_count(tasks, clients, classes, drawn, 
     rng = np.random.default_rng(0)
     place = np.unique(rng.integers(0, (tasks, clients, classes), (400, 3)), axis=0)
     place = np.unique(np.concatenate([place, [[tasks - 1, 0, 0]]]), axis=0)
-    cells = np.concatenate([place, rng.integers(1, 500, (len(place), 1))], axis=1).T
-    figure = preview_figure("title", cells, np.arange(classes), clients)
+    cells = np.concatenate([place, rng.integers(1, 500, (len(place), 1))], axis=1)
+    counts = pd.DataFrame(cells, columns=["task", "client", "column", "samples"])
+    figure = preview_figure("title", counts, np.arange(classes), clients)
     figure.savefig(tmp_path / "figure.png", dpi=40)
     shown = np.ma.filled(figure.axes[0].images[0].get_array(), 0)
     assert shown.shape == (classes, tasks * drawn)
     expected = np.zeros_like(shown)
-    for task, client, column, number in cells.T:
+    for task, client, column, number in cells:
         if client < drawn:
             expected[column, task * drawn + client] = number
     np.testing.assert_array_equal(shown, expected)

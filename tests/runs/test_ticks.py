@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fcl_bench.runs.pictures.ticks import task_ticks
+from fcl_bench.runs.pictures import task_ticks
 
 
 @given(tasks=st.integers(1, 20_000), width=st.integers(1, 12), inches=st.floats(0.5, 12))

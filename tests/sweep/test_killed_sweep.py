@@ -36,7 +36,7 @@ def sweep_in_fork(arguments: list[str]) -> None:
     import fcl_bench.runs.run
     from fcl_bench.cli.app import main
 
-    fcl_bench.runs.run.drawn = lambda _: {}
+    fcl_bench.runs.run.drawn = lambda *_: {}
     sys.argv = ["fcl-bench", *arguments]
     sys.exit(main())
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Iterable
 from typing import cast
 
 import torch
@@ -17,12 +16,14 @@ import torch
 from fcl_bench.linalg.class_sums import class_sums
 from fcl_bench.linalg.solve import solve_symmetric
 from fcl_bench.linalg.spectral import summarise
-from fcl_bench.methods.closed_form.base import AnalyticMethod, AnalyticServer, positions, shared_features
+from fcl_bench.methods.closed_form.base import ClosedFormMethod, ClosedFormServer, positions, shared_features
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch, CentredSketchServer, deviations, noise_level
 from fcl_bench.methods.closed_form.fedran import FedRAN, FedRANServer
-from fcl_bench.protocol.method import Audit, Problem, Server, Shard
+from fcl_bench.protocol.audit import Audit, Everything
+from fcl_bench.protocol.method import Server
+from fcl_bench.protocol.problem import Problem, Shard
 from fcl_bench.protocol.task import Task
-from fcl_bench.tracking.notices import Notices
+from fcl_bench.tracking.console import Notices
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +35,14 @@ class GramAudit(Audit):
         local_error: sum over all uploads so far of the spectral norm of what each one lost.
     """
 
-    def __init__(self, method: AnalyticMethod, problem: Problem, ridge: float) -> None:
+    def __init__(self, method: ClosedFormMethod, problem: Problem, ridge: float) -> None:
         M = method.dimension(problem)
         self._features = shared_features(method, problem)
         self._G = torch.zeros(M, M, dtype=torch.float64, device=problem.device)
         self._notices = Notices(log)
         self._ridge = ridge
         self.local_error = 0.0
+        self.rows = []
 
     def observe(self, task: Task, shard: Shard) -> None:
         H = self._features.map(shard.inputs)
@@ -60,15 +62,17 @@ class GramAudit(Audit):
     def bounds(self, server: Server) -> tuple[float, float]:
         """Bounds on the spectral norm of G minus its estimate, and on the Frobenius norm of W* - W."""
 
-    def report(self, task: Task, server: Server, tests: Iterable[torch.Tensor]) -> dict[str, float | None]:
-        """The bounds hold in exact arithmetic; what `wire.dtype` rounds off comes on top.
+    def report(self, task: Task, server: Server, everything: Everything) -> None:
+        """A row of bounds.csv: bound and truth after a task, null for what is not finite.
+
+        The bounds hold in exact arithmetic; what `wire.dtype` rounds off comes on top.
 
         `gram_error` <= `gram_bound` (Theorem 1, spectral norm), `weight_error` <= `weight_bound` (Theorem 2, Frobenius
         norm, against W* = (G + lambda I)^-1 B), and for every test sample ||s* - s|| / ||h|| <= `weight_bound`
         (Corollary 1), of which `score_error` is the largest. `certified` is the share of test samples (percent) whose
         margin makes the corollary promise the same class, `agree` the share that really get it.
         """
-        assert isinstance(server, AnalyticServer)
+        assert isinstance(server, ClosedFormServer)
         gram_bound, weight_bound = self.bounds(server)
         error = self._G - self.estimate(server)
         exact, _, trouble = solve_symmetric(self._G, server.B, shift=self._ridge)
@@ -76,7 +80,7 @@ class GramAudit(Audit):
             self._notices.tell("exact", f"method.bounds, the exact solution itself: {trouble}")
         samples = certified = agree = 0
         score_error = 0.0
-        for inputs in tests:
+        for inputs in everything.tests():
             H = self._features.map(inputs)
             truth, scores = H @ exact, H @ server.W
             length = H.norm(dim=1)
@@ -100,7 +104,7 @@ class GramAudit(Audit):
             "agree": 100 * agree / max(samples, 1),
         }
         # JSON has no infinity: a bound beyond all numbers is none.
-        return {name: value if math.isfinite(value) else None for name, value in found.items()}
+        self.rows.append({name: value if math.isfinite(value) else None for name, value in found.items()})
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {"G": self._G, "local_error": torch.tensor(self.local_error, dtype=torch.float64)}

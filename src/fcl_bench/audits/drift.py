@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from fcl_bench.protocol.audit import Audit, Everything
+from fcl_bench.protocol.method import Server
+from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
 
 #: Prefix of the reference features in a checkpoint.
 _REFERENCE = "reference."
 
 
-class FeatureDrift:
+class FeatureDrift(Audit):
     """Drift_{k,tau}(s) = mean over x in R_{k,tau} of ||g_s(x) - g_tau(x)||_2 after every task s >= tau.
 
     R_{k,tau} is a fixed random choice among client k's samples of task tau; g_s is the global feature extractor after
@@ -38,20 +40,20 @@ class FeatureDrift:
             for task, clients in enumerate(shards)
         ]
         self._reference: dict[int, torch.Tensor] = {}
-        self.rows: list[dict[str, Any]] = []
+        self.rows = []
 
-    def observe(self, task: int, embed: Callable[[np.ndarray], torch.Tensor]) -> None:
-        """Measure after `task`; `embed` maps indices of training samples (n,) to features (n, d)."""
-        for tau in range(task + 1):
+    def report(self, task: Task, server: Server, everything: Everything) -> None:
+        """Rows of the features of this and of all earlier tasks' reference samples."""
+        for tau in range(task.index + 1):
             clients = self._chosen[tau]
-            features = embed(np.concatenate(clients)).float().cpu()
+            features = server.embed(everything.train(np.concatenate(clients))).float().cpu()
             reference = self._reference.setdefault(tau, features)
             moved = torch.linalg.vector_norm(features - reference, dim=1)
             size = torch.linalg.vector_norm(reference, dim=1)
             counts = [len(indices) for indices in clients]
             for client, (drifts, norms) in enumerate(zip(moved.split(counts), size.split(counts), strict=True)):
                 if len(drifts):
-                    row = {"task": task, "reference_task": tau, "client": client, "samples": len(drifts)}
+                    row = {"task": task.index, "reference_task": tau, "client": client, "samples": len(drifts)}
                     self.rows.append({**row, "drift": float(drifts.mean()), "norm": float(norms.mean())})
 
     def matrix(self, tasks: int) -> np.ndarray:
@@ -63,11 +65,9 @@ class FeatureDrift:
             count[where] += row["samples"]
         return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> dict[str, torch.Tensor]:
         """The reference features, by name."""
         return {f"{_REFERENCE}{tau}": features for tau, features in self._reference.items()}
 
-    def restore(self, rows: list[dict[str, Any]], tensors: dict[str, torch.Tensor]) -> None:
-        """Take over `rows` and what `tensors` returned."""
-        self.rows = rows
-        self._reference = {int(name.removeprefix(_REFERENCE)): features for name, features in tensors.items()}
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self._reference = {int(name.removeprefix(_REFERENCE)): features for name, features in state.items()}

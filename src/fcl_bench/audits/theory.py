@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 
 from fcl_bench.linalg.subspace import project_out
-from fcl_bench.methods.gradient.base import MODEL, _Half, start_of
+from fcl_bench.methods.gradient.half import MODEL, Half
 from fcl_bench.methods.gradient.projected import ProjectedMethod, ProjectedServer, protected_weights
-from fcl_bench.protocol.method import Audit, Problem, Server, Shard
+from fcl_bench.protocol.audit import Audit, Everything
+from fcl_bench.protocol.method import Server
+from fcl_bench.protocol.problem import Problem, Shard
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.network import Network
 
@@ -29,11 +29,12 @@ class ProjectionAudit(Audit):
     def __init__(self, method: ProjectedMethod, problem: Problem) -> None:
         self._method = method
         self._problem = problem
-        self._half = _Half(method, problem)
+        self._half = Half(method, problem)
         self._images: dict[int, list[torch.Tensor]] = {}
         self._labels: dict[int, list[torch.Tensor]] = {}
         #: Of the task at hand, per round and task tau <= t, (||P g||, ||g||).
         self._norms: list[list[tuple[float, float]]] = []
+        self.rows = []
 
     def observe(self, task: Task, shard: Shard) -> None:
         """The first samples of a shard, which is in the data set's order."""
@@ -68,7 +69,7 @@ class ProjectionAudit(Audit):
             (torch.nn.functional.cross_entropy(scores, truth, reduction="sum") / len(images)).backward()
         whole = left = 0.0
         own = dict(network.named_parameters())
-        for name, layer in protected_weights(self._method, network, start_of(self._problem).stages).items():
+        for name, layer in protected_weights(self._method, network, self._half.start.stages).items():
             gradient = own[name].grad
             if gradient is None:
                 continue
@@ -78,8 +79,8 @@ class ProjectionAudit(Audit):
             left += float((gradient if Phi is None else project_out(gradient, Phi)).square().sum())
         return left**0.5, whole**0.5
 
-    def report(self, task: Task, server: Server, tests: Iterable[torch.Tensor]) -> dict[str, float | None]:
-        """`rho` (mean over rounds), `rho_min`; `beta`, `beta_max` over old tasks; and `beta_<tau>` of each, from 0."""
+    def report(self, task: Task, server: Server, everything: Everything) -> None:
+        """A row: `rho` (mean over rounds), `rho_min`; `beta`, `beta_max` over old tasks; `beta_<tau>` of each."""
         assert isinstance(server, ProjectedServer)
         rounds, self._norms = self._norms, []
         ratio = [[left / whole if whole else None for left, whole in norms] for norms in rounds]
@@ -88,7 +89,7 @@ class ProjectionAudit(Audit):
         old = {tau: [v for values in ratio if (v := values[tau]) is not None] for tau in range(task.index)}
         every = [value for values in old.values() for value in values]
         row |= {"beta": _mean(every), "beta_max": max(every, default=None)}
-        return row | {f"beta_{tau}": _mean(values) for tau, values in old.items()}
+        self.rows.append(row | {f"beta_{tau}": _mean(values) for tau, values in old.items()})
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         norms = torch.tensor(self._norms, dtype=torch.float64)

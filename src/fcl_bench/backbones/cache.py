@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fcl_bench.files import content_hash, locked, remove_leftovers, replacing
-from fcl_bench.tracking.progress import progress
+from fcl_bench.tracking.console import progress
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from fcl_bench.data.images.finite import rows_not_finite
 from fcl_bench.data.sources.base import Dataset, Split
 from fcl_bench.errors import UserError
 from fcl_bench.files import slug
-from fcl_bench.tracking.progress import progress
+from fcl_bench.tracking.console import progress
 
 
 @dataclass(frozen=True)

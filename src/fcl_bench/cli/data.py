@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from fcl_bench.cli.app import DONE
-from fcl_bench.cli.side_command import Parser, run_command
+from fcl_bench.cli.command import DONE, Parser, run_command
 from fcl_bench.errors import UserError, require_choice
+from fcl_bench.tracking.console import log_to_terminal
 
 if TYPE_CHECKING:
     from fcl_bench.data.sources.base import Source
@@ -30,54 +28,42 @@ def main() -> int:
 
 
 def _work() -> int:
-    arguments = _arguments()
-    with _log_to_terminal():
-        return _command(arguments)
-
-
-def _arguments() -> argparse.Namespace:
     parser = _Parser(prog="fcl-bench-data", description="The data sets of fcl-bench on this machine.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("list", help="every data set: its size, licence, hub name and revision, and whether it is here")
-    for name, what in (
-        ("check", "look for missing and damaged files, wrong counts and images that can't be decoded"),
-        ("prepare", "download it, or what an interrupted download left, and verify the checksums"),
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    what = "every data set: its size, licence, hub name and revision, and whether it is here"
+    commands.add_parser("list", help=what).set_defaults(work=_list)
+    for name, work, what in (
+        ("check", _check, "look for missing and damaged files, wrong counts and images that can't be decoded"),
+        ("prepare", _prepare, "download it, or what an interrupted download left, and verify the checksums"),
     ):
         command = commands.add_parser(name, help=what, description=f"{name}: {what}")
         command.add_argument("name", metavar="NAME", help="as in data=NAME")
         command.add_argument("keys", nargs="*", metavar="data.KEY=VALUE", help="such as data.path=FOLDER")
-    return parser.parse_args()
+        command.set_defaults(work=work)
+    arguments = parser.parse_args()
+    log_to_terminal("fcl-bench-data")
+    arguments.work(arguments)
+    return DONE
 
 
-def _command(arguments: argparse.Namespace) -> int:
-    if arguments.command == "list":
-        return _list()
-    source = _source(arguments.name, arguments.keys)
-    return _check(source) if arguments.command == "check" else _prepare(source)
-
-
-def _list() -> int:
+def _list(_: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from fcl_bench.data.sources.hub import readable
 
     table = Table(box=None, pad_edge=False)
-    for column, justify in (("data", "left"), ("classes", "right"), ("train", "right"), ("test", "right")):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    table.add_column("download", justify="right")
-    for column in ("here", "hub name", "revision", "licence"):
-        table.add_column(column)
+    numeric = ("classes", "train", "test", "download")
+    for column in ("data", *numeric, "here", "hub name", "revision", "licence"):
+        table.add_column(column, justify="right" if column in numeric else "left")
     for name in _names():
         source = _source(name, [])
         facts = source.facts()
         wanted = source.repositories()
         numbers = ["" if number is None else f"{number:,}" for number in (facts.classes, facts.train, facts.test)]
         size = "" if facts.megabytes is None else readable(facts.megabytes * 1e6)
-        repos, revisions = (
-            ", ".join(one.repo for one in wanted),
-            ", ".join((one.revision or "main")[:8] for one in wanted),
-        )
+        repos = ", ".join(one.repo for one in wanted)
+        revisions = ", ".join((one.revision or "main")[:8] for one in wanted)
         table.add_row(name, *numbers, size, _presence(source, wanted), repos, revisions, facts.licence)
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -85,8 +71,7 @@ def _list() -> int:
     # Through a string: rich would end the program itself when the reader leaves early.
     with console.capture() as shown:
         console.print(table)
-    print("\n".join(line.rstrip() for line in shown.get().splitlines()), flush=True)
-    return DONE
+    print("\n".join(line.rstrip() for line in shown.get().splitlines()))
 
 
 def _presence(source: Source, wanted: list[Repository]) -> str:
@@ -98,9 +83,10 @@ def _presence(source: Source, wanted: list[Repository]) -> str:
     return "yes" if here == len(wanted) else "no" if not here else f"{here} of {len(wanted)}"
 
 
-def _prepare(source: Source) -> int:
+def _prepare(arguments: argparse.Namespace) -> None:
     from fcl_bench.data.sources.hub import damaged, download, locate, own_folder
 
+    source = _source(arguments.name, arguments.keys)
     for wanted in source.repositories():
         found = locate(wanted)
         bad = [] if found is None else damaged(found.folder) or []
@@ -114,16 +100,13 @@ def _prepare(source: Source) -> int:
         log.info("data %s: %s at %s is in %s", wanted.data, wanted.repo, found.commit, found.folder)
     source.prepare()
     dataset = source.load()
-    print(
-        f"data={source.name} is ready: {len(dataset.train):,} training and {len(dataset.test):,} test samples",
-        flush=True,
-    )
-    return DONE
+    print(f"data={source.name} is ready: {len(dataset.train):,} training and {len(dataset.test):,} test samples")
 
 
-def _check(source: Source) -> int:
+def _check(arguments: argparse.Namespace) -> None:
     from fcl_bench.data.sources.checking import check
 
+    source = _source(arguments.name, arguments.keys)
     findings = check(source)
     for line in findings.right:
         print(f"right: {line}")
@@ -136,7 +119,6 @@ def _check(source: Source) -> int:
             f"data={source.name}: {count} {'thing is' if count == 1 else 'things are'} wrong",
             "listed above, a line each",
         )
-    return DONE
 
 
 def _names() -> list[str]:
@@ -159,34 +141,11 @@ def _source(name: str, keys: list[str]) -> Source:
         if not key.lstrip("+").startswith("data."):
             raise UserError(f"{key} is no key of data", "data.KEY=VALUE, such as data.path=FOLDER")
     overrides = [f"data={name}", *ordered(keys)]
-    # The report of a wrong key reads what was typed.
-    sys.argv[1:] = overrides
     try:
         with initialize_config_dir(str(config_dir()), version_base="1.3"):
             return load_settings(compose("config", overrides=overrides)).data
     except (HydraException, OmegaConfBaseException) as error:
-        raise composition_error(error) from error
-
-
-@contextmanager
-def _log_to_terminal() -> Iterator[None]:
-    """The package's notes on stdout, its warnings on stderr; in place of a run's handlers where there was one."""
-    package = logging.getLogger("fcl_bench")
-    package.setLevel(logging.INFO)
-    for old in [handler for handler in package.handlers if handler.name == "terminal"]:
-        package.removeHandler(old)
-    notes, warnings = logging.StreamHandler(sys.stdout), logging.StreamHandler(sys.stderr)
-    notes.addFilter(lambda record: record.levelno < logging.WARNING)
-    warnings.setLevel(logging.WARNING)
-    for handler in (notes, warnings):
-        handler.name = "terminal"
-        handler.setFormatter(logging.Formatter("fcl-bench-data: %(message)s"))
-        package.addHandler(handler)
-    try:
-        yield
-    finally:
-        for handler in (notes, warnings):
-            package.removeHandler(handler)
+        raise composition_error(error, overrides) from error
 
 
 if __name__ == "__main__":

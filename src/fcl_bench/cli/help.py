@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 HEAD = """fcl-bench: federated continual learning methods under one split, one ledger and one set of tables
@@ -33,19 +34,14 @@ options:
 def usage(conf: Path) -> str:
     """The help text for the configuration in folder `conf`."""
     top = (conf / "config.yaml").read_text()
+    defaults = dict(re.findall(r"^  - (\w+): (\w+)$", top, flags=re.MULTILINE))
     parts = [HEAD, "groups (group=choice; the keys of a choice are group.key):"]
-    for folder in sorted(entry for entry in conf.iterdir() if entry.is_dir()):
-        if folder.name == "hydra":
-            continue
-        default = next(
-            (line.split(":")[1].strip() for line in top.splitlines() if line.strip().startswith(f"- {folder.name}:")),
-            None,
-        )
+    for folder in sorted(entry for entry in conf.iterdir() if entry.is_dir() and entry.name != "hydra"):
         parts.append(f"  {folder.name}")
         files = sorted(folder.glob("*.yaml"))
         width = max(18, *(len(file.stem) for file in files))
         for file in files:
-            mark = "*" if file.stem == default else " "
+            mark = "*" if file.stem == defaults.get(folder.name) else " "
             parts.append(f"   {mark} {file.stem:<{width}} {_first_comment(file)}")
     parts.append("  (* default; a data set may bring the backbone that suits it)\n")
     parts.append("top-level keys and their defaults:")

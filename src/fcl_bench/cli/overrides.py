@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +24,23 @@ def ordered(arguments: list[str]) -> list[str]:
     """The options, then the overrides, as Hydra's parser wants them; a UserError for whatever is neither."""
     options: list[str] = []
     overrides: list[str] = []
-    value_follows = False
-    for argument in arguments:
-        if value_follows:
-            options.append(argument)
-            value_follows = False
-        elif argument.startswith("-"):
+    rest = iter(arguments)
+    for argument in rest:
+        if argument.startswith("-"):
             name, has_value, _ = argument.partition("=")
             if name not in _OPTIONS:
                 remedy = f"keys are written {name.lstrip('-')}=VALUE; {choices(_OPTIONS, name)}"
                 raise UserError(f"unknown option {argument}", remedy)
             options.append(argument)
-            value_follows = _OPTIONS[name] and not has_value
+            if _OPTIONS[name] and not has_value:
+                value = next(rest, None)
+                if value is None:
+                    raise UserError(f"{argument} needs a value", "such as --cfg job")
+                options.append(value)
         elif "=" in argument or argument.startswith("~"):
             overrides.append(argument)
         else:
             raise UserError(f"{argument} is not key=value", f"such as method=fedran; {SEE_HELP}")
-    if value_follows:
-        raise UserError(f"{options[-1]} needs a value", "such as --cfg job")
     sweep = bool({"-m", "--multirun"} & set(options))
     overrides = [_quoted_path(override, sweep) for override in overrides]
     return options + (_swept(overrides) if sweep else overrides)
@@ -80,58 +78,68 @@ def _quoted_path(override: str, sweep: bool) -> str:
     return f"{key}='{escaped}'"
 
 
-def composition_error(error: Exception) -> UserError:
-    """Hydra's report of a wrong group, choice, key or syntax, in one line with what would work."""
-    from hydra.core.override_parser.overrides_parser import OverrideParseException
+def composition_error(error: Exception, typed: list[str]) -> UserError:
+    """What Hydra reports of a wrong group, choice, key or syntax, in one line with what would work.
 
-    from fcl_bench.config import config_dir
+    Args:
+        error: what composing the configuration raised.
+        typed: the arguments that were to be composed.
+    """
+    from hydra.core.override_parser.overrides_parser import OverrideParseException
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from fcl_bench.config import config_dir, register_presets
 
     conf = config_dir()
     text = " ".join(str(error).split())
-    if found := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
+    if re.search(r"Could not (find|load) 'hydra/launcher/(joblib|submitit_\w+)'", text):
+        launcher = next(argument for argument in typed if argument.startswith("hydra/launcher="))
+        return UserError(f"{launcher}: its launcher is not installed", "pip install 'fcl-bench[sweep]'")
+    if found := re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text):
         group, choice = found.groups()
-        options = [file.stem for file in (conf / group).glob("*.yaml")]
+        presets = register_presets() if group == "experiment/preset" else []
+        options = presets or [file.stem for file in (conf / group).glob("*.yaml")]
         return UserError(f"{group}={choice} is not known", choices(options, choice) if options else SEE_HELP)
     if found := re.search(r"Could not override '([^']+)'", text):
-        for choice in _choices_swept(found[1].partition(".")[0]):
-            known = _keys_beside(found[1], conf, choice)
-            if found[1] not in known:
-                return UserError(f"unknown key {found[1]} of {choice}", choices(known, found[1]))
-        known = _keys_beside(found[1], conf)
-        if found[1] in known:
-            return UserError(f"{found[1]} takes no new keys in this form", f"+{found[1]}.KEY=VALUE")
-        return UserError(f"unknown key {found[1]}", choices(known, found[1]))
+        return _unknown_key(found[1], conf, typed)
     if found := re.search(r"Ambiguous value for argument '([^']*)'", text):
         return UserError(f"{found[1]} names several values", "-m runs each of them; a list is written key=[a,b]")
     if isinstance(error, OverrideParseException):
         return UserError(
             f"{error.override} cannot be parsed", "key=value; a value with special characters as key='\"value\"'"
         )
-    return UserError(first_line(error), SEE_HELP)
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return UserError(first_line(error), SEE_HELP)
+    return UserError(f"the configuration cannot be composed: {first_line(error)}", SEE_HELP)
 
 
-def _choices_swept(group: str) -> list[str]:
-    """method=stsa, method=afl for what was typed as method=stsa,afl; none if the group is not swept."""
-    typed = (text.partition("=") for text in sys.argv[1:])
-    return [
-        f"{key}={choice}" for key, _, value in typed if key == group and "," in value for choice in value.split(",")
-    ]
+def _unknown_key(key: str, conf: Path, typed: list[str]) -> UserError:
+    """Names the choice that lacks `key` where its group is swept (method=stsa,afl), and the keys that there are."""
+    groups = {entry.name for entry in conf.iterdir() if entry.is_dir()}
+    pairs = (text.partition("=") for text in typed)
+    chosen = {group: choice for group, _, choice in pairs if group in groups}
+    group = key.partition(".")[0]
+    swept = chosen.get(group, "")
+    for choice in swept.split(",") if "," in swept else ():
+        known = _keys_beside(key, [f"{group}={choice}"])
+        if key not in known:
+            return UserError(f"unknown key {key} of {group}={choice}", choices(known, key))
+    known = _keys_beside(key, [f"{group}={choice}" for group, choice in chosen.items() if "," not in choice])
+    if key in known:
+        return UserError(f"{key} takes no new keys in this form", f"+{key}.KEY=VALUE")
+    return UserError(f"unknown key {key}", choices(known, key))
 
 
-def _keys_beside(key: str, conf: Path, *chosen: str) -> list[str]:
-    """The keys that share the parent of `key` in the configuration of the groups `chosen`, or of those typed.
-
-    The keys of the top level if `key` has no parent there.
-    """
-    from hydra import compose, initialize_config_dir
+def _keys_beside(key: str, chosen: list[str]) -> list[str]:
+    """The keys that share the parent of `key` where `chosen` are composed; those at the top if it has no parent."""
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
-    groups = [entry.name for entry in conf.iterdir() if entry.is_dir()]
+    from fcl_bench.config import composed
+
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(conf), version_base="1.3"):
-        typed = [text for text in sys.argv[1:] if text.partition("=")[0] in groups and "," not in text]
-        top: Any = OmegaConf.to_container(compose("config", overrides=list(chosen) or typed))
+    top: Any = OmegaConf.to_container(composed(chosen))
     parent = key.rpartition(".")[0]
     node = top
     for part in parent.split(".") if parent else ():

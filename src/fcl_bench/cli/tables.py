@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import io
 import logging
 import math
 import sys
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fcl_bench.cli.app import DONE
-from fcl_bench.cli.side_command import Parser, run_command
+from fcl_bench.cli.command import DONE, Parser, run_command
 from fcl_bench.errors import UserError, require_choice
 from fcl_bench.files import replacing
-from fcl_bench.papers.profiles import PROFILES
+from fcl_bench.papers.experiments import PROFILES
 from fcl_bench.results.made import Made
+from fcl_bench.results.measures import MEASURES
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
-    from fcl_bench.results.tables.cells import Sheet
-    from fcl_bench.results.tables.sections import Section
+    from fcl_bench.results.tables.cells import Sheet, Table
 
 FORMATS = ("csv", "md", "tex")
-#: Writes one file at the path it is given.
-Writer = Callable[[Path], Any]
 
 
 def main() -> int:
@@ -49,36 +43,30 @@ def _arguments() -> argparse.Namespace:
         " may be given repeatedly"
     )
     parser.add_argument("--where", action="append", default=[], metavar="KEY=VALUE", help=which)
-    parser.add_argument("--name", default="summary", help="of the files (summary)")
+    parser.add_argument("--name", type=_file_name, default="summary", help="of the files (summary)")
     formats = ",".join(FORMATS)
-    parser.add_argument("--format", default=formats, metavar="LIST", help=f"of the tables ({formats})")
+    parser.add_argument(
+        "--format",
+        type=_list_of("--format", FORMATS),
+        default=formats,
+        metavar="LIST",
+        help=f"of the tables ({formats})",
+    )
     metrics = "which measures, in this order: A_avg,up_max_mib,seconds_per_task; default: all that any run has"
-    parser.add_argument("--metrics", default="", metavar="LIST", help=metrics)
+    parser.add_argument("--metrics", type=_list_of("--metrics", MEASURES), default=[], metavar="LIST", help=metrics)
     by = "what tells rows apart: method,beta; what else varies goes into columns; default: all that varies"
-    parser.add_argument("--by", default="", metavar="LIST", help=by)
+    parser.add_argument("--by", type=_list_of("--by"), default=[], metavar="LIST", help=by)
     paper = "instead, a paper's printed tables with ours beside them: fedran, stsa, afl, afcl, fedprotip or all"
     parser.add_argument("--paper", metavar="NAME", help=paper)
     parser.add_argument("--table", metavar="NAME", help='only this table of --paper, such as "Table 4"')
     profile = "of --paper: full, runs of the printed settings; quick, of the experiments in miniature (full)"
-    parser.add_argument("--profile", default="full", metavar="NAME", help=profile)
+    parser.add_argument("--profile", type=_profile, default="full", metavar="NAME", help=profile)
     parser.add_argument("--if-changed", action="store_true", help="do nothing where files, runs and code are as before")
     parser.add_argument("--figures", action="store_true", help="every figure for which there are runs (svg, png)")
     parser.add_argument("--html", action="store_true", help="one page with the tables and figures, to open from disk")
     arguments = parser.parse_args()
-    name = arguments.name
-    if not name or Path(name).name != name or not name.isprintable() or name.startswith("."):
-        raise UserError(f"--name={name} is not a plain file name", "such as --name=summary")
-    for key in ("format", "metrics", "by"):
-        given = getattr(arguments, key)
-        listed = [word.strip() for word in given.split(",")] if given else []
-        if not all(listed):
-            raise UserError(f"--{key} {given} has an empty entry", "names with commas between them")
-        setattr(arguments, key, listed)
     if not arguments.format:
         raise UserError("--format names none", formats)
-    for word in arguments.format:
-        require_choice("--format", word, FORMATS)
-    require_choice("--profile", arguments.profile, PROFILES)
     if arguments.profile != "full" and not arguments.paper:
         raise UserError(f"--profile {arguments.profile} is for printed tables only", "such as --paper all")
     if arguments.table and not arguments.paper:
@@ -86,6 +74,31 @@ def _arguments() -> argparse.Namespace:
     if arguments.paper and (arguments.by or arguments.metrics or arguments.figures):
         raise UserError("--by, --metrics and --figures are not for --paper", "without them, or without --paper")
     return arguments
+
+
+def _file_name(given: str) -> str:
+    if not given or Path(given).name != given or not given.isprintable() or given.startswith("."):
+        raise UserError(f"--name={given} is not a plain file name", "such as --name=summary")
+    return given
+
+
+def _profile(given: str) -> str:
+    require_choice("--profile", given, PROFILES)
+    return given
+
+
+def _list_of(option: str, known: Iterable[str] = ()) -> Callable[[str], list[str]]:
+    """Reads names with commas between them; if there are `known` ones, none but those."""
+
+    def read(given: str) -> list[str]:
+        names = [name.strip() for name in given.split(",")] if given else []
+        if not all(names):
+            raise UserError(f"{option} {given} has an empty entry", "names with commas between them")
+        for name in names if known else ():
+            require_choice(option, name, known)
+        return list(dict.fromkeys(names))
+
+    return read
 
 
 def _tables(arguments: argparse.Namespace) -> None:
@@ -110,141 +123,102 @@ def _tables(arguments: argparse.Namespace) -> None:
 
 def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> list[Path]:
     """Today's runs as a table on the screen, and as files, which it returns."""
-    from rich.console import Console
-
-    from fcl_bench.results.measures import chosen
+    from fcl_bench.results.figures.costs import accuracy_against_bytes
+    from fcl_bench.results.figures.figure_set import figure_set
+    from fcl_bench.results.figures.style import drawn
     from fcl_bench.results.summarise import summarise, used_runs
+    from fcl_bench.results.tables.markup import table_files
     from fcl_bench.results.tables.sections import sections
-    from fcl_bench.results.tables.summary_table import NOTE, constants, summary_sheet, terminal_table
+    from fcl_bench.results.tables.summary_table import summary_page, summary_table
 
-    measures = chosen(arguments.metrics)
+    measures = [MEASURES[name] for name in arguments.metrics]
     runs = used_runs(frame)
     summary = summarise(runs)
     # Labels of rows that have a column for a knob do without it.
     knobs = [key for key in arguments.by if key.startswith("method.")]
-    tables = sections(summarise(used_runs(frame, knobs)) if knobs else summary, measures, arguments.by)
-    writers = _summary_files(arguments, runs, summary, tables)
-    figures = _figures(frame, out / "runs") if arguments.figures or arguments.html else {}
+    parts = sections(summarise(used_runs(frame, knobs)) if knobs else summary, measures, arguments.by)
+    whole = summary_table(runs, summary, measures)
+    picture = accuracy_against_bytes(summary)
+    contents: dict[str, str | bytes] = {
+        **table_files(whole, arguments.format, summary_page),
+        **{kind: drawn(picture, kind) for kind in ("png", "svg")},
+    }
+    for name, table in parts.items():
+        contents |= {f"{name}.{suffix}": content for suffix, content in table_files(table, arguments.format).items()}
+    figures = figure_set(frame, out / "runs") if arguments.figures or arguments.html else {}
+    drawings = {name: drawn(figure, "svg") for name, figure in figures.items()}
     if arguments.figures:
-        for figure, drawn in figures.items():
-            writers |= {f"{figure}.svg": drawn.savefig, f"{figure}.png": partial(drawn.savefig, dpi=150)}
+        for name, figure in figures.items():
+            contents |= {f"{name}.svg": drawings[name], f"{name}.png": drawn(figure, "png")}
     if arguments.html:
-        sheets = {"summary": summary_sheet(summary, measures), **{name: table.sheet for name, table in tables.items()}}
-        writers["html"] = _page(arguments.name, sheets, figures)
-    files = _write(out / "tables", {f"{arguments.name}.{suffix}": write for suffix, write in writers.items()})
+        contents["html"] = _page(arguments.name, [whole, *parts.values()], drawings)
+    files = _write(out / "tables", {f"{arguments.name}.{suffix}": content for suffix, content in contents.items()})
+    _show(summary, whole.sheet)
+    print("\n".join(f"written: {file}" for file in files), flush=True)
+    return files
+
+
+def _show(summary: pd.DataFrame, sheet: Sheet) -> None:
+    """The summary on the screen."""
+    from rich.console import Console
+
+    from fcl_bench.results.tables.summary_table import screen_table
+
     console = Console(highlight=False)
-    table, left_out = terminal_table(summary, console.width if console.is_terminal else math.inf, measures)
+    table, left_out = screen_table(summary, sheet, console.width if console.is_terminal else math.inf)
     if not console.is_terminal:
         console.width = 10_000
-    lines = [*constants(summary), table, NOTE]
+    lines = [*sheet.notes[:-1], table, sheet.notes[-1]]
     if left_out:
         lines.append(f"Too wide for this terminal, in the files only: {', '.join(left_out)}.")
     # Through a string: rich would end the program itself when the reader leaves early.
     with console.capture() as shown:
         for line in lines:
             console.print(line, markup=False, soft_wrap=True)
-    print(shown.get() + "\n".join(f"written: {file}" for file in files), flush=True)
-    return files
+    print(shown.get(), end="")
 
 
 def _papers(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> list[Path]:
     """The printed tables with ours beside them, as files, which it returns; on screen how many numbers have runs."""
     from fcl_bench.results.summarise import used_runs
-    from fcl_bench.results.tables.paper_sheet import RUN
-    from fcl_bench.results.tables.paper_tables import cells_of, paper_tables
+    from fcl_bench.results.tables.markup import table_files
+    from fcl_bench.results.tables.paper_sheet import HAS_RUNS
+    from fcl_bench.results.tables.paper_tables import paper_tables, printed_cells
 
-    cells = cells_of(arguments.paper, arguments.table)
-    writers: dict[str, Writer] = {}
-    sheets: dict[str, Sheet] = {}
-    lines = []
+    cells = printed_cells(arguments.paper, arguments.table)
     runs = frame if frame.empty else used_runs(frame)
-    for table in paper_tables(cells, runs, out / "runs", arguments.profile):
-        sheets[table.name] = table.sheet
-        forms = _forms(arguments.format, table.sheet, table.values, table.runs)
-        writers |= {f"{table.name}.{suffix}": write for suffix, write in forms.items()}
-        done = (table.values["state"] == RUN).sum()
-        lines.append(f"{table.sheet.title}: {len(table.values)} printed numbers, {done} with runs of ours")
+    tables = list(paper_tables(cells, runs, out / "runs", arguments.profile))
+    contents: dict[str, str | bytes] = {
+        f"{table.name}.{suffix}": content
+        for table in tables
+        for suffix, content in table_files(table, arguments.format).items()
+    }
     if arguments.html:
-        writers["papers.html"] = _page("papers", sheets, {})
-    folder = "papers" if arguments.profile == "full" else f"papers-{arguments.profile}"
-    files = _write(out / "tables" / folder, writers)
-    print("\n".join([*lines, *(f"written: {file}" for file in files)]), flush=True)
+        contents["papers.html"] = _page("papers", tables, {})
+    files = _write(
+        out / "tables" / ("papers" if arguments.profile == "full" else f"papers-{arguments.profile}"), contents
+    )
+    for table in tables:
+        done = (table.values["state"] == HAS_RUNS).sum()
+        print(f"{table.sheet.title}: {len(table.values)} printed numbers, {done} with runs of ours")
+    print("\n".join(f"written: {file}" for file in files), flush=True)
     return files
 
 
-def _summary_files(
-    arguments: argparse.Namespace, runs: pd.DataFrame, summary: pd.DataFrame, tables: dict[str, Section]
-) -> dict[str, Writer]:
-    """Suffix -> writer: the summary with its runs and picture, and the tables of `sections`."""
-    from fcl_bench.results.figures.bytes_figure import accuracy_against_bytes
-    from fcl_bench.results.measures import chosen
-    from fcl_bench.results.tables.summary_table import latex, markdown
-
-    measures = chosen(arguments.metrics)
-    runs = runs[["label", *runs.columns.drop(["label", "family", "written"])]]
-    figure = accuracy_against_bytes(summary)
-    forms: dict[str, Writer] = {
-        "csv": lambda path: _flat_lists(summary).to_csv(path, index=False),
-        "md": lambda path: path.write_text(markdown(summary, measures)),
-        "tex": lambda path: path.write_text(latex(summary, measures)),
-    }
-    writers = {suffix: write for suffix, write in forms.items() if suffix in arguments.format}
-    writers["runs.csv"] = lambda path: runs.to_csv(path, index=False)
-    writers["png"] = partial(figure.savefig, dpi=150)
-    writers["svg"] = figure.savefig
-    for name, table in tables.items():
-        forms = _forms(arguments.format, table.sheet, table.values, table.runs)
-        writers |= {f"{name}.{suffix}": write for suffix, write in forms.items()}
-    return writers
-
-
-def _forms(formats: list[str], sheet: Sheet, values: pd.DataFrame, runs: pd.DataFrame) -> dict[str, Writer]:
-    """Suffix -> writer of one table, with the runs behind its cells."""
-    from fcl_bench.results.tables.latex import latex_table
-    from fcl_bench.results.tables.markdown import markdown_page
-
-    forms: dict[str, Writer] = {
-        "csv": lambda path: values.to_csv(path, index=False),
-        "md": lambda path: path.write_text(markdown_page(sheet)),
-        "tex": lambda path: path.write_text(latex_table(sheet)),
-    }
-    chosen_forms = {suffix: write for suffix, write in forms.items() if suffix in formats}
-    return {**chosen_forms, "runs.csv": lambda path: runs.to_csv(path, index=False)}
-
-
-def _flat_lists(summary: pd.DataFrame) -> pd.DataFrame:
-    lists = {column: [" ".join(map(str, value)) for value in summary[column]] for column in ("seeds", "run_ids")}
-    return summary.drop(columns="family").assign(**lists)
-
-
-def _figures(frame: pd.DataFrame, folder: Path) -> dict[str, Figure]:
-    from fcl_bench.results.figures.figure_set import figure_set
-
-    return figure_set(frame, folder)
-
-
-def _page(title: str, sheets: dict[str, Sheet], figures: dict[str, Figure]) -> Writer:
+def _page(title: str, tables: Iterable[Table], drawings: Mapping[str, bytes]) -> str:
+    # Only for those who want a page.
     from fcl_bench.results.page.page import html_page
-    from fcl_bench.results.tables.markdown import marked_frame
 
-    drawings = {}
-    for name, figure in figures.items():
-        drawing = io.StringIO()
-        figure.savefig(drawing, format="svg")
-        drawings[name] = drawing.getvalue()
-    tables = {name: marked_frame(sheet) for name, sheet in sheets.items()}
-    notes = {name: "\n".join(sheet.notes) for name, sheet in sheets.items()}
-    page = html_page(title, tables, drawings, notes)
-    return lambda path: path.write_text(page, encoding="utf-8")
+    return html_page(title, {table.name: table.sheet for table in tables}, drawings)
 
 
-def _write(folder: Path, writers: dict[str, Writer]) -> list[Path]:
+def _write(folder: Path, contents: Mapping[str, str | bytes]) -> list[Path]:
     """Every file, each whole or not at all; returns their paths."""
-    files = [folder / name for name in writers]
+    files = [folder / name for name in contents]
     try:
-        for file, write in zip(files, writers.values(), strict=True):
+        for file, content in zip(files, contents.values(), strict=True):
             with replacing(file) as temporary:
-                write(temporary)
+                temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror or error}", "another --out or --name") from error
     return files

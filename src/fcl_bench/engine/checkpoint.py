@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 #: Version of the files below; a checkpoint of another one is left alone, and the run starts from its first task.
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -160,14 +161,14 @@ def _checksum(content: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def write_json(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+def write_json(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """Write `content` with a checksum of itself; returns what was written."""
     # Through JSON once, so that the checksum is of what a reader will see (lists for tuples, text for keys).
-    content = json.loads(json.dumps(content, allow_nan=False))
-    content["checksum"] = _checksum(content)
+    written: dict[str, Any] = json.loads(json.dumps(content, allow_nan=False))
+    written["checksum"] = _checksum(written)
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
-    return content
+        temporary.write_text(json.dumps(written, indent=2) + "\n")
+    return written
 
 
 def read_json(path: Path) -> dict[str, Any]:

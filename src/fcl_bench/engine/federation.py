@@ -1,31 +1,34 @@
-"""The loop over tasks, rounds and clients: the only place that has the whole picture."""
+"""The loop over tasks, rounds and clients. It is written once, for every method and every transport."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from fcl_bench.audits.drift import FeatureDrift
-from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.data.splits.stream import Stream
-from fcl_bench.engine.answers import Answers
+from fcl_bench.engine.admission import admitted
+from fcl_bench.engine.codec import Codec
+from fcl_bench.engine.examination import Answers, Examination
 from fcl_bench.engine.growing import GROWING
-from fcl_bench.engine.kept_batches import KeptBatches
-from fcl_bench.engine.ledger import Ledger, Stopwatch
-from fcl_bench.protocol.message import Message, all_finite
-from fcl_bench.protocol.method import Method, Prediction, Problem, Shard
+from fcl_bench.engine.ledger import Ledger
+from fcl_bench.engine.middleware import Chain, Middleware
+from fcl_bench.engine.node import ClientData, Lost, Reply
+from fcl_bench.engine.stopwatch import Stopwatch
+from fcl_bench.engine.transport import Transport
+from fcl_bench.errors import UserError
+from fcl_bench.protocol.audit import Audit, Everything
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Method
+from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
-from fcl_bench.randomness import generator
-from fcl_bench.tracking.progress import progress
+from fcl_bench.tracking.console import progress
 
-#: Samples scored at a time: their random features are the largest thing that evaluation holds.
-EVALUATION_BATCH = 1024
-#: Prefixes of what a checkpoint keeps beside the server's tensors.
-_AUDIT, _DRIFT, _CLIENT = "audit.", "drift.", "client."
+#: Prefixes of what a checkpoint keeps beside the server's tensors; an audit's name follows its.
+_AUDIT, _CLIENT = "audit.", "client."
 _ANSWERS = GROWING + "answers"
 
 
@@ -37,17 +40,17 @@ class FederationState:
         tasks_done: number of complete tasks.
         answers: right answers so far.
         ledger: bytes and seconds.
-        bounds: a row per complete task of what the method's audit found; empty without one.
         rounds_done: complete rounds of the task at hand.
         server_seconds: of those rounds.
+        client_storage_bytes: the most that any client has kept between turns so far, by kind.
     """
 
     tasks_done: int
     answers: Answers
     ledger: Ledger
-    bounds: list[dict[str, float | None]] = field(default_factory=list)
     rounds_done: int = 0
     server_seconds: float = 0.0
+    client_storage_bytes: dict[str, int] = field(default_factory=dict)
 
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """All of it: a little JSON, and what grows with tasks, clients and rounds as tensors that only gain rows."""
@@ -55,9 +58,9 @@ class FederationState:
             "tasks_done": self.tasks_done,
             "answers": self.answers.state(),
             "ledger": self.ledger.state(),
-            "bounds": self.bounds,
             "rounds_done": self.rounds_done,
             "server_seconds": self.server_seconds,
+            "client_storage_bytes": self.client_storage_bytes,
         }
         return saved, {**self.ledger.tensors(), _ANSWERS: self.answers.tensor(self.tasks_done)}
 
@@ -66,9 +69,9 @@ class FederationState:
         self.tasks_done = saved["tasks_done"]
         self.answers.restore(saved["answers"], tensors[_ANSWERS])
         self.ledger.restore(saved["ledger"], tensors)
-        self.bounds = saved["bounds"]
         self.rounds_done = saved["rounds_done"]
         self.server_seconds = saved["server_seconds"]
+        self.client_storage_bytes = saved["client_storage_bytes"]
 
 
 class Federation:
@@ -78,10 +81,10 @@ class Federation:
         method: the method's knobs.
         problem: dimensions, types, device, seed.
         stream: the data cut into tasks.
-        shards: [task][client] -> indices of training samples.
-        labelled: (n,) bool, which training samples' labels their clients know.
-        train, test: the whole data set: features (n, d), or images (n, 3, h, w) in uint8; both move to the device.
-        drift_samples: reference samples per client and task for the feature drift; 0: it is not measured.
+        transport: how the clients are reached.
+        test: (n, ...) the test samples: features, or images in uint8.
+        audits: what is measured beside the run, by name; only over a transport that sees everything.
+        middleware: what messages pass through on the server's side before the wire codec.
     """
 
     def __init__(
@@ -89,59 +92,26 @@ class Federation:
         method: Method,
         problem: Problem,
         stream: Stream,
-        shards: Sequence[Sequence[np.ndarray]],
-        labelled: np.ndarray,
-        train: torch.Tensor,
+        transport: Transport,
         test: torch.Tensor,
-        drift_samples: int = 0,
+        audits: Mapping[str, Audit] | None = None,
+        middleware: Sequence[Middleware] = (),
     ) -> None:
         self.problem = problem
         self.stream = stream
-        self.shards = [Holdings.of(clients) for clients in shards]
-        self.labelled = labelled
-        # They live on the device: a copy per client and round would cost more than what is done with it there.
-        self._train, self._test = train.to(problem.device), test.to(problem.device)
-        self.client = method.client(problem)
+        self.transport = transport
         self.server = method.server(problem)
-        self.audit = method.audit(problem)
-        self.drift = FeatureDrift(drift_samples, problem.seed, self.shards) if drift_samples else None
+        self.audits = dict(audits or {})
+        self.state = FederationState(0, Answers(len(stream.tasks)), Ledger(transport.clients))
+        self._examination = Examination(problem, stream, test)
+        self._middleware = Chain([*middleware, Codec.of_server(problem)])
         self._resumes_within_tasks = method.resumes_within_tasks
         self._after_round: Callable[[int, int], None] = lambda round_, of: None
-        self.state = FederationState(0, Answers(len(stream.tasks)), Ledger(len(self.shards[0])))
-        self._classes = [torch.tensor(task.columns, device=problem.device) for task in stream.tasks]
-        self._kept = KeptBatches(EVALUATION_BATCH)
-        self._task_of_test = np.full(len(stream.test_columns), -1)
-        for task in stream.tasks:
-            self._task_of_test[stream.test[task.index]] = task.index
-
-    def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Everything that a resumed run needs, as JSON and tensors.
-
-        The tensors whose names start with `GROWING` only gain rows from one call to the next, and like the others they
-        are not copies.
-        """
-        state, growing = self.state.save()
-        saved = {**state, "drift": [] if self.drift is None else self.drift.rows}
-        audit = {} if self.audit is None else self.audit.state_dict()
-        drift = {} if self.drift is None else self.drift.tensors()
-        extras = {_AUDIT + name: tensor for name, tensor in audit.items()}
-        extras |= {_DRIFT + name: tensor for name, tensor in drift.items()}
-        extras |= {_CLIENT + name: tensor for name, tensor in self.client.state_dict().items()}
-        return saved, {**self.server.state_dict(), **extras, **growing}
-
-    def restore(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        """Go on from what `save` returned."""
-        self.state.restore(saved, tensors)
-        parts: dict[str, dict[str, torch.Tensor]] = {_AUDIT: {}, _DRIFT: {}, _CLIENT: {}, GROWING: {}, "": {}}
-        for name, tensor in tensors.items():
-            prefix = next(prefix for prefix in parts if name.startswith(prefix))
-            parts[prefix][name.removeprefix(prefix)] = tensor
-        self.server.load_state_dict(parts[""])
-        self.client.load_state_dict(parts[_CLIENT])
-        if self.audit is not None:
-            self.audit.load_state_dict(parts[_AUDIT])
-        if self.drift is not None:
-            self.drift.restore(saved["drift"], parts[_DRIFT])
+        if self.audits and transport.everything is None:
+            raise UserError(
+                f"the audits {', '.join(self.audits)} need the clients' data, which stay where they are",
+                "method.bounds=false, method.theory=0 and drift=0",
+            )
 
     def run(self, checkpoint: Callable[[Federation], Any], every: int | None = None) -> FederationState:
         """All tasks that are not done yet.
@@ -165,145 +135,139 @@ class Federation:
             self._after_round = after_round
             for task in tasks[self.state.tasks_done :]:
                 self._learn(task)
-                self._examine(task)
+                self._examination.take(task, self.server, self.state.answers)
+                for audit in self.audits.values():
+                    audit.report(task, self.server, self._everything(task))
                 self.state.tasks_done = task.index + 1
                 checkpoint(self)
         return self.state
 
     def _learn(self, task: Task) -> None:
-        watch = Stopwatch(self.problem.device, self.state.server_seconds)
-        known = self.shards[task.index].chosen(self.labelled)
-        available = np.flatnonzero(known).tolist()
+        """The rounds of one task that are not done yet."""
+        state, server = self.state, self.server
+        watch = Stopwatch(self.problem.device, state.server_seconds)
+        samples, labelled = self.transport.samples(task.index)
+        available = np.flatnonzero(labelled).tolist()
         with watch.running():
-            self.server.start_task(task)
-            rounds = self.server.rounds(task)
-        for round_ in range(self.state.rounds_done, rounds):
+            server.start_task(task)
+            rounds = server.rounds(task)
+        for round_ in range(state.rounds_done, rounds):
             with watch.running():
-                present = self.server.participants(task, round_, available)
-                broadcast = self.server.broadcast(task, round_)
-            self._exchange_all(task, round_, present, known, broadcast, watch)
+                present = server.participants(task, round_, available)
+                broadcast = self._stamped(server.broadcast(task, round_), task, round_)
+            self._round(task, round_, present, broadcast, watch, {"samples": samples, "labelled": labelled})
             with watch.running():
-                self.server.finish_round()
-            if self.audit is not None:
-                self.audit.look(task, round_, self.server)
-            self.state.rounds_done = round_ + 1
-            self.state.server_seconds = watch.seconds
+                server.finish_round()
+            for audit in self.audits.values():
+                audit.look(task, round_, server)
+            state.rounds_done, state.server_seconds = round_ + 1, watch.seconds
             self._after_round(round_ + 1, rounds)
         with watch.running():
-            self.server.finish_task()
-        self.state.ledger.server_seconds.append(watch.seconds)
-        self.state.rounds_done, self.state.server_seconds = 0, 0.0
+            server.finish_task()
+        state.ledger.server_seconds.append(watch.seconds)
+        state.rounds_done, state.server_seconds = 0, 0.0
 
-    def _exchange_all(
-        self, task: Task, round_: int, present: list[int], known: np.ndarray, broadcast: Message, server: Stopwatch
+    def _round(
+        self,
+        task: Task,
+        round_: int,
+        present: list[int],
+        broadcast: Message,
+        watch: Stopwatch,
+        known: dict[str, np.ndarray],
     ) -> None:
         """The turns of those present; to and from the others nothing is sent, and their rows say so.
 
         Args:
-            known: (K,) labelled samples of each client.
+            known: (K,) `samples` and `labelled` samples of each client.
         """
-        ledger, held = self.state.ledger, self.shards[task.index].sizes()
+        ledger, clients = self.state.ledger, self.transport.clients
         counted = ("accepted", "right", "up_bytes", "down_bytes")
-        columns: dict[str, np.ndarray] = {name: np.zeros(len(held), dtype=np.int64) for name in counted}
-        columns |= {"client": np.arange(len(held)), "samples": held, "labelled": known}
-        columns["client_seconds"] = seconds = np.zeros(len(held))
-        for client in present:
-            up_bytes, guessed, seconds[client] = self._exchange(task, round_, client, broadcast, server)
-            columns["accepted"][client], columns["right"][client] = guessed
-            columns["up_bytes"][client] = up_bytes
-            columns["down_bytes"][client] = ledger.send(client, broadcast)
-        if self.audit is not None and round_ == 0:
-            for client in sorted(set(np.flatnonzero(known).tolist()) - set(present)):
-                self.audit.observe(task, self._shard(task, client))
-        ledger.add_round(task.index, round_, self.server.stage, columns)
-
-    def _exchange(
-        self, task: Task, round_: int, client: int, broadcast: Message, server: Stopwatch
-    ) -> tuple[int, tuple[int, int], float]:
-        """One client's turn: bytes sent, how many labels it gave itself, how many of them are right, its seconds.
-
-        Nothing of the upload outlives it.
-        """
-        problem = self.problem
-        shard = self._shard(task, client)
-        accepted = right = 0
-        watch = Stopwatch(problem.device)
+        columns: dict[str, np.ndarray] = {name: np.zeros(clients, dtype=np.int64) for name in counted}
+        columns |= {"client": np.arange(clients), "client_seconds": np.zeros(clients), **known}
         with watch.running():
-            guesses = self.client.pseudo_labels(shard)
-            if guesses is not None:
-                shard = shard.with_pseudo_labels(guesses)
-            message = self.client.update(shard, broadcast).to_wire(problem.wire)
-        with server.running():
-            self.server.absorb(client, message.from_wire(problem.dtype, problem.device))
-        if guesses is not None:
-            _, unknown = self._samples(task, client)
-            accepted = int((guesses >= 0).sum())
-            right = int((guesses.cpu() == self._columns(unknown)).sum())
-        if self.audit is not None and round_ == 0:
-            self.audit.observe(task, shard)
-        return message.nbytes, (accepted, right), watch.seconds
+            expected = self.server.expects(task, round_)
+        # Nothing of an upload outlives its turn.
+        for reply in self.transport.exchange(task.index, round_, present, broadcast):
+            if isinstance(reply, Lost):
+                raise UserError(
+                    f"client {reply.client} was lost in task {task.index}, round {round_}: {reply.reason}",
+                    "the same command goes on from the last checkpoint",
+                )
+            client = reply.client
+            with watch.running():
+                upload = admitted(client, reply.upload, self._middleware, self.server, expected)
+                self.server.absorb(client, upload)
+            columns["up_bytes"][client] = reply.upload.nbytes
+            columns["down_bytes"][client] = ledger.send(client, broadcast)
+            columns["client_seconds"][client] = reply.seconds
+            self._keep_most(reply.stored)
+            if (data := self.transport.everything) is not None:
+                columns["accepted"][client], columns["right"][client] = self._guessed(task, reply, data)
+                self._observe(task, round_, client, data, reply.guesses)
+            del reply, upload
+        if (data := self.transport.everything) is not None:
+            for client in sorted(set(np.flatnonzero(known["labelled"]).tolist()) - set(present)):
+                self._observe(task, round_, client, data)
+        ledger.add_round(task.index, round_, broadcast.stage, columns)
 
-    def _samples(self, task: Task, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of a client's labelled samples of a task, and of the others."""
-        indices = self.shards[task.index][client]
-        known = self.labelled[indices]
-        return (indices, indices[:0]) if known.all() else (indices[known], indices[~known])
+    def _stamped(self, broadcast: Message, task: Task, round_: int) -> Message:
+        """The broadcast with its task and round, as it travels."""
+        return self._middleware.send(broadcast.of_round(task.index, round_), None)
 
-    def _shard(self, task: Task, client: int) -> Shard:
-        known, unknown = self._samples(task, client)
-        labels = self._columns(known).to(self.problem.device)
-        return Shard(client, task.index, self._inputs(self._train, known), labels, self._inputs(self._train, unknown))
+    def _keep_most(self, stored: dict[str, int]) -> None:
+        most = self.state.client_storage_bytes
+        for kind, size in stored.items():
+            most[kind] = max(most.get(kind, 0), size)
 
-    def _inputs(self, side: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
-        """Samples on the device: images as they are, features in the statistics' type."""
-        chosen = side[torch.from_numpy(indices).to(side.device)]
-        return chosen if chosen.dtype == torch.uint8 else chosen.to(self.problem.device, self.problem.dtype)
+    def _guessed(self, task: Task, reply: Reply, data: ClientData) -> tuple[int, int]:
+        """How many labels a client gave itself, and how many of them are right: the engine knows the truth."""
+        if reply.guesses is None:
+            return 0, 0
+        _, unlabelled = data.samples(task.index, reply.client)
+        truth = torch.from_numpy(self.stream.train_columns[unlabelled])
+        return int((reply.guesses >= 0).sum()), int((reply.guesses.cpu() == truth).sum())
 
-    def _columns(self, indices: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(self.stream.train_columns[indices])
+    def _observe(
+        self, task: Task, round_: int, client: int, data: ClientData, guesses: torch.Tensor | None = None
+    ) -> None:
+        """Show the audits what a client learns from, once in a task."""
+        if not self.audits or round_ > 0:
+            return
+        shard = data.shard(task.index, client)
+        for audit in self.audits.values():
+            audit.observe(task, shard if guesses is None else shard.with_pseudo_labels(guesses))
 
-    def _test_batches(self, task: Task) -> Iterator[np.ndarray]:
-        """Indices of the test samples of all tasks so far, in batches as the server wants them."""
-        return test_batches(self.stream.test[: task.index + 1], self.server.pure_batches, self.problem.seed)
+    def _everything(self, task: Task) -> Everything:
+        """What audits look at after a task."""
+        assert self.transport.everything is not None
+        examination = self._examination
+        batches = lambda: map(examination.inputs, examination.batches(task, self.server.pure_batches))  # noqa: E731
+        return Everything(batches, self.transport.everything.inputs)
 
-    def _classify(self, number: int, batch: np.ndarray) -> Prediction:
-        """What the server says of the batch of this number."""
-        if (kept := self._kept.get(number)) is not None:
-            return self.server.classify_prepared(kept)
-        inputs = self._inputs(self._test, batch)
-        if self.server.pure_batches is not None:
-            return self.server.classify(inputs, one_task=True)
-        prepared = self.server.prepare(inputs)
-        if prepared is None:
-            return self.server.classify(inputs)
-        self._kept.offer(number, prepared)
-        return self.server.classify_prepared(prepared)
+    def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Everything that a resumed run needs, as JSON and tensors.
 
-    def _examine(self, task: Task) -> None:
-        """Everything that is measured after a task."""
-        for number, batch in enumerate(self._test_batches(task)):
-            prediction = self._classify(number, batch)
-            if not all_finite(prediction.scores):
-                raise FloatingPointError(f"class scores after task {task.index} are not finite")
-            truth = self.stream.test_columns[batch], self._task_of_test[batch]
-            columns, tasks = (torch.from_numpy(values).to(self.problem.device) for values in truth)
-            self.state.answers.add(task.index, prediction, columns, tasks, self._classes[: task.index + 1])
-        if self.audit is not None:
-            tests = (self._inputs(self._test, batch) for batch in self._test_batches(task))
-            self.state.bounds.append(self.audit.report(task, self.server, tests))
-        if self.drift is not None:
-            self.drift.observe(task.index, lambda chosen: self.server.embed(self._inputs(self._train, chosen)))
+        The tensors whose names start with `GROWING` only gain rows from one call to the next, and like the others they
+        are not copies.
+        """
+        state, growing = self.state.save()
+        tensors = dict(self.server.state_dict())
+        for name, audit in self.audits.items():
+            tensors |= {f"{_AUDIT}{name}.{key}": tensor for key, tensor in audit.state_dict().items()}
+        tensors |= {_CLIENT + key: tensor for key, tensor in self.transport.state_dict().items()}
+        return {**state, "audits": {name: audit.rows for name, audit in self.audits.items()}}, {**tensors, **growing}
 
-
-def test_batches(test: tuple[np.ndarray, ...], pure: int | None, seed: int) -> Iterator[np.ndarray]:
-    """Indices of the test samples in batches: as they come, or (`pure`) each of so many samples of one task.
-
-    A task's samples are shuffled for that: a file that is sorted by class would make batches of a single class.
-    """
-    if pure is None:
-        samples = np.concatenate(test)
-        yield from (samples[begin : begin + EVALUATION_BATCH] for begin in range(0, len(samples), EVALUATION_BATCH))
-        return
-    for task, indices in enumerate(test):
-        shuffled = generator(seed, "test batches", task).permutation(indices)
-        yield from (shuffled[begin : begin + pure] for begin in range(0, len(shuffled), pure))
+    def restore(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        """Go on from what `save` returned."""
+        self.state.restore(saved, tensors)
+        prefixes = [*(f"{_AUDIT}{name}." for name in self.audits), _CLIENT, GROWING, ""]
+        parts: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in prefixes}
+        for name, tensor in tensors.items():
+            prefix = next(prefix for prefix in prefixes if name.startswith(prefix))
+            parts[prefix][name.removeprefix(prefix)] = tensor
+        self.server.load_state_dict(parts[""])
+        self.transport.load_state_dict(parts[_CLIENT])
+        for name, audit in self.audits.items():
+            audit.rows = saved["audits"][name]
+            audit.load_state_dict(parts[f"{_AUDIT}{name}."])

@@ -2,75 +2,56 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import astuple, dataclass, fields
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from fcl_bench.engine.growing import GROWING, Rows
+from fcl_bench.engine.reports import LabelCounts, Seconds, StagesExchanged
 from fcl_bench.protocol.message import Message
 
 
-class Stopwatch:
-    """Wall-clock seconds of a block; on CUDA the block ends with a synchronisation."""
-
-    def __init__(self, device: torch.device, seconds: float = 0.0) -> None:
-        self._device = device
-        self.seconds = seconds
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Add the block's seconds."""
-        self._synchronise()
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._synchronise()
-            self.seconds += time.perf_counter() - begin
-
-    def _synchronise(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+def _kept_as(kind: type) -> Any:
+    """A column of uploads.csv, and NumPy's type in which the ledger keeps it."""
+    return field(metadata={"kept_as": kind})
 
 
 @dataclass(frozen=True)
 class Upload:
-    """One exchange of one client: a row of uploads.csv.
+    """One exchange of one client: a row of uploads.csv. This is the one place that names its columns.
 
     Attributes:
+        task, round, client: from 0.
+        stage: what the exchange was for.
         samples: the client's samples of the task.
         labelled: how many of them have a label.
         accepted: how many of the others the client gave one itself.
         right: how many of those labels are true.
+        up_bytes, down_bytes: payload.
+        client_seconds: the client's own.
     """
 
-    task: int
-    round: int
-    client: int
-    stage: str
-    samples: int
-    labelled: int
-    accepted: int
-    right: int
-    up_bytes: int
-    down_bytes: int
-    client_seconds: float
+    task: int = _kept_as(np.int32)
+    round: int = _kept_as(np.int32)
+    client: int = _kept_as(np.int32)
+    stage: str = _kept_as(np.int16)  # its number among the ledger's stages
+    samples: int = _kept_as(np.int32)
+    labelled: int = _kept_as(np.int32)
+    accepted: int = _kept_as(np.int32)
+    right: int = _kept_as(np.int32)
+    up_bytes: int = _kept_as(np.int64)
+    down_bytes: int = _kept_as(np.int64)
+    client_seconds: float = _kept_as(np.float64)
 
 
-#: A row as it is kept: 54 bytes, the stage as its number among the ledger's stages.
-_ROW = np.dtype(
-    [("task", np.int32), ("round", np.int32), ("client", np.int32), ("stage", np.int16)]
-    + [(name, np.int32) for name in ("samples", "labelled", "accepted", "right")]
-    + [("up_bytes", np.int64), ("down_bytes", np.int64), ("client_seconds", np.float64)]
-)
-#: What `add_round` is given per exchange.
-_COUNTED = ("client", "samples", "labelled", "accepted", "right", "up_bytes", "down_bytes", "client_seconds")
+#: A row as it is kept: 54 bytes.
+_ROW = np.dtype([(column.name, column.metadata["kept_as"]) for column in fields(Upload)])
+#: What `add_round` is given for each client.
+_COUNTED = [column.name for column in fields(Upload) if column.name not in ("task", "round", "stage")]
 #: Rows that become Python objects at a time where somebody reads them one by one.
 _BLOCK = 4096
 _ROWS, _SERVER_SECONDS = GROWING + "uploads", GROWING + "server_seconds"
@@ -96,12 +77,9 @@ class Ledger:
         self.kept: dict[int, frozenset[str]] = {}
         self._rows = Rows(_ROW)
         self._stages: list[str] = []
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Ledger):
-            return NotImplemented
-        mine, theirs = ((it.clients, it.server_seconds, it.kept, it.uploads) for it in (self, other))
-        return mine == theirs
+        #: The last broadcast, and what it costs a receiver who keeps these names: bytes, and what is kept afterwards.
+        self._sent: Message | None = None
+        self._costs: dict[frozenset[str], tuple[int, frozenset[str]]] = {}
 
     @property
     def uploads(self) -> tuple[Upload, ...]:
@@ -118,12 +96,6 @@ class Ledger:
         for begin in range(0, len(self), _BLOCK):
             for row in self._rows.array[begin : begin + _BLOCK].tolist():
                 yield *row[:stage], self._stages[row[stage]], *row[stage + 1 :]
-
-    def add(self, uploads: Iterable[Upload]) -> None:
-        """Enter exchanges one by one."""
-        for upload in uploads:
-            columns = dict(zip(_ROW.names or (), astuple(upload), strict=True))
-            self.add_round(upload.task, upload.round, upload.stage, columns)
 
     def add_round(self, task: int, round_: int, stage: str, columns: Mapping[str, Any]) -> None:
         """Enter the exchanges of one round.
@@ -155,7 +127,12 @@ class Ledger:
         if not broadcast.kept:
             return broadcast.nbytes
         there = self.kept.get(client, frozenset())
-        size, self.kept[client] = broadcast.sent_to(there)
+        if broadcast is not self._sent:
+            self._sent, self._costs = broadcast, {}
+        if there not in self._costs:
+            # Most of many receivers have the same; they share one set, too.
+            self._costs[there] = broadcast.nbytes_without(there), there | frozenset(broadcast.kept)
+        size, self.kept[client] = self._costs[there]
         return size
 
     def state(self) -> dict[str, Any]:
@@ -205,16 +182,16 @@ class Ledger:
             "server_seconds": self.server_seconds[task],
         }
 
-    def labels(self, task: int | None = None) -> dict[str, int]:
+    def labels(self, task: int | None = None) -> LabelCounts:
         """Samples, labels, accepted pseudo-labels and right ones, of one task or of all; each client counts once."""
         totals = dict.fromkeys(("samples", "labelled", "accepted", "right"), 0)
         for rows in self._tasks() if task is None else (self._of_task(task),):
             first = rows[rows["round"] == 0]
             for name in totals:
                 totals[name] += int(first[name].sum(dtype=np.int64))
-        return totals
+        return cast(LabelCounts, totals)
 
-    def communication(self) -> dict[str, Any]:
+    def communication(self) -> StagesExchanged:
         """FedRAN 2.3: bytes per client and task, summed over rounds, then the maximum; and totals.
 
         `up_max_bytes`: most that one client uploads for one task; `up_total_max_bytes`: the busiest client over the
@@ -257,7 +234,7 @@ class Ledger:
         """One more than the largest client's number."""
         return max((int(rows["client"].max()) + 1 for rows in self._tasks()), default=0)
 
-    def runtime(self) -> dict[str, float]:
+    def runtime(self) -> Seconds:
         """`seconds_per_task` (FedRAN Eq. 1): mean over tasks of (mean over the K clients of client time + server's)."""
         client = sum(float(rows["client_seconds"].sum()) for rows in self._tasks())
         server = sum(self.server_seconds)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+
+from fcl_bench.engine.reports import Metrics
 
 
 def accuracy_matrix(correct: np.ndarray, tests: np.ndarray) -> np.ndarray:
@@ -34,7 +34,7 @@ def _percent(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return np.divide(100.0 * part, whole, out=np.full(np.shape(part), np.nan), where=whole > 0)
 
 
-def metrics(correct: np.ndarray, tests: np.ndarray) -> dict[str, Any]:
+def metrics(correct: np.ndarray, tests: np.ndarray) -> Metrics:
     """All metrics in percent; None where a metric is not defined.
 
     `accuracy`: [A_1..A_T], pooled; `A_avg`, `A_T`: their mean and last. `A_avg_tasks`, `A_T_tasks`: the same with

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import scipy.linalg
 import torch
+from scipy.linalg import lapack
 
 #: Fewer vectors than this share are found one by one, more by divide and conquer.
 _FEW = 0.25
@@ -39,8 +41,6 @@ def _of_all(G: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _one_by_one(G: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """LAPACK's syevr, for which torch has no call; it gives up on some spectra, nearly equal eigenvalues for one."""
-    import scipy.linalg
-
     which = [len(G) - count, len(G) - 1]
     try:
         values, vectors = scipy.linalg.eigh(G.numpy().T, subset_by_index=which, check_finite=False)
@@ -53,8 +53,6 @@ def _one_by_one(G: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor
 
 def _turned_back(G: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """T by divide and conquer, then Q by the vectors asked for."""
-    from scipy.linalg import lapack
-
     stevd = getattr(lapack, "dstevd", None)
     if stevd is None:  # SciPy before 1.16
         return _of_all(G, count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from scipy.linalg import blas
 
 from fcl_bench.linalg.product import by_columns, large
 
@@ -46,8 +47,6 @@ def add_grams(G: torch.Tensor, blocks: Iterable[torch.Tensor], weight: float = 1
 
 def _add_upper_half(G: torch.Tensor, A: torch.Tensor, weight: float) -> None:
     """BLAS's syrk: the upper triangle of G += weight A'A."""
-    from scipy.linalg import blas
-
     syrk = blas.dsyrk if G.dtype == torch.float64 else blas.ssyrk
     # By columns G is its own transpose.
     target = G.numpy().T

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from scipy.linalg import blas
 
 #: Multiplications from which it pays to call it.
 _WORTHWHILE = 2**27
-#: Samples that a client has at least, where its seconds matter.
-_LEAST_ROWS = 128
 
 
 def product(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
@@ -19,16 +18,8 @@ def product(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
     """
     if A.dtype != torch.float64 or not large(A, B.shape[1]):
         return (B.T @ A.T).T
-    from scipy.linalg import blas
-
     (a, a_turned), (b, b_turned) = by_columns(A), by_columns(B)
     return torch.from_numpy(blas.dgemm(1.0, a, b, trans_a=a_turned, trans_b=b_turned))
-
-
-def expect_products(columns: int) -> None:
-    """Load SciPy now if products with so many columns will be large: the first client's seconds are not to have it."""
-    if _LEAST_ROWS * columns**2 >= _WORTHWHILE:
-        import scipy.linalg  # noqa: F401
 
 
 def large(A: torch.Tensor, columns: int) -> bool:

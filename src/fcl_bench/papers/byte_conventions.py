@@ -1,17 +1,82 @@
 """Uploads under the papers' own conventions, so that their tables can be checked to the printed digit.
 
-The ledger counts what is really sent; these functions count what a paper's table counts. Each `*_values` is the number
-of values in one upload with label columns for `classes` classes; a convention then says which classes, how many bytes a
-value, and whether tasks add up.
+The ledger counts what is really sent; this counts what a paper's table counts. Each `*_values` is the number of values
+in one upload with label columns for `classes` classes; a convention then says which classes, how many bytes a value,
+and whether tasks add up.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from fcl_bench.methods.closed_form.afcl import AFCL
+from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
+from fcl_bench.methods.closed_form.fedran import FedRAN
+from fcl_bench.methods.closed_form.stsa import STSA
+from fcl_bench.methods.closed_form.stsa_e import STSAE
+from fcl_bench.protocol.method import Method
+from fcl_bench.protocol.problem import Problem
+
 MIB = 2**20
+
+
+@functools.singledispatch
+def accounting(method: Method, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
+    """One client's uploads as the papers count them, in MiB; nothing for a method that has no place in their tables.
+
+    `fedran_mib` (FedRAN's Table 4): one task's upload in float64 with label columns for all classes of the stream.
+    `stsa_mib` (STSA's Table 5): the uploads of all tasks in float32, each with the task's own classes.
+
+    Args:
+        method: its class says what it sends.
+        problem: the number of features counts where M is None, the wire's type for a rank under a budget of bytes.
+        classes_per_task: c_t.
+    """
+    return {}
+
+
+@accounting.register(AFL)
+@accounting.register(AFCL)
+@accounting.register(STSA)
+def _(method: AFL | AFCL | STSA, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
+    M = method.dimension(problem)
+    return _both(lambda classes: stsa_values(M, classes), classes_per_task)
+
+
+@accounting.register(STSAE)
+def _(method: STSAE, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
+    M, groups = method.dimension(problem), method.dummy_clients
+    # FedRAN's table charges STSA-E for K_D + 1 groups.
+    in_fedran = stsa_e_values(M, sum(classes_per_task), groups + 1)
+    return _both(lambda classes: stsa_e_values(M, classes, groups), classes_per_task, in_fedran)
+
+
+@accounting.register(FedRAN)
+def _(method: FedRAN, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
+    M = method.dimension(problem)
+    ranks = {classes: method.feasible_rank(problem, classes) for classes in classes_per_task}
+    in_fedran = fedran_values(M, max(ranks.values()), sum(classes_per_task))
+    return _both(lambda classes: fedran_values(M, ranks[classes], classes), classes_per_task, in_fedran)
+
+
+@accounting.register(CentredSketch)
+def _(method: CentredSketch, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
+    M = method.dimension(problem)
+    return _both(lambda classes: centred_sketch_values(M, method.rank, classes, method.centre), classes_per_task)
+
+
+def _both(
+    values: Callable[[int], int], classes_per_task: Sequence[int], in_fedran: int | None = None
+) -> dict[str, float]:
+    """Both conventions for uploads of `values(classes)` values, or in FedRAN's for one of `in_fedran` values."""
+    return {
+        "fedran_mib": 8 * (in_fedran or values(sum(classes_per_task))) / MIB,
+        "stsa_mib": sum(4 * values(classes) for classes in classes_per_task) / MIB,
+    }
 
 
 def fedran_values(M: int, rank: int, classes: int) -> int:
@@ -32,25 +97,6 @@ def stsa_e_values(M: int, classes: int, dummy_clients: int) -> int:
 def centred_sketch_values(M: int, rank: int, classes: int, centre: bool) -> int:
     """The centred sketch's V, sigma, class sums, counts (only where it centres) and noise."""
     return M * (rank + classes) + rank + 1 + (classes if centre else 0)
-
-
-def accountings(
-    values: Callable[[int], int], classes_per_task: Sequence[int], fedran: Callable[[int], int] | None = None
-) -> dict[str, float]:
-    """Both conventions for uploads of `values(classes)` values.
-
-    `fedran_mib` (FedRAN's Table 4): one task's upload in float64 with label columns for all classes of the stream.
-    `stsa_mib` (STSA's Table 5): the uploads of all tasks in float32, each with the task's own classes.
-
-    Args:
-        values: classes -> values in one upload.
-        classes_per_task: c_t.
-        fedran: the same for FedRAN's convention, where it counts otherwise.
-    """
-    return {
-        "fedran_mib": 8 * (fedran or values)(sum(classes_per_task)) / MIB,
-        "stsa_mib": sum(4 * values(classes) for classes in classes_per_task) / MIB,
-    }
 
 
 def rounds_mib(state: Iterable[torch.Tensor], rounds: int) -> float:

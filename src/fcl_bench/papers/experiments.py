@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from hydra import compose, initialize_config_dir
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from fcl_bench.config import config_dir
+from fcl_bench.config import combinations, composed, config_dir
 from fcl_bench.errors import require_choice
-from fcl_bench.papers.profiles import PROFILES
+
+#: The sizes in which an experiment can be run: a paper's own settings, or the same grid in miniature.
+PROFILES = ("full", "quick")
 
 
 def experiments() -> list[str]:
@@ -33,12 +32,10 @@ def runs_of(experiment: str, profile: str = "full", typed: Sequence[str] = ()) -
     require_choice("experiment", experiment, experiments())
     require_choice("profile", profile, PROFILES)
     grid = [f"{key}={value}" for key, value in _grids(experiment)[profile].items()]
-    parsed = OverridesParser.create().parse_overrides([*grid, *typed])
-    (runs,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
-    return [(f"experiment={experiment}", f"profile={profile}", *run) for run in runs]
+    return [(f"experiment={experiment}", f"profile={profile}", *run) for run in combinations([*grid, *typed])]
 
 
-def cells_of(experiment: str, profile: str = "full") -> list[tuple[str, ...]]:
+def grid_cells(experiment: str, profile: str = "full") -> list[tuple[str, ...]]:
     """`runs_of`, of the first seed only: a cell is what is averaged over seeds.
 
     The cells of both profiles are in the same order, so that a run in miniature stands for a printed cell.
@@ -50,6 +47,4 @@ def cells_of(experiment: str, profile: str = "full") -> list[tuple[str, ...]]:
 @functools.cache
 def _grids(experiment: str) -> dict[str, dict[str, str]]:
     """Both grids: key -> its values, with commas between them."""
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        grids: dict[str, dict[str, str]] = OmegaConf.to_object(compose("config", [f"experiment={experiment}"]).grid)  # type: ignore[assignment]
-    return grids
+    return OmegaConf.to_object(composed([f"experiment={experiment}"]).grid)  # type: ignore[return-value]

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from fcl_bench.config import GROUPS, Settings, config_dir, load_settings
+from fcl_bench.config import GROUPS, Settings, composed, load_settings, resolved_config, text
 from fcl_bench.errors import UserError
-from fcl_bench.results.collect import resolved_config, text
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +38,7 @@ def overrides(cell: pd.Series) -> tuple[str, ...]:
 @functools.cache
 def settings_of(overrides: tuple[str, ...]) -> Settings:
     """What Hydra composes of `overrides`. Raises a `UserError` for values that cannot be."""
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return load_settings(compose("config", overrides=list(overrides)))
+    return load_settings(composed(overrides))
 
 
 def comparable(settings: Settings) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterator
 import pandas as pd
 
 from fcl_bench.config import Settings
-from fcl_bench.papers.experiments import cells_of, experiments
+from fcl_bench.papers.experiments import experiments, grid_cells
 from fcl_bench.papers.matching import STATED, comparable, settings_of
 
 NOTE = (
@@ -40,7 +40,7 @@ def _matching(
     names: tuple[str, ...], key: str, left_open: frozenset[str]
 ) -> Iterator[tuple[tuple[str, ...], Settings]]:
     for name in names:
-        for full, quick in zip(cells_of(name, "full"), cells_of(name, "quick"), strict=True):
+        for full, quick in zip(grid_cells(name, "full"), grid_cells(name, "quick"), strict=True):
             if _full_key(full, left_open) == key:
                 yield quick, settings_of(quick)
 

@@ -14,10 +14,10 @@ import pandas as pd
 import torch
 
 from fcl_bench.data.splits.base import even_sizes
-from fcl_bench.papers.byte_conventions import rounds_mib
+from fcl_bench.papers.byte_conventions import accounting, rounds_mib
 from fcl_bench.papers.matching import overrides, settings_of, words_without_key
-from fcl_bench.protocol.message import WIRE_DTYPES, WireFormat
-from fcl_bench.protocol.method import Problem
+from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 
 CONVENTIONS = ("fedran_mib", "stsa_mib")
 RELATIVE = "communication relative to FedRAN"
@@ -98,7 +98,7 @@ def _accounting(
         sizes = even_sizes(classes, settings.scalars.tasks)
     wire = WireFormat(WIRE_DTYPES["float32"])
     problem = Problem(1, settings.scalars.seed, torch.float64, torch.device("cpu"), wire)
-    return settings.method.accounting(problem, tasks(sizes))[convention]
+    return accounting(settings.method, problem, tasks(sizes))[convention]
 
 
 def _fedran_on(data: str) -> float:

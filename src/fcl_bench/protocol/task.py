@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Task:
-    """Task t of the stream, as everyone in the federation knows it.
+    """Task t of the stream.
 
     Attributes:
         index: t, from 0.

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
+from fcl_bench.config import resolved_config, text
 from fcl_bench.errors import UserError, choices
 from fcl_bench.files import content_hash
-from fcl_bench.results import measures
+from fcl_bench.results.measures import MEASURES
 from fcl_bench.runs.folder import SCHEMA, RunFolder
+from fcl_bench.runs.run_json import RunRecord
 
 log = logging.getLogger(__name__)
 
-#: Columns that hold what a run measured, in percent, MiB and seconds; NaN where not defined. `A_T_aware`: with the task
-#: of each test sample given; `A_T_unrouted`: with all classes competing, of a method that predicts tasks; `routing`:
-#: how often it is right about the task, after the last one.
-MEASURES = tuple(measures.MEASURES)
-#: Columns that tell runs of one configuration apart. Every other column is a part of the configuration.
-RUN = ("seed", "run_id", "folder", "git_commit", "written")
+
+#: Columns that tell runs of one configuration apart. What is neither one of these nor a measure is configuration.
+RUN_COLUMNS = ("seed", "run_id", "folder", "git_commit", "written")
 
 #: What the record says of the configuration; of the groups there, the classes' knobs are columns too where they matter.
 _RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks")
@@ -43,9 +41,9 @@ def collect(runs: Path) -> pd.DataFrame:
 
     Damaged runs are left out with a warning each, those of another version of the run folder with one for all.
 
-    Besides `RUN` and `MEASURES`, the columns are `method`, its knobs as `method.<knob>` with `method.revision`, and the
-    setting: what the record and `config.yaml` say of data, stream, partition, number types and device, with
-    fingerprints of data and features. A null is the text "null"; a key that a run does not have is NaN.
+    Besides `RUN_COLUMNS` and `MEASURES`, the columns are `method`, its knobs as `method.<knob>` with
+    `method.revision`, and the setting: what the record and `config.yaml` say of data, stream, partition, number types
+    and device, with fingerprints of data and features. A null is the text "null"; a key that a run lacks is NaN.
     """
     rows, others = [], []
     for path in sorted(runs.glob("*/run.json")):
@@ -63,11 +61,6 @@ def collect(runs: Path) -> pd.DataFrame:
     # As objects, so that a whole number stays one in a column where other runs have none.
     frame = pd.DataFrame(rows, dtype=object)
     return frame.astype(dict.fromkeys(MEASURES, float)).copy() if rows else frame
-
-
-def resolved_config(path: Path) -> dict[str, Any]:
-    """A run's config.yaml. It holds no interpolation, so the C parser does, in a tenth of OmegaConf's time."""
-    return yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def selected(frame: pd.DataFrame, conditions: list[str]) -> pd.DataFrame:
@@ -94,22 +87,7 @@ def selected(frame: pd.DataFrame, conditions: list[str]) -> pd.DataFrame:
     return frame
 
 
-def text(value: Any) -> str:
-    """A value as the user types it (0.1, 2048, true, null); "" where a run has no such key."""
-    if isinstance(value, bool | np.bool_):
-        return str(value).lower()
-    if is_number(value):
-        short = str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:g}"
-        return short if float(short) == value else repr(float(value))
-    return "" if pd.isna(value) else str(value)
-
-
-def is_number(value: Any) -> bool:
-    """Whether `value` is a finite number, and no truth value."""
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(np.isfinite(value))
-
-
-def _configuration(record: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     identity = dict(record.get("features") or {})
     if record.get("draws_weights"):
         identity.pop("weights", None)  # they differ between seeds, over which runs are averaged
@@ -138,8 +116,8 @@ def _configuration(record: dict[str, Any], config: dict[str, Any]) -> dict[str, 
     }
 
 
-def _results(record: dict[str, Any]) -> dict[str, Any]:
-    communication = record["communication"]
+def _results(record: RunRecord) -> dict[str, Any]:
+    communication: Mapping[str, Any] = record["communication"]
     found = {**record["metrics"], **communication.get("accounting", {}), **record["runtime"]}
     for way in ("up_max", "down_max", "up_total_max"):
         if f"{way}_bytes" in communication:
@@ -147,14 +125,14 @@ def _results(record: dict[str, Any]) -> dict[str, Any]:
     if record["runtime"].get("peak_memory_bytes") is not None:
         found["peak_memory_mib"] = record["runtime"]["peak_memory_bytes"] / 2**20
     found["A_T_aware"] = record.get("task_aware", {}).get("A_T")
-    if record.get("routing"):
-        found |= {"A_T_unrouted": record["routing"]["unrouted"]["A_T"], "routing": record["routing"]["accuracy"][-1]}
-    if record.get("adaptation"):
-        found["adapt_up_mib"] = record["adaptation"]["up_max_bytes"] / 2**20
+    if routing := record.get("routing"):
+        found |= {"A_T_unrouted": routing["unrouted"]["A_T"], "routing": routing["accuracy"][-1]}
+    if adaptation := record.get("adaptation"):
+        found["adapt_up_mib"] = adaptation["up_max_bytes"] / 2**20
     return {measure: found.get(measure) for measure in MEASURES}
 
 
-def _run(record: dict[str, Any], path: Path) -> dict[str, Any]:
+def _run(record: RunRecord, path: Path) -> dict[str, Any]:
     known = {"folder": path.parent.name, "git_commit": record["environment"].get("git_commit")}
     return {"seed": record["seed"], "run_id": record["run_id"], **known, "written": path.stat().st_mtime}
 

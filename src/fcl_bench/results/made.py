@@ -21,7 +21,7 @@ class Made:
         files, runs: how many of each there are, once `is_current` has said yes.
     """
 
-    def __init__(self, out: Path, options: Mapping[str, Any]) -> None:
+    def __init__(self, out: Path, options: Mapping[str, object]) -> None:
         self._out = out
         counts = {key: value for key, value in options.items() if key != "if_changed"}
         digest = content_hash()
@@ -49,7 +49,7 @@ class Made:
 
     def _state(self, files: list[str]) -> dict[str, Any]:
         package = Path(__file__).resolve().parents[1]
-        sources = [file for file in package.rglob("*") if file.suffix in (".py", ".csv", ".css", ".js")]
+        sources = [file for file in package.rglob("*") if file.suffix in (".py", ".csv", ".html", ".css", ".js")]
         return {
             "files": {name: _stamp(self._out / name) for name in files},
             "runs": {file.parent.name: _stamp(file) for file in sorted(self._out.glob("runs/*/run.json"))},

@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fcl_bench.errors import require_choice
-
 SECTIONS = ("accuracy", "communication", "runtime")
 
 
@@ -40,6 +38,9 @@ def _percent(name: str, header: str, higher: bool = True, shown: str = "asked") 
     return Measure(name, f"{header} (%)", "accuracy", higher, plain=True, shown=shown)
 
 
+#: By name, in percent, MiB and seconds; NaN where not defined. `A_T_aware`: with the task of each test sample given;
+#: `A_T_unrouted`: with all classes competing, of a method that predicts tasks; `routing`: how often it is right about
+#: the task, after the last one.
 MEASURES: dict[str, Measure] = {
     measure.name: measure
     for measure in (
@@ -70,18 +71,6 @@ MEASURES: dict[str, Measure] = {
         Measure("peak_memory_mib", "peak memory (MiB)", "runtime", shown="asked"),
     )
 }
-
-
-def chosen(names: Iterable[str]) -> list[Measure]:
-    """The measures that `--metrics` names.
-
-    Raises:
-        UserError: a name that is none.
-    """
-    names = list(names)
-    for name in names:
-        require_choice("--metrics", name, MEASURES)
-    return [MEASURES[name] for name in dict.fromkeys(names)]
 
 
 def direction(metric: str) -> Measure | None:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fcl_bench.results.collect import MEASURES, RUN, is_number, text
+from fcl_bench.config import is_number, text
+from fcl_bench.results.collect import RUN_COLUMNS
+from fcl_bench.results.measures import MEASURES
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ def knobs(frame: pd.DataFrame) -> list[str]:
 
 def setting(frame: pd.DataFrame) -> list[str]:
     """The columns that describe what the methods had to do: all of the configuration but the method."""
-    results = {"label", "family", "n", "seeds", "run_ids", *RUN, *MEASURES}
+    results = {"label", "family", "n", "seeds", "run_ids", *RUN_COLUMNS, *MEASURES}
     results |= {f"{measure}_{part}" for measure in MEASURES for part in ("mean", "std")}
     rest = [column for column in frame if column not in (*results, *_PRIMARY, "method", *knobs(frame))]
     return [column for column in _PRIMARY if column in frame] + rest

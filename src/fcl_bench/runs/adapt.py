@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from fcl_bench.data.splits.stream import Stream
+from fcl_bench import environment
 from fcl_bench.engine.checkpoint import Checkpoint
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.ledger import Ledger
-from fcl_bench.engine.metrics import pooled_accuracy
-from fcl_bench.files import content_hash, locked
-from fcl_bench.methods.gradient.base import start_of
+from fcl_bench.engine.metrics import metrics
+from fcl_bench.engine.transport import InProcess
+from fcl_bench.files import locked
 from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.protocol.method import Problem
-from fcl_bench.training.network import Network
-from fcl_bench.training.trainer import Training
+from fcl_bench.runs.folder import identity_hash
+from fcl_bench.runs.plan import Plan
+from fcl_bench.runs.run_json import Adaptation
+from fcl_bench.training.knobs import Training
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +34,18 @@ STAGE = "adaptation"
 
 
 @dataclass
+class FirstStage(FineTune):
+    """FedAvg, whose knobs the user sets at `adapt.training`."""
+
+    training_key: ClassVar[str] = "adapt.training"
+
+
+@dataclass
 class NoAdaptation:
     """The backbone as it comes."""
 
     name: ClassVar[str] = "none"
+    trains_network: ClassVar[bool] = False
 
 
 @dataclass
@@ -50,6 +57,7 @@ class FedAvgAdaptation:
     """
 
     name: ClassVar[str] = "fedavg"
+    trains_network: ClassVar[bool] = True
 
     training: Training = field(
         default_factory=lambda: Training(
@@ -79,74 +87,76 @@ class Adapted:
     seconds: float
     hit: bool
 
-    def record(self) -> dict[str, Any]:
-        """Its part of the run record."""
-        communication = self.ledger.communication()
-        del communication["by_stage"]
-        uploads = self.ledger.uploads
-        rounds = 1 + max(row.round for row in uploads)
+    def record(self, weights: str | None) -> Adaptation:
+        """Its part of the run record, given the hash of the adapted network."""
+        sent, seconds = self.ledger.communication(), self.ledger.runtime()
         return {
-            "rounds": rounds,
+            "rounds": 1 + max(row.round for row in self.ledger.uploads),
             "accuracy": self.accuracy,
-            **communication,
-            "client_seconds": sum(row.client_seconds for row in uploads),
-            "server_seconds": sum(self.ledger.server_seconds),
+            "up_max_bytes": sent["up_max_bytes"],
+            "up_total_max_bytes": sent["up_total_max_bytes"],
+            "down_max_bytes": sent["down_max_bytes"],
+            "up_total_bytes": sent["up_total_bytes"],
+            "down_total_bytes": sent["down_total_bytes"],
+            "client_seconds": seconds["client_seconds"],
+            "server_seconds": seconds["server_seconds"],
             "seconds": self.seconds,
             "cache_hit": self.hit,
+            "weights": weights,
         }
 
 
-def adapt(
-    knobs: FedAvgAdaptation,
-    problem: Problem,
-    stream: Stream,
-    shards: Sequence[Sequence[np.ndarray]],
-    labelled: np.ndarray,
-    images: Callable[[], tuple[torch.Tensor, torch.Tensor]],
-    folder: Path,
-    identity: dict[str, Any],
-    every: int,
-) -> Adapted:
+def adaptation_identity(plan: Plan) -> dict[str, object]:
+    """Everything that determines the first stage: not the method, nor what only it looks at."""
+    whole = plan.settings.identity()
+    kept = ("seed", "beta", "clients", "tasks", "label_rate", "dtype", "data", "split", "partition")
+    return {
+        **{key: whole[key] for key in kept},
+        "wire_dtype": str(plan.problem.wire.dtype),
+        "revision": FineTune.revision,
+        "training": asdict(_training(plan)),
+        "network": plan.identity,
+        "data_fingerprint": plan.dealt.dataset.fingerprint,
+        "device": environment.device_kind(plan.problem.device),
+    }
+
+
+def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], folder: Path) -> Adapted:
     """Train on the first task, or take over what an earlier run trained; an interrupted training goes on.
 
     Args:
-        knobs: the training.
-        problem: with the network to start from.
-        stream, shards, labelled: of the whole run; only the first task is looked at.
+        plan: of the run; of its data only the first task is looked at.
         images: the data set's training and test images, (n, 3, h, w) uint8; called if there is training to do.
-        folder: where results are kept, one folder for each `identity`.
-        identity: everything that determines the result.
-        every: rounds between checkpoints.
+        folder: where results are kept, one folder for each `adaptation_identity`.
     """
     begin = time.perf_counter()
-    digest = content_hash()
-    digest.update(json.dumps({"schema": _SCHEMA, **identity}, sort_keys=True, default=str).encode())
-    place = folder / f"adapted-{digest.hexdigest()}"
+    place = folder / f"adapted-{identity_hash(_SCHEMA, adaptation_identity(plan))}"
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / f"{place.name}.lock", "adapting the network"):
         checkpoint = Checkpoint(place, _SCHEMA)
         saved = checkpoint.load()
         hit = saved is not None and saved[0]["tasks_done"] == 1
         none = torch.empty(0, dtype=torch.uint8)
-        method = FineTune(training=knobs.training)
-        knobs.training.check("adapt.training")  # what messages call them
-        first = dataclasses.replace(stream, tasks=stream.tasks[:1], train=stream.train[:1], test=stream.test[:1])
+        training, dealt = _training(plan), plan.dealt
+        method = FirstStage(training=training)
+        stream = dealt.stream
+        first = replace(stream, tasks=stream.tasks[:1], train=stream.train[:1], test=stream.test[:1])
         train, test = (none, none) if hit else images()
-        federation = Federation(method, problem, first, shards[:1], labelled, train, test)
+        transport = InProcess.of(method, plan.problem, dealt.shards[:1], stream.train_columns, dealt.labelled, train)
+        federation = Federation(method, plan.problem, first, transport, test)
         if saved is not None:
             federation.restore(*saved)
             log.info("adaptation: %s", "taken over" if hit else f"going on after round {saved[0]['rounds_done']}")
-        state = federation.run(lambda done: checkpoint.save(*done.save()), every)
+        state = federation.run(lambda done: checkpoint.save(*done.save()), plan.settings.scalars.checkpoint_rounds)
     ledger = state.ledger
     ledger.rename_stages(STAGE)
-    tests = np.array([len(stream.test[0])])
-    accuracy = float(pooled_accuracy(state.answers["correct"], tests)[0]) if tests[0] else None
-    body = adapted_body(federation.server.state_dict(), problem)
+    accuracy = metrics(state.answers["correct"], np.array([len(first.test[0])]))["accuracy"][0]
+    network = method.build_network(plan.problem)
+    network.load({name: value for name, value in federation.server.state_dict().items() if name.startswith("body.")})
+    body = network.body.eval().requires_grad_(False)
     return Adapted(body, ledger, accuracy, time.perf_counter() - begin, hit)
 
 
-def adapted_body(state: dict[str, torch.Tensor], problem: Problem) -> torch.nn.Module:
-    """The body that a `FineTune` server's state describes, frozen."""
-    network = Network(start_of(problem))
-    network.load({name: value for name, value in state.items() if name.startswith("body.")})
-    return network.body.eval().requires_grad_(False)
+def _training(plan: Plan) -> Training:
+    assert isinstance(plan.settings.adapt, FedAvgAdaptation)
+    return plan.settings.adapt.training

@@ -6,9 +6,9 @@ import csv
 import json
 import logging
 import shutil
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import Checkpoint, for_disk, read_json, write_json
 from fcl_bench.files import content_hash, file_checksum, replacing
+from fcl_bench.runs.run_json import Result, RunRecord
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +29,20 @@ SCHEMA = 4
 #: Most clients times tasks whose samples are arrays of their own in partition.npz.
 SEPARATE = 20_000
 
+#: A CSV file: its header and its rows.
+Table = tuple[Iterable[str], Iterable[Iterable[object]]]
 
-def run_id(identity: dict[str, Any]) -> str:
-    """Hash of everything that determines the result."""
+
+def run_id(identity: Mapping[str, object]) -> str:
+    """The id of the run, or of the preview, that `identity` determines."""
+    return identity_hash(SCHEMA, identity)[:12]
+
+
+def identity_hash(schema: int, identity: Mapping[str, object]) -> str:
+    """Hash of everything that determines a result, and of the version of its files."""
     digest = content_hash()
-    digest.update(json.dumps({"schema": SCHEMA, **identity}, sort_keys=True, default=str).encode())
-    return digest.hexdigest()[:12]
+    digest.update(json.dumps({"schema": schema, **identity}, sort_keys=True, default=str).encode())
+    return digest.hexdigest()
 
 
 class RunFolder:
@@ -47,9 +56,7 @@ class RunFolder:
         self.path = path
         self.checkpoint = Checkpoint(path / "checkpoint", SCHEMA)
 
-    def complete_record(
-        self, otherwise: str = "running again", read: Container[str] | None = None
-    ) -> dict[str, Any] | None:
+    def complete_record(self, otherwise: str = "running again", read: Container[str] | None = None) -> RunRecord | None:
         """The run record, if the run is complete and every file matches its checksum.
 
         Args:
@@ -58,19 +65,20 @@ class RunFolder:
                 take long to read; None: all.
         """
         try:
-            record = read_json(self.path / "run.json")
+            record = cast(RunRecord, read_json(self.path / "run.json"))
             damaged = [name for name, checksum in record["files"].items() if not self._holds(name, checksum, read)]
         except FileNotFoundError as error:
-            if (self.path / "run.json").exists():
-                log.warning("run folder %s lacks %s; %s", self.path, error.filename, otherwise)
-            return None
+            if not (self.path / "run.json").exists():
+                return None
+            trouble = f" lacks {error.filename}"
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning("run folder %s has a damaged run.json (%s); %s", self.path, error, otherwise)
-            return None
-        if damaged:
-            log.warning("run folder %s: %s does not match its checksum; %s", self.path, ", ".join(damaged), otherwise)
-            return None
-        return record
+            trouble = f" has a damaged run.json ({error})"
+        else:
+            if not damaged:
+                return record
+            trouble = f": {', '.join(damaged)} does not match its checksum"
+        log.warning("run folder %s%s; %s", self.path, trouble, otherwise)
+        return None
 
     def _holds(self, name: str, checksum: str, read: Container[str] | None) -> bool:
         """Whether a file is as it was written. Raises OSError if it is not there."""
@@ -87,19 +95,19 @@ class RunFolder:
 
     def write(
         self,
-        record: dict[str, Any],
-        config: dict[str, Any],
-        tables: dict[str, tuple[list[str], Iterable[Iterable[Any]]]],
+        record: Result,
+        config: dict[str, object],
+        tables: dict[str, Table],
         partition: dict[str, np.ndarray],
         model: dict[str, torch.Tensor],
         pictures: dict[str, bytes],
-    ) -> dict[str, Any]:
-        """Write every file, then run.json; returns the record with the checksums in it.
+    ) -> RunRecord:
+        """Write every file, then run.json; returns what that holds.
 
         Args:
-            record: run.json without `files`.
+            record: run.json without the files' checksums.
             config: the resolved configuration.
-            tables: file name -> (header, rows).
+            tables: file name -> header and rows.
             partition: name -> index array.
             model: name -> tensor.
             pictures: file name -> PNG.
@@ -119,10 +127,10 @@ class RunFolder:
             with replacing(self.path / name) as temporary:
                 temporary.write_bytes(content)
         names = ["config.yaml", *tables, "partition.npz", "model.safetensors", *pictures]
-        record = {**record, "files": {name: file_checksum(self.path / name) for name in names}}
-        record = write_json(self.path / "run.json", record)
+        checksums = {name: file_checksum(self.path / name) for name in names}
+        written = write_json(self.path / "run.json", {**record, "files": checksums})
         self.checkpoint.remove()
-        return record
+        return cast(RunRecord, written)
 
 
 def partition_arrays(stream: Stream, shards: Sequence[Holdings], labelled: np.ndarray) -> dict[str, np.ndarray]:

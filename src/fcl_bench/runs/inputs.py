@@ -13,8 +13,8 @@ from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.data.images.pixels import load_pixels
 from fcl_bench.errors import UserError
 from fcl_bench.files import writable
-from fcl_bench.runs.adapt import Adapted, FedAvgAdaptation, adapt
-from fcl_bench.runs.plan import Plan, adaptation_identity
+from fcl_bench.runs.adapt import Adapted, adapt
+from fcl_bench.runs.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -42,51 +42,37 @@ def prepare_inputs(plan: Plan, folder: Path) -> Inputs:
         plan: of the run.
         folder: the run's, where an unfinished first stage is kept if there is no cache.
     """
-    settings = plan.settings
+    settings, problem = plan.settings, plan.problem
     if settings.method.trains_network:
         return Inputs(*load_images(plan))
-    kept = cache_folder(plan)
+    kept = _cache_folder(plan)
+    extractor, adapted = plan.extractor, None
+    if extractor is None:
+        assert problem.network is not None
+        adapted = adapt(plan, lambda: load_images(plan), kept or folder / "checkpoint")
+        extractor = NetworkExtractor(adapted.body, problem.network, problem.device)
     cache = None if kept is None else FeatureCache(kept)
-    if not isinstance(settings.adapt, FedAvgAdaptation):
-        assert plan.extractor is not None
-        features = extract_features(settings.backbone.name, plan.extractor, plan.dataset, cache)
-        require_range(features, plan.problem.dtype)
-        return Inputs(features.train, features.test, features, weights=plan.extractor.identity.get("weights"))
-    adapted = adapt(
-        settings.adapt,
-        plan.problem,
-        plan.stream,
-        plan.shards,
-        plan.labelled,
-        lambda: load_images(plan),
-        kept or folder / "checkpoint",
-        adaptation_identity(plan),
-        settings.scalars.checkpoint_rounds,
-    )
-    assert plan.problem.network is not None
-    extractor = NetworkExtractor(adapted.body, plan.problem.network, plan.device)
-    features = extract_features(settings.backbone.name, extractor, plan.dataset, cache)
-    require_range(features, plan.problem.dtype)
-    return Inputs(features.train, features.test, features, adapted, extractor.identity["weights"])
+    features = extract_features(settings.backbone.name, extractor, plan.dealt.dataset, cache)
+    _require_range(features, problem.dtype)
+    return Inputs(features.train, features.test, features, adapted, extractor.identity.get("weights"))
 
 
 def load_images(plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
     """Training and test images of the data set, at a size that the network can take."""
     assert plan.problem.network is not None
-    size = plan.problem.network.size
-    what = f"data={plan.dataset.name}"
-    train, test = (load_pixels(split, size, what=what) for split in (plan.dataset.train, plan.dataset.test))
+    dataset, size = plan.dealt.dataset, plan.problem.network.size
+    train, test = (load_pixels(split, size, what=f"data={dataset.name}") for split in (dataset.train, dataset.test))
     return train, test
 
 
-def cache_folder(plan: Plan) -> Path | None:
+def _cache_folder(plan: Plan) -> Path | None:
     """Where features and adapted networks are kept; None where nothing is worth it, or the user wants none."""
     cache = plan.settings.scalars.cache
     worth_it = plan.extractor is None or plan.extractor.cacheable
     return writable(f"cache.dir={cache.dir}", Path(cache.dir).expanduser()) if cache.enabled and worth_it else None
 
 
-def require_range(features: Features, dtype: torch.dtype) -> None:
+def _require_range(features: Features, dtype: torch.dtype) -> None:
     """Refuse features whose Gram matrix would leave the range of the statistics' type."""
     n, d = features.train.shape
     ends = [end for side in (features.train, features.test) for end in torch.aminmax(side)]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,11 +17,9 @@ from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.errors import UserError
 from fcl_bench.files import slug
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.protocol.message import WIRE_DTYPES, WireFormat
-from fcl_bench.protocol.method import Problem
+from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from fcl_bench.randomness import generator
-from fcl_bench.runs.adapt import FedAvgAdaptation
 from fcl_bench.runs.folder import run_id
 
 log = logging.getLogger(__name__)
@@ -50,29 +47,24 @@ class Plan:
 
     Attributes:
         settings: the configuration.
-        device: where.
-        dataset, stream, shards, labelled: the data, its tasks, who holds what, which labels are known.
+        dealt: the data, and who holds what.
         extractor: the frozen backbone; None where a network is trained, by the method or before it.
-        problem: what both halves of the method know.
+        problem: what both halves of the method know, the device included.
         identity: everything that determines the features, or the network that training starts from.
         id: of the run.
     """
 
     settings: Settings
-    device: torch.device
-    dataset: Dataset
-    stream: Stream
-    shards: list[Holdings]
-    labelled: np.ndarray
+    dealt: Dealt
     extractor: Extractor | None
     problem: Problem
-    identity: dict[str, Any]
+    identity: dict[str, str]
     id: str
 
     @property
     def classes_per_task(self) -> list[int]:
         """c_t, classes that come back included."""
-        return [len(task.columns) for task in self.stream.tasks]
+        return [len(task.columns) for task in self.dealt.stream.tasks]
 
     @property
     def label(self) -> str:
@@ -85,11 +77,15 @@ def make_plan(settings: Settings) -> Plan:
     """Settle all of it. Raises a `UserError` for whatever can't work."""
     scalars = settings.scalars
     device = environment.choose_device(scalars.device)
-    _require_fit(settings)
+    if settings.method.trains_network and settings.adapt.trains_network:
+        raise UserError(
+            f"adapt={settings.adapt.name}: method={settings.method.name} trains the network itself in every task",
+            "adapt=none, or a method on frozen features such as method=stsa",
+        )
     dealt = deal(settings)
     dataset = dealt.dataset
     extractor = network = None
-    if settings.method.trains_network or isinstance(settings.adapt, FedAvgAdaptation):
+    if settings.method.trains_network or settings.adapt.trains_network:
         network = settings.backbone.trainable(dataset, scalars.seed)
         inputs, features = network.dimension, network.identity
     else:
@@ -99,9 +95,7 @@ def make_plan(settings: Settings) -> Plan:
     problem = Problem(inputs, scalars.seed, getattr(torch, scalars.dtype), device, wire, network)
     data = {"data_fingerprint": dataset.fingerprint, "device": environment.device_kind(device)}
     identity = run_id({**settings.identity(), **data, "features": features})
-    plan = Plan(
-        *(settings, device, dataset, dealt.stream, dealt.shards, dealt.labelled, extractor, problem, features, identity)
-    )
+    plan = Plan(settings, dealt, extractor, problem, features, identity)
     settings.method.check(problem, plan.classes_per_task)
     return plan
 
@@ -121,30 +115,6 @@ def deal(settings: Settings) -> Dealt:
         for t, indices in enumerate(stream.train)
     ]
     return Dealt(dataset, stream, shards, _labelled(settings, stream, shards))
-
-
-def adaptation_identity(plan: Plan) -> dict[str, Any]:
-    """Everything that determines the first stage: not the method, nor what only it looks at."""
-    assert isinstance(plan.settings.adapt, FedAvgAdaptation)
-    whole = plan.settings.identity()
-    kept = ("seed", "beta", "clients", "tasks", "label_rate", "dtype", "data", "split", "partition")
-    return {
-        **{key: whole[key] for key in kept},
-        "wire_dtype": str(plan.problem.wire.dtype),
-        "revision": FineTune.revision,
-        "training": asdict(plan.settings.adapt.training),
-        "network": plan.identity,
-        "data_fingerprint": plan.dataset.fingerprint,
-        "device": environment.device_kind(plan.device),
-    }
-
-
-def _require_fit(settings: Settings) -> None:
-    if settings.method.trains_network and settings.adapt.name != "none":
-        raise UserError(
-            f"adapt={settings.adapt.name}: method={settings.method.name} trains the network itself in every task",
-            "adapt=none, or a method on frozen features such as method=stsa",
-        )
 
 
 def _labelled(settings: Settings, stream: Stream, shards: list[Holdings]) -> np.ndarray:

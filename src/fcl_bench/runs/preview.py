@@ -2,54 +2,30 @@
 
 from __future__ import annotations
 
-import csv
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pandas as pd
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
 from rich.table import Table
 
 from fcl_bench.config import Settings
 from fcl_bench.files import replacing, slug, writable
 from fcl_bench.runs.folder import run_id
-from fcl_bench.runs.pictures.preview import preview_figure
 from fcl_bench.runs.plan import Dealt, deal
-from fcl_bench.runs.screen import ScreenConsole, screen_table
+from fcl_bench.runs.screen import ScreenConsole, partition_name, screen_table
 
 #: What the preview depends on, of a run's identity.
 _KEYS = ("seed", "beta", "clients", "tasks", "label_rate", "data", "split", "partition")
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Training samples by task, client and class, where there are any.
-
-    Attributes:
-        task, client, column: (m,) of each count, ascending.
-        samples, labelled: (m,) how many, and how many of those have a label.
-    """
-
-    task: np.ndarray
-    client: np.ndarray
-    column: np.ndarray
-    samples: np.ndarray
-    labelled: np.ndarray
-
-
-def count(dealt: Dealt) -> Counts:
-    """What every client holds of every class in every task."""
-    classes, clients = len(dealt.stream.class_order), len(dealt.shards[0])
-    parts = [part for task in dealt.shards for part in task]
-    samples = np.concatenate(parts)
-    holder = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    cell, of_cell, number = np.unique(
-        holder * classes + dealt.stream.train_columns[samples], return_inverse=True, return_counts=True
-    )
-    labelled = np.bincount(of_cell[dealt.labelled[samples]], minlength=len(cell))
-    holder, column = np.divmod(cell, classes)
-    task, client = np.divmod(holder, clients)
-    return Counts(task, client, column, number, labelled)
+#: Clients that get a column in each task of the picture; of more, the first so many are drawn.
+_CLIENTS = 100
+#: Columns of the whole picture that can still be told apart.
+_COLUMNS = 2000
+#: Tasks with a line between them.
+_BORDERS = 200
+#: Classes whose labels fit beside the picture.
+_NAMED = 40
 
 
 def preview(settings: Settings) -> Path:
@@ -68,57 +44,14 @@ def preview(settings: Settings) -> Path:
     out = settings.scalars.out
     folder = writable(f"out={out}", Path(out).expanduser() / "previews" / label)
     title = _headline(settings)
-    with replacing(folder / "counts.csv") as temporary, temporary.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("side", "task", "client", "class", "samples", "labelled"))
-        writer.writerows(_rows(dealt, counts))
+    with replacing(folder / "counts.csv") as temporary:
+        _with_tests(dealt, counts).to_csv(temporary, index=False)
     with replacing(folder / "split.png") as temporary:
-        figure = preview_figure(title, _cells(counts), dealt.stream.class_order, len(dealt.shards[0]))
+        figure = preview_figure(title, counts, dealt.stream.class_order, len(dealt.shards[0]))
         figure.savefig(temporary, dpi=120)
-    _print(title, dealt, counts, settings.scalars.label_rate < 1)
-    ScreenConsole(highlight=False).print(f"preview: {folder} (split.png, counts.csv)", soft_wrap=True)
-    return folder
-
-
-def _headline(settings: Settings) -> str:
-    scalars, split = settings.scalars, settings.split
-    partition = (
-        settings.partition.name if settings.beta is None else f"{settings.partition.name} beta {settings.beta:g}"
-    )
-    order = "" if split.order_seed is None else f" (order seed {split.order_seed})"
-    return (
-        f"{settings.data.name}, {split.name}{order}: {scalars.tasks} tasks, {scalars.clients} clients,"
-        f" {partition}, seed {scalars.seed}"
-    )
-
-
-def _cells(counts: Counts) -> np.ndarray:
-    return np.stack([counts.task, counts.client, counts.column, counts.samples])
-
-
-def _rows(dealt: Dealt, counts: Counts) -> list[list[Any]]:
-    """counts.csv: of the training samples per task, client and class; of the test samples, which no client holds, per
-    task and class. Classes are the data set's labels; tasks and clients count from 0.
-    """
-    stream = dealt.stream
-    train = zip(
-        *(values.tolist() for values in (counts.task, counts.client, stream.class_order[counts.column])),
-        *(values.tolist() for values in (counts.samples, counts.labelled)),
-        strict=True,
-    )
-    rows: list[list[Any]] = [["train", *values] for values in train]
-    for task, indices in enumerate(stream.test):
-        columns, numbers = np.unique(stream.test_columns[indices], return_counts=True)
-        labels = stream.class_order[columns].tolist()
-        rows += [["test", task, "", label, number, ""] for label, number in zip(labels, numbers.tolist(), strict=True)]
-    return rows
-
-
-def _print(title: str, dealt: Dealt, counts: Counts, hidden: bool) -> None:
-    """The tasks, one a row, and what is left out."""
     console = ScreenConsole(highlight=False)
     console.print(f"\n[bold]{title}[/bold]", soft_wrap=True)
-    console.print(_tasks(dealt, counts, hidden))
+    console.print(_tasks(dealt, counts, hidden=settings.scalars.label_rate < 1))
     stream, dataset = dealt.stream, dealt.dataset
     train, test = (sum(map(len, side)) for side in (stream.train, stream.test))
     console.print(
@@ -126,27 +59,104 @@ def _print(title: str, dealt: Dealt, counts: Counts, hidden: bool) -> None:
         f" {test} of {len(dataset.test)} test samples",
         soft_wrap=True,
     )
+    console.print(f"preview: {folder} (split.png, counts.csv)", soft_wrap=True)
+    return folder
 
 
-def _tasks(dealt: Dealt, counts: Counts, hidden: bool) -> Table:
-    labels = ["labelled"] if hidden else []
-    headers = (
-        "task",
-        "classes",
-        "new",
-        "training samples",
-        *labels,
-        "test samples",
-        "samples a client",
-        "classes a client",
-    )
-    table = screen_table("Tasks", *headers)
+def count(dealt: Dealt) -> pd.DataFrame:
+    """What every client holds of every class in every task, where it is anything: a row each, in this order.
+
+    The columns are `task`, `client` and `column` (all from 0), `samples`, and `labelled`: how many have a label.
+    """
+    samples = np.concatenate([clients.indices for clients in dealt.shards])
+    sizes = np.concatenate([clients.sizes() for clients in dealt.shards])
+    task, client = np.divmod(np.repeat(np.arange(len(sizes)), sizes), len(dealt.shards[0]))
+    place = {"task": task, "client": client, "column": dealt.stream.train_columns[samples]}
+    each = pd.DataFrame({**place, "labelled": dealt.labelled[samples]})
+    return each.groupby(list(place), as_index=False).agg(samples=("labelled", "size"), labelled=("labelled", "sum"))
+
+
+def _with_tests(dealt: Dealt, counts: pd.DataFrame) -> pd.DataFrame:
+    """counts.csv: beside the training samples the test samples, which no client holds, per task and class.
+
+    Classes are the data set's labels.
+    """
     stream = dealt.stream
+    task = np.repeat(np.arange(len(stream.test)), [len(indices) for indices in stream.test])
+    tests = pd.DataFrame({"task": task, "column": stream.test_columns[np.concatenate(stream.test)]})
+    tested = tests.groupby(["task", "column"], as_index=False).agg(samples=("column", "size"))
+    both = pd.concat([counts.assign(side="train"), tested.assign(side="test")])
+    both["class"] = stream.class_order[both["column"]]
+    # Of tests there is no client, and a column with a gap would turn into one of fractions.
+    both = both.astype({"client": "Int64", "labelled": "Int64"})
+    return both[["side", "task", "client", "class", "samples", "labelled"]]
+
+
+def _headline(settings: Settings) -> str:
+    scalars, split = settings.scalars, settings.split
+    order = "" if split.order_seed is None else f" (order seed {split.order_seed})"
+    return (
+        f"{settings.data.name}, {split.name}{order}: {scalars.tasks} tasks, {scalars.clients} clients,"
+        f" {partition_name(settings.partition.name, settings.beta)}, seed {scalars.seed}"
+    )
+
+
+def _tasks(dealt: Dealt, counts: pd.DataFrame, hidden: bool) -> Table:
+    """The tasks, one per row; where labels are `hidden`, how many are not."""
+    stream = dealt.stream
+    rows = []
     for task in stream.tasks:
-        here = counts.task == task.index
-        sizes = [len(part) for part in dealt.shards[task.index]]
-        known = [counts.labelled[here].sum()] if hidden else []
-        tests = len(stream.test[task.index])
-        values = (task.index + 1, len(task.columns), len(task.new_columns), sum(sizes), *known, tests)
-        table.add_row(*map(str, values), f"{min(sizes)}-{max(sizes)}", f"{here.sum() / len(sizes):.1f}")
-    return table
+        here = counts[counts["task"] == task.index]
+        sizes = dealt.shards[task.index].sizes()
+        known = [here["labelled"].sum()] if hidden else []
+        numbers = (task.index + 1, len(task.columns), len(task.new_columns), sizes.sum(), *known)
+        clients = (f"{sizes.min()}-{sizes.max()}", f"{len(here) / len(sizes):.1f}")
+        rows.append([*map(str, (*numbers, len(stream.test[task.index]))), *clients])
+    labels = ["labelled"] if hidden else []
+    headers = ("task", "classes", "new", "training samples", *labels, "test samples")
+    return screen_table("Tasks", (*headers, "samples a client", "classes a client"), rows)
+
+
+def preview_figure(title: str, counts: pd.DataFrame, class_order: np.ndarray, clients: int) -> Figure:
+    """A heat map of training samples: a row a class, in order of appearance; the tasks side by side, in each a column a
+    client; empty cells are white.
+
+    Args:
+        title: of the figure; how many clients are drawn is added where not all are.
+        counts: what `count` returned.
+        class_order: (C,) the labels of the columns.
+        clients: K.
+    """
+    task, client, column, number = (counts[name].to_numpy() for name in ("task", "client", "column", "samples"))
+    tasks, classes = int(task.max()) + 1, len(class_order)
+    drawn = min(clients, _CLIENTS, max(1, _COLUMNS // tasks))
+    if drawn < clients:
+        title += f"\n(the first {drawn} of {clients} clients)"
+    samples = np.zeros((classes, tasks, drawn))
+    there = client < drawn
+    samples[column[there], task[there], client[there]] = number[there]
+
+    width, height = np.clip(tasks * drawn / 90, 8, 18), np.clip(classes / 24, 4, 12)
+    figure = Figure(figsize=(width + 1.5, height + 1.2), layout="constrained")
+    axes = figure.subplots()
+    figure.suptitle(title)
+    image = axes.imshow(
+        np.ma.masked_equal(samples.reshape(classes, -1), 0),
+        norm=LogNorm(1, max(2, number.max(initial=1))),
+        cmap="viridis_r",
+        aspect="auto",
+        interpolation="nearest",
+    )
+    # More borders than that would hide what is between them.
+    for border in np.arange(1, tasks) * drawn - 0.5 if tasks <= _BORDERS else ():
+        axes.axvline(border, color="black", linewidth=0.6)
+    ticks = np.arange(tasks)[:: max(1, tasks // 20)]
+    axes.set_xticks((ticks + 0.5) * drawn - 0.5, ticks + 1)
+    axes.set_xlabel(f"task, and in each its clients 1 to {drawn}")
+    if classes <= _NAMED:
+        axes.set_yticks(np.arange(classes), class_order, fontsize=8)
+        axes.set_ylabel("class, in order of appearance")
+    else:
+        axes.set_ylabel("number of the class in order of appearance")
+    figure.colorbar(image, ax=axes, label="training samples")
+    return figure

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 
 from fcl_bench import environment
-from fcl_bench.engine.answers import Answers
+from fcl_bench.audits.chosen import drift_of, rows_of
+from fcl_bench.engine.examination import Answers
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.metrics import accuracy_matrix, metrics, pooled_accuracy
+from fcl_bench.papers.byte_conventions import accounting
 from fcl_bench.runs.folder import SCHEMA
 from fcl_bench.runs.inputs import Inputs
 from fcl_bench.runs.plan import Plan
-
-#: How test samples are classified unless a method says otherwise: one by one, without their task.
-TASK_AGNOSTIC = "task-agnostic"
+from fcl_bench.runs.run_json import TASK_AGNOSTIC, Drift, Result, Routing, Runtime
 
 
-def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: float) -> dict[str, Any]:
+def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: float) -> Result:
     """Everything but the checksums of the run's files.
 
     Args:
@@ -28,6 +27,7 @@ def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: floa
         seconds: since the run began, interruptions aside.
     """
     settings, scalars, state = plan.settings, plan.settings.scalars, federation.state
+    dataset, device = plan.dealt.dataset, plan.problem.device
     tests = test_sizes(federation)
     pure = federation.server.pure_batches
     return {
@@ -46,9 +46,9 @@ def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: floa
         "beta": settings.beta,
         "clients": scalars.clients,
         "tasks": scalars.tasks,
-        "data_fingerprint": plan.dataset.fingerprint,
-        "data_origin": plan.dataset.origin,
-        "unseen_test_samples": plan.stream.unseen_tests,
+        "data_fingerprint": dataset.fingerprint,
+        "data_origin": dataset.origin,
+        "unseen_test_samples": plan.dealt.stream.unseen_tests,
         "features": plan.identity,
         "weights": inputs.weights or plan.identity.get("weights"),
         "draws_weights": settings.backbone.draws_weights,
@@ -56,19 +56,19 @@ def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: floa
         "metrics": metrics(state.answers["correct"], tests),
         "task_aware": metrics(state.answers["aware"], tests),
         "routing": _routing(state.answers, tests),
-        "adaptation": None if inputs.adapted is None else {**inputs.adapted.record(), "weights": inputs.weights},
+        "adaptation": None if inputs.adapted is None else inputs.adapted.record(inputs.weights),
         "communication": {
             **state.ledger.communication(),
             "wire": asdict(scalars.wire),
-            "accounting": settings.method.accounting(plan.problem, plan.classes_per_task),
+            "accounting": accounting(settings.method, plan.problem, plan.classes_per_task),
         },
         "labels": {"rate": scalars.label_rate, **state.ledger.labels()},
-        "bounds": state.bounds,
-        "drift": None if federation.drift is None else _drift(federation),
+        "bounds": rows_of(federation.audits, "bounds"),
+        "drift": _drift(federation),
         "report": federation.server.report(),
-        "runtime": {**state.ledger.runtime(), **_feature_seconds(inputs), "total_seconds": seconds}
-        | {"peak_memory_bytes": environment.peak_memory(plan.device)},
-        "environment": environment.describe(plan.device),
+        "client_storage_bytes": state.client_storage_bytes,
+        "runtime": _runtime(federation, inputs, seconds),
+        "environment": environment.describe(device),
     }
 
 
@@ -77,33 +77,37 @@ def test_sizes(federation: Federation) -> np.ndarray:
     return np.array([len(indices) for indices in federation.stream.test])
 
 
-def _routing(answers: Answers, tests: np.ndarray) -> dict[str, Any] | None:
+def _routing(answers: Answers, tests: np.ndarray) -> Routing | None:
     """Of a method that predicts tasks: how often it is right, and what it reaches when all classes compete."""
     if not answers.routes:
         return None
     return {
-        "accuracy": [_finite(value) for value in pooled_accuracy(answers["routed"], tests)],
-        "by_task": [_finite(value) for value in accuracy_matrix(answers["routed"], tests)[-1]],
+        "accuracy": _finite(pooled_accuracy(answers["routed"], tests)),
+        "by_task": _finite(accuracy_matrix(answers["routed"], tests)[-1]),
         "unrouted": metrics(answers["unrouted"], tests),
     }
 
 
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
+def _finite(values: np.ndarray) -> list[float | None]:
+    return [float(value) if np.isfinite(value) else None for value in values]
 
 
-def _feature_seconds(inputs: Inputs) -> dict[str, Any]:
+def _runtime(federation: Federation, inputs: Inputs, seconds: float) -> Runtime:
     features = inputs.features
     return {
+        **federation.state.ledger.runtime(),
         "feature_seconds": features.seconds if features else 0.0,
         "feature_cost_seconds": features.cost if features else 0.0,
         "feature_cache_hit": features.cache_hit if features else False,
+        "total_seconds": seconds,
+        "peak_memory_bytes": environment.peak_memory(federation.problem.device),
     }
 
 
-def _drift(federation: Federation) -> dict[str, Any]:
+def _drift(federation: Federation) -> Drift | None:
     """Feature drift after the last task, averaged over the earlier ones' reference samples; None for a single task."""
-    assert federation.drift is not None
-    matrix = federation.drift.matrix(len(federation.stream.tasks))
-    last = matrix[-1, :-1]
+    drift = drift_of(federation.audits)
+    if drift is None:
+        return None
+    last = drift.matrix(len(federation.stream.tasks))[-1, :-1]
     return {"last": [float(value) for value in last], "mean": float(last.mean()) if len(last) else None}

@@ -4,47 +4,44 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from fcl_bench import environment
+from fcl_bench.audits.chosen import audits_of
 from fcl_bench.config import Settings
 from fcl_bench.engine.checkpoint import read_json
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.metrics import pooled_after
+from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.files import locked, writable
 from fcl_bench.runs.folder import SCHEMA, RunFolder, partition_arrays
 from fcl_bench.runs.inputs import prepare_inputs
-from fcl_bench.runs.pictures.pictures import Pictures, drawn
 from fcl_bench.runs.plan import Plan, make_plan
 from fcl_bench.runs.record import run_record, test_sizes
-from fcl_bench.runs.run_pictures import run_pictures
+from fcl_bench.runs.run_json import Result, RunRecord
 from fcl_bench.runs.tables import run_tables
 from fcl_bench.tracking.base import NoTracking, TrackedRun, Tracker, Tracking, flat, numbers
 
 log = logging.getLogger(__name__)
-
-#: Pictures -> file name -> PNG.
-Draw = Callable[[Pictures], dict[str, bytes]]
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What a run left: its record (run.json), its folder, and whether it was complete before."""
 
-    record: dict[str, Any]
+    record: RunRecord
     folder: Path
     was_complete: bool
 
 
-def run(settings: Settings, tracking: Tracking | None = None, draw: Draw | None = None) -> Outcome:
+def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
     """Do the run that `settings` describe, or report it if it is already complete.
 
     An interrupted run goes on after its last complete task, with the result of an uninterrupted one.
@@ -52,7 +49,6 @@ def run(settings: Settings, tracking: Tracking | None = None, draw: Draw | None 
     Args:
         settings: the whole configuration.
         tracking: who else is told how the run goes; it has no bearing on the result.
-        draw: what draws its pictures, if not `pictures.drawn` in this process.
 
     Raises:
         UserError: the input can't work, or another version of the program made what is in the run's folder; nothing has
@@ -60,7 +56,7 @@ def run(settings: Settings, tracking: Tracking | None = None, draw: Draw | None 
     """
     begin = time.perf_counter()
     plan = make_plan(settings)
-    environment.reset_peak_memory(plan.device)
+    environment.reset_peak_memory(plan.problem.device)
     out = settings.scalars.out
     runs = writable(f"out={out}", Path(out).expanduser() / "runs")
     folder = RunFolder(runs / plan.label)
@@ -74,7 +70,7 @@ def run(settings: Settings, tracking: Tracking | None = None, draw: Draw | None 
             return Outcome(record, folder.path, was_complete=True)
         folder.clear(keep_checkpoint=True)
         with _logged_to(writable(f"out={out}", folder.path) / "run.log"):
-            record = _carry_out(plan, folder, begin, tracking or NoTracking(), draw or drawn)
+            record = _carry_out(plan, folder, begin, tracking or NoTracking())
             return Outcome(record, folder.path, was_complete=False)
 
 
@@ -95,13 +91,13 @@ def _refuse_other_schema(folder: RunFolder) -> None:
             )
 
 
-def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, draw: Draw) -> dict[str, Any]:
-    settings = plan.settings
+def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking) -> RunRecord:
+    settings, dealt = plan.settings, plan.dealt
     inputs = prepare_inputs(plan, folder.path)
-    drift = settings.scalars.drift
-    federation = Federation(
-        settings.method, plan.problem, plan.stream, plan.shards, plan.labelled, inputs.train, inputs.test, drift
-    )
+    method, problem, columns = settings.method, plan.problem, dealt.stream.train_columns
+    transport = InProcess.of(method, problem, dealt.shards, columns, dealt.labelled, inputs.train)
+    audits = audits_of(method, problem, settings.scalars.drift, dealt.shards)
+    federation = Federation(method, problem, dealt.stream, transport, inputs.test, audits)
     seconds_before = _resume(federation, folder)
 
     tracked = TrackedRun(
@@ -123,15 +119,23 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, 
         federation.run(checkpoint, settings.scalars.checkpoint_rounds)
         record = run_record(plan, federation, inputs, seconds_before + time.perf_counter() - begin)
         # Before the record is written: a run that is killed in between tells it again.
-        tracker.finish(numbers({key: record[key] for key in ("metrics", "communication", "runtime")}))
+        told = {"metrics": record["metrics"], "communication": record["communication"], "runtime": record["runtime"]}
+        tracker.finish(numbers(told))
     return folder.write(
         record,
         settings.resolved,
-        run_tables(plan.stream, federation, record["metrics"]["accuracy"], inputs.adapted),
-        partition_arrays(plan.stream, plan.shards, plan.labelled),
-        {**federation.server.model(), "class_order": torch.from_numpy(plan.stream.class_order)},
-        draw(run_pictures(record, plan.stream, federation)),
+        run_tables(federation, record["metrics"]["accuracy"], inputs.adapted),
+        partition_arrays(dealt.stream, dealt.shards, dealt.labelled),
+        {**federation.server.model(), "class_order": torch.from_numpy(dealt.stream.class_order)},
+        drawn(record, federation),
     )
+
+
+def drawn(record: Result, federation: Federation) -> dict[str, bytes]:
+    """`pictures.drawn`, imported only here: a run that was complete draws nothing, and Matplotlib takes 0.4 s."""
+    from fcl_bench.runs import pictures
+
+    return pictures.drawn(record, federation)
 
 
 def _tell(tracker: Tracker, federation: Federation) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +56,22 @@ def write_report(sweep: Path, report: JobReport) -> None:
     """Put the report in its place, whole or not at all."""
     with replacing(sweep / "jobs" / f"{report.number}.json") as temporary:
         temporary.write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
+
+
+@contextmanager
+def reported(sweep: Path, report: JobReport) -> Iterator[None]:
+    """A block that carries out a job and sets the code of its `report`, which is in its place from start to end."""
+    write_report(sweep, report)
+    begin = time.perf_counter()
+    try:
+        yield
+        report.status = DONE if report.code == 0 else FAILED
+    except BaseException:
+        report.status = INTERRUPTED
+        raise
+    finally:
+        report.seconds = time.perf_counter() - begin
+        write_report(sweep, report)
 
 
 def read_reports(sweep: Path) -> dict[int, JobReport]:

@@ -1,34 +1,8 @@
-"""What differs between Hydra's launchers: where jobs run, how many at once, and what has to be installed."""
+"""What differs between Hydra's launchers: where jobs run, and how many at once."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
-
-from fcl_bench.errors import UserError
-
-_JOBLIB, _SUBMITIT = "hydra_plugins.hydra_joblib_launcher", "hydra_plugins.hydra_submitit_launcher"
-#: Choices of hydra/launcher that need a plugin, and its module: ours, and the plugins' own.
-_PLUGINS = {
-    **dict.fromkeys(("parallel", "joblib"), _JOBLIB),
-    **dict.fromkeys(("processes", "slurm", "submitit_local", "submitit_slurm"), _SUBMITIT),
-}
-_GROUP = "hydra/launcher"
-
-
-def require_launcher(arguments: list[str]) -> None:
-    """Raise a `UserError` if the launcher that `arguments` choose is not installed."""
-    for argument in arguments:
-        key, _, choice = argument.partition("=")
-        if key == _GROUP and choice in _PLUGINS and not _installed(_PLUGINS[choice]):
-            raise UserError(f"{argument}: its launcher is not installed", "pip install 'fcl-bench[sweep]'")
-
-
-def _installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # no plugin at all: its parent package is missing
-        return False
 
 
 def jobs_at_once(launcher: Any, jobs: int | None) -> int | None:
@@ -40,20 +14,20 @@ def jobs_at_once(launcher: Any, jobs: int | None) -> int | None:
     """
     from joblib import cpu_count, effective_n_jobs
 
-    if _kind(launcher) == "JoblibLauncher":
-        workers = effective_n_jobs(launcher.n_jobs)
-        return min(workers, jobs or workers)
-    if _kind(launcher) == "LocalLauncher":  # submitit's, which starts all of them
-        return jobs or cpu_count()
-    return 1 if _kind(launcher) == "BasicLauncher" else None
+    match _kind(launcher):
+        case "BasicLauncher":
+            return 1
+        case "JoblibLauncher":
+            workers = effective_n_jobs(launcher.n_jobs)
+            return min(workers, jobs or workers)
+        case "LocalLauncher":  # submitit's, which starts all of them
+            return jobs or cpu_count()
+    return None
 
 
 def runs_here(launcher: Any) -> bool:
     """Whether the launcher runs its jobs one after the other in the parent process. To be asked there."""
-    from joblib import effective_n_jobs
-
-    kind = _kind(launcher)
-    return kind == "BasicLauncher" or (kind == "JoblibLauncher" and effective_n_jobs(launcher.n_jobs) == 1)
+    return _kind(launcher) in ("BasicLauncher", "JoblibLauncher") and jobs_at_once(launcher, None) == 1
 
 
 def _kind(launcher: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from fcl_bench.sweep.jobs import DONE, FAILED, RUNNING, JobReport
@@ -19,7 +20,7 @@ def progress_line(reports: Iterable[JobReport], total: int | None, workers: int)
         workers: jobs side by side.
     """
     reports = list(reports)
-    count = {status: sum(report.status == status for report in reports) for status in (DONE, RUNNING, FAILED)}
+    count = Counter(report.status for report in reports)
     words = [f"{count[status]} {status}" for status in (DONE, RUNNING, FAILED)]
     if total is not None:
         words.append(f"{total - len(reports)} to come")
@@ -39,9 +40,14 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def job_name(number: int, total: int | None) -> str:
+    """`run 3 of 12`, of the job with number 2; `run 3` if their number is not known."""
+    return f"run {number + 1}" + ("" if total is None else f" of {total}")
+
+
 def end_line(report: JobReport, total: int | None) -> str:
     """One ended job of several side by side."""
-    which = f"run {report.number + 1}" + ("" if total is None else f" of {total}")
+    which = job_name(report.number, total)
     what = " ".join(report.overrides) or "defaults"
     if report.status == DONE:
         how = "was complete already" if report.was_complete else f"done in {duration(report.seconds)}"

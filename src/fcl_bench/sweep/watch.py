@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,9 +14,10 @@ from typing import Any
 
 from hydra.experimental.callback import Callback
 
+from fcl_bench.config import combinations
 from fcl_bench.sweep.jobs import DONE, FAILED, RUNNING, WAITING, JobReport, output_path, read_reports
 from fcl_bench.sweep.launchers import jobs_at_once, runs_here
-from fcl_bench.sweep.summary import end_line, failures, progress_line
+from fcl_bench.sweep.summary import end_line, failures, job_name, progress_line
 from fcl_bench.sweep.workers import announce_gpus, share_cores
 from fcl_bench.tracking.console import say
 
@@ -46,7 +47,7 @@ class Sweep:
     def __init__(self) -> None:
         self.began = False
         self.folder = Path()
-        self.jobs: list[list[str]] | None = None
+        self.jobs: list[tuple[str, ...]] | None = None
         self.workers: int | None = 1
         self._told: set[int] = set()
         self._stop = threading.Event()
@@ -62,7 +63,7 @@ class Sweep:
         from joblib import cpu_count
 
         self.folder = Path(str(config.hydra.sweep.dir)).absolute()
-        self.jobs = _job_overrides(config)
+        self.jobs = _jobs(config)
         self.workers = jobs_at_once(config.hydra.launcher, self.total)
         if not runs_here(config.hydra.launcher):
             if self.workers is not None:
@@ -74,38 +75,33 @@ class Sweep:
 
     def header(self, number: int) -> str:
         """The line before a job that runs in this process."""
-        which = f"run {number + 1}" + ("" if self.total is None else f" of {self.total}")
         reports = [report for report in read_reports(self.folder).values() if report.number != number]
-        if not reports:
-            return which
-        return f"{which} ({progress_line(reports, self.total, 1)})"
+        so_far = f" ({progress_line(reports, self.total, 1)})" if reports else ""
+        return job_name(number, self.total) + so_far
 
     def reports(self) -> list[JobReport]:
         """Every job's report once the sweep has ended; what was still at work on this machine has then failed."""
         found = read_reports(self.folder)
-        waiting = [JobReport(n, jobs, WAITING) for n, jobs in enumerate(self.jobs or []) if n not in found]
-        return [*map(self._closed, found.values()), *waiting]
-
-    def _closed(self, report: JobReport) -> JobReport:
-        if report.status != RUNNING or self.workers is None:
-            return report
-        output = output_path(self.folder, report.number)
-        why = "its process ended without a word: killed, or out of memory"
-        return dataclasses.replace(report, status=FAILED, code=1, reason=f"{why}; what it printed is in {output}")
+        for report in found.values():
+            if report.status == RUNNING and self.workers is not None:
+                why = "its process ended without a word: killed, or out of memory"
+                report.status, report.code = FAILED, 1
+                report.reason = f"{why}; what it printed is in {output_path(self.folder, report.number)}"
+        jobs = enumerate(self.jobs or [])
+        waiting = [JobReport(number, list(job), WAITING) for number, job in jobs if number not in found]
+        return [*found.values(), *waiting]
 
     def close(self) -> None:
         """Stop watching, and say what failed."""
-        if not self.began:
-            return
         self._stop.set()
         if self._watcher is not None:
             self._watcher.join()
             self._tell()
-        reports = self.reports()
-        if len(reports) == 1:
+        reports = self.reports() if self.began else []
+        if len(reports) <= 1:
             return
-        count = {status: sum(report.status == status for report in reports) for status in (DONE, FAILED)}
-        left = len(reports) - sum(count.values())
+        count = Counter(report.status for report in reports)
+        left = len(reports) - count[DONE] - count[FAILED]
         more = f", {left} left (the same command goes on with them)" if left else ""
         say(f"\nsweep: {count[DONE]} done, {count[FAILED]} failed{more}")
         if count[FAILED]:
@@ -134,6 +130,7 @@ class Sweep:
             print(f"sweep: {status}", end="", file=sys.stderr, flush=True)
 
 
+#: Hydra makes its callbacks itself, from the configuration: nothing but this can lead them to the sweep.
 _CURRENT: ContextVar[Sweep | None] = ContextVar("fcl_bench_sweep", default=None)
 
 
@@ -159,16 +156,9 @@ def sweeping() -> Iterator[Sweep]:
             os.environ.update(before)
 
 
-def _job_overrides(config: Any) -> list[list[str]] | None:
+def _jobs(config: Any) -> list[tuple[str, ...]] | None:
     """The overrides of each job, as Hydra's own sweeper makes them; None for another sweeper."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     if not str(config.hydra.sweeper._target_).endswith(".BasicSweeper"):
         return None
-    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     fixed = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
-    parsed = parser.parse_overrides([*fixed, *config.hydra.overrides.task])
-    [jobs] = BasicSweeper.split_arguments(parsed, None)
-    return jobs
+    return combinations([*fixed, *config.hydra.overrides.task])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -35,8 +34,8 @@ class TrackedRun:
     fresh: bool
 
 
-class Tracker(Protocol):
-    """A tracker's side of one run."""
+class Tracker:
+    """A tracker's side of one run; this one does nothing."""
 
     def task(self, metrics: dict[str, float], step: int) -> None:
         """A task is complete. Told before the checkpoint is kept, so a run that is killed in between tells it again.
@@ -60,26 +59,13 @@ class Tracking(Protocol):
         """Open the tracker. Raises a `UserError` if its package is not installed."""
 
 
-class Untracked:
-    """The tracker that does nothing."""
-
-    def task(self, metrics: dict[str, float], step: int) -> None:
-        """See `Tracker`."""
-
-    def finish(self, metrics: dict[str, float]) -> None:
-        """See `Tracker`."""
-
-    def close(self) -> None:
-        """See `Tracker`."""
-
-
 @dataclass
 class NoTracking:
     """`track=none`: a run tells nobody."""
 
     def start(self, run: TrackedRun) -> Tracker:
         """See `Tracking`."""
-        return Untracked()
+        return Tracker()
 
 
 def load_tracking(config: Any) -> Tracking:
@@ -112,16 +98,12 @@ def require_package(track: str, module: str) -> ModuleType:
 
 def flat(node: Any, prefix: str = "", separator: str = "/") -> dict[str, Any]:
     """Nested mappings and lists as one level: `{"a": {"b": [1, 2]}}` as `a/b/0` and `a/b/1`."""
-    return dict(_flat(node, prefix, separator))
-
-
-def _flat(node: Any, prefix: str, separator: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, dict | list | tuple):
-        items = node.items() if isinstance(node, dict) else enumerate(node)
-        for key, value in items:
-            yield from _flat(value, f"{prefix}{separator}{key}" if prefix else str(key), separator)
-    else:
-        yield prefix, node
+    if not isinstance(node, dict | list | tuple):
+        return {prefix: node}
+    leaves: dict[str, Any] = {}
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+        leaves |= flat(value, f"{prefix}{separator}{key}" if prefix else str(key), separator)
+    return leaves
 
 
 def numbers(node: Any, prefix: str = "") -> dict[str, float]:

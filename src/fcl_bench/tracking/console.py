@@ -1,16 +1,24 @@
-"""Printing that goes on when whoever read it has gone (`| head`)."""
+"""What appears on the terminal: lines that outlive their reader, progress bars, notices that are told once."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+#: Name of the log handlers that write to the terminal.
+_TERMINAL = "terminal"
 
 
 def say(text: str) -> None:
-    """Print a line now, or go on without a reader."""
+    """Print a line now, or go on without a reader (`| head`)."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -41,3 +49,68 @@ def output_to(path: Path) -> Iterator[None]:
         for stream, old in zip(streams, before, strict=True):
             os.dup2(old, stream)
             os.close(old)
+
+
+def log_to_terminal(prefix: str, notes: bool = True) -> None:
+    """Send the package's warnings to stderr and its notes to stdout, in place of what an earlier call arranged.
+
+    Args:
+        prefix: what stands before each line: the command's name.
+        notes: whether notes are shown at all.
+    """
+    package = logging.getLogger("fcl_bench")
+    package.setLevel(logging.DEBUG)  # run.log has it all
+    for old in [handler for handler in package.handlers if handler.name == _TERMINAL]:
+        package.removeHandler(old)
+    handlers = [logging.StreamHandler(sys.stderr)]
+    handlers[0].setLevel(logging.WARNING)
+    if notes:
+        handlers.append(logging.StreamHandler(sys.stdout))
+        handlers[1].setLevel(logging.INFO)
+        handlers[1].addFilter(lambda record: record.levelno < logging.WARNING)
+    for handler in handlers:
+        handler.name = _TERMINAL
+        handler.setFormatter(logging.Formatter(f"{prefix}: %(message)s"))
+        package.addHandler(handler)
+
+
+class Notices:
+    """Tells each kind of notice once, through the log (terminal and run.log), where many clients or tasks repeat it."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._told: set[str] = set()
+
+    def tell(self, kind: str, text: str, level: int = logging.WARNING) -> None:
+        """Log `text`, unless something of this `kind` has been told already."""
+        if kind not in self._told:
+            self._told.add(kind)
+            self._log.log(level, text)
+
+
+def progress(total: int, what: str, unit: str, done: int = 0) -> tqdm:
+    """A bar with rate and time left on stderr, shown only once two seconds have passed.
+
+    On a terminal it moves; in a log file it adds a line's worth every 30 seconds.
+
+    Args:
+        total: units of work in all.
+        what: the text before the bar.
+        unit: what is counted ("image"); of bytes ("B") in millions and the like.
+        done: units that an earlier, interrupted pass already did (not counted in the rate).
+    """
+    # Here, so that `--help` does not wait for it.
+    from tqdm import tqdm
+
+    live = sys.stderr.isatty()
+    return tqdm(
+        total=total,
+        desc=what,
+        unit=f" {unit}",
+        unit_scale=unit == "B",
+        initial=done,
+        delay=2,
+        mininterval=0.1 if live else 30,
+        dynamic_ncols=live,
+        leave=not live,
+    )

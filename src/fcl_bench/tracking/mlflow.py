@@ -56,7 +56,7 @@ class MLflow:
             return _Run(client, entities, self.experiment, run, file)
 
 
-class _Run:
+class _Run(Tracker):
     """One MLflow run. Processes that share a SQLite file take turns: the library itself gives up when it is busy."""
 
     def __init__(self, client: Any, entities: Any, experiment: str, run: TrackedRun, file: Path | None) -> None:

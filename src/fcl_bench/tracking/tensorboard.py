@@ -38,7 +38,7 @@ class TensorBoard:
         return _Events(writer(str(folder), purge_step=run.tasks_done or None), run)
 
 
-class _Events:
+class _Events(Tracker):
     """One run's event file."""
 
     def __init__(self, writer: Any, run: TrackedRun) -> None:

@@ -54,7 +54,7 @@ class WandB:
         return _Run(opened)
 
 
-class _Run:
+class _Run(Tracker):
     """One W&B run, of this process."""
 
     def __init__(self, run: Any) -> None:

@@ -13,8 +13,16 @@ from fcl_bench.backbones.trainable import Trainable
 _NORMS = torch.nn.modules.batchnorm._BatchNorm
 
 
+def feature_start(inputs: int) -> Trainable:
+    """What training on cached features (n, d) starts from: no body, `inputs` = d."""
+    none = (0.0, 0.0, 0.0)
+    return Trainable("features", torch.nn.Identity, inputs, 0, none, none, (), {})
+
+
 class Network(torch.nn.Module):
     """Images (b, 3, size, size) to logits: `body` gives features (b, d), `heads[t]` scores classes of task t.
+
+    Of a body that is the identity (`feature_start`), features (b, d) to logits.
 
     One linear layer per task, so that the classes of old tasks can be frozen, or competed with, apart.
 
@@ -22,12 +30,16 @@ class Network(torch.nn.Module):
         start: the body in its initial weights.
     """
 
+    _here: torch.Tensor
+
     def __init__(self, start: Trainable) -> None:
         super().__init__()
         self.dimension = start.dimension
         self._size = start.size
         self._called: set[str] | None = None
         self.body = start.build()
+        # Says where the network is, even of a body without parameters; no part of its state.
+        self.register_buffer("_here", torch.empty(0), persistent=False)
         self.heads = torch.nn.ModuleList()
         #: Parameters that stay as everyone has them from the start.
         self.never_trains = {name for name, value in self.named_parameters() if not value.requires_grad}
@@ -40,7 +52,7 @@ class Network(torch.nn.Module):
             sizes: classes of each task so far.
             seed: of the new weights of every head.
         """
-        device = next(self.body.parameters()).device
+        device = self._here.device
         for task in range(len(self.heads), len(sizes)):
             # Not its own initial weights: they would come from everyone's generator.
             with warnings.catch_warnings():
@@ -61,8 +73,7 @@ class Network(torch.nn.Module):
             hooks = [m.register_forward_hook(lambda *_, name=n: called.add(name)) for n, m in layers]
             training = self.body.training
             with torch.inference_mode():
-                device = next(self.body.parameters()).device
-                self.body.eval()(torch.zeros(1, 3, self._size, self._size, device=device))
+                self.body.eval()(torch.zeros(1, 3, self._size, self._size, device=self._here.device))
             self.train(training)
             for hook in hooks:
                 hook.remove()

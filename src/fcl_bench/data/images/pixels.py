@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 
 from fcl_bench.data.images.stored import ArrayImages, Images, decoded
-from fcl_bench.data.sources.base import Split
 from fcl_bench.environment import available_cores
 from fcl_bench.errors import require_memory
-from fcl_bench.tracking.progress import progress
+from fcl_bench.tracking.console import progress
+
+if TYPE_CHECKING:
+    from fcl_bench.data.sources.base import Split
 
 #: Images that one thread decodes at a time: enough to hide the cost of a hand-over, few enough to stop soon.
 _CHUNK = 64

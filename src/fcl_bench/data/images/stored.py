@@ -11,7 +11,7 @@ from PIL import Image
 
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.files import content_hash, file_checksum
-from fcl_bench.tracking.progress import progress
+from fcl_bench.tracking.console import progress
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 

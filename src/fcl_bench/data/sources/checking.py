@@ -11,7 +11,7 @@ from fcl_bench.data.images.stored import decoded
 from fcl_bench.data.sources.base import Dataset, Source, Split
 from fcl_bench.data.sources.hub import damaged, locate, not_here
 from fcl_bench.errors import UserError
-from fcl_bench.tracking.progress import progress
+from fcl_bench.tracking.console import progress
 
 #: Images decoded in one piece.
 _PIECE = 500

@@ -18,7 +18,7 @@ from typing import Any
 
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.files import file_checksum, locked, replacing, writable
-from fcl_bench.tracking.progress import progress
+from fcl_bench.tracking.console import progress
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from fcl_bench.data.sources.image_folder import class_names, labelled_files
 from fcl_bench.data.sources.sides import Side, TableSide
 from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash, file_checksum
-from fcl_bench.tracking.progress import progress
+from fcl_bench.tracking.console import progress
 
 log = logging.getLogger(__name__)
 

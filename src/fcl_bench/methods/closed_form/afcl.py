@@ -13,17 +13,22 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.errors import require_positive
+from fcl_bench.config import knob
 from fcl_bench.linalg.solve import solve_symmetric
 from fcl_bench.methods.closed_form.afl import LocalRidge
-from fcl_bench.methods.closed_form.base import GramMethod, GramServer, one_hot
+from fcl_bench.methods.closed_form.base import ClosedFormMethod, RidgeServer, one_hot
+from fcl_bench.protocol.expected import Expectation, numbers, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Client, Problem, Server, Shard
+from fcl_bench.protocol.method import Client, Server
+from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
+
+#: The stage in which clients name their classes.
+REGISTRATION = "registration"
 
 
 @dataclass
-class AFCL(GramMethod):
+class AFCL(ClosedFormMethod):
     """Knobs of AFCL.
 
     Args:
@@ -33,16 +38,10 @@ class AFCL(GramMethod):
     """
 
     name: ClassVar[str] = "afcl"
-    light: ClassVar[bool] = True
 
-    M: int | None = None
-    gamma: float = 1.0
-    ridge: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("method.gamma", self.gamma, zero=True)
-        require_positive("method.ridge", self.ridge, zero=True)
+    M: int | None = knob(None, least=1)
+    gamma: float = knob(1.0, least=0)
+    ridge: float | None = knob(None, least=0)
 
     def client(self, problem: Problem) -> Client:
         return AFCLClient(self, problem)
@@ -54,11 +53,9 @@ class AFCL(GramMethod):
 class AFCLClient(LocalRidge):
     """Round 0: registers. Round 1: analytic local training (Sec. 3.3)."""
 
-    def __init__(self, method: AFCL, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self._gamma = method.gamma
+    method: AFCL
 
-    def update(self, shard: Shard, broadcast: Message) -> Message:
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """`classes`, those the client holds; then G_k = X'X + gamma I (d, d), W_known and W_unknown, and their columns.
 
         W_known has the task's classes introduced before the client's own or, if it introduced none, up to the last it
@@ -66,21 +63,18 @@ class AFCLClient(LocalRidge):
         may come as late as it likes, after its task even.
         """
         held = shard.labels.unique()
-        if "owners" not in broadcast:
-            return Message({"classes": held.to(torch.int32)})
+        if broadcast.stage == REGISTRATION:
+            return Message({"classes": held.to(torch.int32)}), state
         columns, owners = (broadcast[name].to(held.device) for name in ("columns", "owners"))
         mine = torch.nonzero(owners == shard.client).squeeze(1)
         known = int(mine[0]) if len(mine) else 1 + int(torch.nonzero(torch.isin(columns, held)).max())
         learnt = torch.cat([columns[:known], columns[mine]])
-        G, W = self.solve(self.features(shard, broadcast), one_hot(shard, learnt), self._gamma)
-        return Message(
-            {"G": G, "W_known": W[:, :known], "W_unknown": W[:, known:], "columns": learnt},
-            symmetric=["G"],
-            per_class=["W_known", "W_unknown"],
-        )
+        G, W = self.solve(self.features(shard, broadcast), one_hot(shard, learnt), self.method.gamma)
+        upload = {"G": G, "W_known": W[:, :known], "W_unknown": W[:, known:], "columns": learnt}
+        return Message(upload, symmetric=["G"], per_class=["W_known", "W_unknown"]), state
 
 
-class AFCLServer(GramServer):
+class AFCLServer(RidgeServer):
     """Registers clients, then aggregates recursively (Sec. 3.4).
 
     The recursion for the Global Knowledge Matrix multiplies each state by G_agg before it adds to it, so the server
@@ -88,10 +82,10 @@ class AFCLServer(GramServer):
     order: registration has settled the columns.
     """
 
+    method: AFCL
+
     def __init__(self, method: AFCL, problem: Problem) -> None:
         super().__init__(method, problem)
-        self._gamma = method.gamma
-        self._ridge = method.gamma if method.ridge is None else method.ridge
         self._order = torch.zeros(0, dtype=torch.int64)
         #: Of each class in `_order`, the client that introduced it in this task; -1: known before.
         self._owners = self._order
@@ -106,7 +100,7 @@ class AFCLServer(GramServer):
     @property
     def gkm(self) -> torch.Tensor:
         """The Global Knowledge Matrix (d, C) = G_agg^-1 X'Y, columns in order of registration."""
-        return solve_symmetric(self.G, self.B[:, self._order.to(self.B.device)], self.rounding()).W
+        return solve_symmetric(self.estimate.matrix, self.B[:, self._order.to(self.B.device)], self.rounding()).W
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
@@ -121,32 +115,46 @@ class AFCLServer(GramServer):
         """Nothing; then the projection (if there is one), and the task's classes in order of registration with the
         client that introduced each (-1: an earlier task)."""
         if round_ == 0:
-            self.stage = "registration"
-            return Message({})
-        self.stage = "statistics"
+            return Message({}, REGISTRATION)
         message = dict(super().broadcast(task, round_))
         message["columns"] = self._order[self._named].to(torch.int32)
         message["owners"] = self._owners[self._named].to(torch.int32)
         return Message(message)
 
-    def absorb(self, client_id: int, message: Message) -> None:
-        if "classes" in message:
-            self._register(client_id, message["classes"].cpu().long())
+    def expects(self, task: Task, round_: int) -> Expectation:
+        if round_ == 0:
+            return {"classes": numbers("held", below=task.columns_seen)}
+        d = self.dimension
+        columns = numbers("learnt", below=task.columns_seen)
+        return {"G": real(d, d), "W_known": real(d, "known"), "W_unknown": real(d, "unknown"), "columns": columns}
+
+    def objection(self, upload: Message) -> str:
+        if upload.stage == REGISTRATION:
+            return ""
+        columns, known, unknown = len(upload["columns"]), upload["W_known"].shape[1], upload["W_unknown"].shape[1]
+        if columns == known + unknown:
+            return ""
+        return f"columns has {columns} numbers, W_known {known} columns and W_unknown {unknown}"
+
+    def absorb(self, client: int, upload: Message) -> None:
+        if upload.stage == REGISTRATION:
+            self._register(client, upload["classes"].cpu().long())
             return
-        knowledge = message["G"] @ torch.cat([message["W_known"], message["W_unknown"]], dim=1)
-        self.B[:, message["columns"].long()] += knowledge
-        self.G += message["G"]
+        knowledge = upload["G"] @ torch.cat([upload["W_known"], upload["W_unknown"]], dim=1)
+        self.B[:, upload["columns"].long()] += knowledge
+        self.estimate.matrix.add_(upload["G"])
         self.uploads += 1
 
-    def _register(self, client_id: int, classes: torch.Tensor) -> None:
+    def _register(self, client: int, classes: torch.Tensor) -> None:
         unknown = classes[~torch.isin(classes, self._order)]
         self._order = torch.cat([self._order, unknown])
-        self._owners = torch.cat([self._owners, torch.full_like(unknown, client_id)])
+        self._owners = torch.cat([self._owners, torch.full_like(unknown, client)])
         self._named = torch.isin(self._order, classes) | torch.nn.functional.pad(self._named, (0, len(unknown)))
 
     def shift(self) -> float:
         """W = (G_agg - k gamma I + lambda I)^-1 G_agg GKM (Eq. 10)."""
-        return self._ridge - self.uploads * self._gamma
+        ridge = self.method.gamma if self.method.ridge is None else self.method.ridge
+        return ridge - self.uploads * self.method.gamma
 
     def statistics(self) -> dict[str, torch.Tensor]:
         return {**super().statistics(), "order": self._order}

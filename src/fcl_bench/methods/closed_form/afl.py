@@ -16,16 +16,19 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.errors import require_positive
+from fcl_bench.config import knob
 from fcl_bench.linalg.gram import gram
 from fcl_bench.linalg.solve import relative_rounding, solve_symmetric
-from fcl_bench.methods.closed_form.base import AnalyticClient, GramMethod, GramServer, one_hot
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer, one_hot
+from fcl_bench.protocol.expected import Expectation, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Client, Problem, Server, Shard
+from fcl_bench.protocol.method import Client, Server
+from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.task import Task
 
 
 @dataclass
-class AFL(GramMethod):
+class AFL(ClosedFormMethod):
     """Knobs of AFL.
 
     Args:
@@ -35,15 +38,10 @@ class AFL(GramMethod):
     """
 
     name: ClassVar[str] = "afl"
-    light: ClassVar[bool] = True
 
-    M: int | None = None
-    gamma: float = 1.0
+    M: int | None = knob(None, least=1)
+    gamma: float = knob(1.0, least=0)
     ri: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("method.gamma", self.gamma, zero=True)
 
     def client(self, problem: Problem) -> Client:
         return AFLClient(self, problem)
@@ -52,7 +50,7 @@ class AFL(GramMethod):
         return AFLServer(self, problem)
 
 
-class LocalRidge(AnalyticClient):
+class LocalRidge(ClosedFormClient):
     """Solves a client's own ridge regression, as AFL and AFCL do."""
 
     def solve(self, X: torch.Tensor, Y: torch.Tensor, gamma: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,28 +73,28 @@ class LocalRidge(AnalyticClient):
 class AFLClient(LocalRidge):
     """The local stage (Alg. 1)."""
 
-    def __init__(self, method: AFL, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self._gamma = method.gamma
+    method: AFL
 
-    def update(self, shard: Shard, broadcast: Message) -> Message:
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """C_k = X'X + gamma I (d, d) and W_k (d, c_t), this task's columns of the client's solution."""
         X = self.features(shard, broadcast)
-        C, W = self.solve(X, one_hot(shard, broadcast["columns"]), self._gamma)
-        return Message({"C": C, "W": W}, symmetric=["C"], per_class=["W"])
+        C, W = self.solve(X, one_hot(shard, broadcast["columns"]), self.method.gamma)
+        return Message({"C": C, "W": W}, symmetric=["C"], per_class=["W"]), state
 
 
-class AFLServer(GramServer):
+class AFLServer(RidgeServer):
     """The aggregation stage: G = C_agg = sum C_k, B = sum C_k W_k, W = (C_agg - K gamma I)^-1 B (Eq. 9-11, 16)."""
 
-    def __init__(self, method: AFL, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self._gamma, self._ri = method.gamma, method.ri
+    method: AFL
 
-    def absorb(self, client_id: int, message: Message) -> None:
-        self.G += message["C"]
+    def expects(self, task: Task, round_: int) -> Expectation:
+        d = self.dimension
+        return {"C": real(d, d), "W": real(d, len(task.columns))}
+
+    def absorb(self, client: int, upload: Message) -> None:
+        self.estimate.matrix.add_(upload["C"])
         self.uploads += 1
-        self.add_class_sums(message["C"] @ message["W"])
+        self.add_class_sums(upload["C"] @ upload["W"])
 
     def shift(self) -> float:
-        return -self.uploads * self._gamma if self._ri else 0.0
+        return -self.uploads * self.method.gamma if self.method.ri else 0.0

@@ -6,39 +6,38 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from fcl_bench.errors import require_count, require_memory
-from fcl_bench.linalg.product import expect_products, product
+from fcl_bench.config import knob
+from fcl_bench.errors import require_memory
+from fcl_bench.linalg.estimate import Estimate
+from fcl_bench.linalg.product import product
 from fcl_bench.linalg.random_features import RandomFeatures
-from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
-from fcl_bench.papers.byte_conventions import accountings, stsa_values
+from fcl_bench.linalg.solve import Solution, relative_rounding
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Client, Method, Prediction, Problem, Server, Shard
+from fcl_bench.protocol.method import Client, Method, Server
+from fcl_bench.protocol.problem import Prediction, Problem, Shard, TestBatch
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
-from fcl_bench.tracking.notices import Notices
+from fcl_bench.tracking.console import Notices
 
 log = logging.getLogger(__name__)
 
+#: Bytes of random features of test samples that a server keeps from task to task, whatever the size of the data.
+KEPT_FEATURES = 2**28
+
 
 @dataclass
-class AnalyticMethod(Method):
+class ClosedFormMethod(Method):
     """A method that solves for a linear classifier on H = ReLU(Z P).
 
     Args:
         M: number of random features; None: the backbone's features themselves, H = Z.
     """
 
-    #: Whether without random features nothing needs `linalg.product`.
-    light: ClassVar[bool] = False
-
-    M: int | None = 2048
-
-    def __post_init__(self) -> None:
-        require_count("method.M", self.M)
+    M: int | None = knob(2048, least=1)
 
     def dimension(self, problem: Problem) -> int:
         """M, the width of H."""
@@ -56,22 +55,14 @@ class AnalyticMethod(Method):
         require_memory(f"method.M={M}", 8 * matrices * M * M, f"{matrices} matrices of {M} x {M}")
 
 
-@dataclass
-class GramMethod(AnalyticMethod):
-    """A method whose clients send a Gram matrix (M, M) and a matrix with a column per class (M, c)."""
+class ClosedFormClient(Client):
+    """Maps a shard to random features. Its clients keep nothing; the projection is the same for all of them."""
 
-    def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
-        return accountings(lambda classes: stsa_values(self.dimension(problem), classes), classes_per_task)
-
-
-class AnalyticClient(Client):
-    """Maps a shard to random features. Keeps nothing but the projection."""
-
-    def __init__(self, method: AnalyticMethod, problem: Problem) -> None:
+    def __init__(self, method: ClosedFormMethod, problem: Problem) -> None:
+        self.method = method
         self.problem = problem
         self.notices = Notices(log)
         self.dimension = method.dimension(problem)
-        self._outputs = method.M
         self._features: tuple[int, RandomFeatures] | None = None
 
     def features(self, shard: Shard, broadcast: Message) -> torch.Tensor:
@@ -93,7 +84,7 @@ class AnalyticClient(Client):
         seed = int(broadcast["seed"])
         if self._features is None or self._features[0] != seed:
             problem = self.problem
-            self._features = (seed, RandomFeatures(seed, problem.inputs, self._outputs, problem.dtype, problem.device))
+            self._features = (seed, RandomFeatures(seed, problem.inputs, self.method.M, problem.dtype, problem.device))
         return self._features[1]
 
 
@@ -102,7 +93,7 @@ def projection_seed(problem: Problem) -> int:
     return derived_seed(problem.seed, "projection")
 
 
-def shared_features(method: AnalyticMethod, problem: Problem) -> RandomFeatures:
+def shared_features(method: ClosedFormMethod, problem: Problem) -> RandomFeatures:
     """The random features of this run, as the server has them."""
     return RandomFeatures(projection_seed(problem), problem.inputs, method.M, problem.dtype, problem.device)
 
@@ -117,15 +108,23 @@ def one_hot(shard: Shard, columns: torch.Tensor) -> torch.Tensor:
     return (shard.labels.unsqueeze(1) == columns.to(shard.labels.device)).to(shard.inputs.dtype)
 
 
-class AnalyticServer(Server):
+def sums_without_samples(sums: torch.Tensor, sizes: torch.Tensor) -> str:
+    """The objection to class sums (M, c) that are not zero for a class with no sample by `sizes` (c,); "": none are."""
+    contradicting = int(((sums != 0).any(dim=0) & (sizes == 0)).sum())
+    return f"{contradicting} class sums are not zero, and n says that there is no sample" if contradicting else ""
+
+
+class ClosedFormServer(Server):
     """Keeps B (M, C), one column per class seen, and the classifier W; a subclass keeps the second-order part.
 
     Attributes:
         B: (M, C) label-feature statistic, exact sums over clients and tasks.
         W: (M, C) classifier after the last `finish_task`.
+        columns: (c_t,) of the task's classes.
     """
 
-    def __init__(self, method: AnalyticMethod, problem: Problem) -> None:
+    def __init__(self, method: ClosedFormMethod, problem: Problem) -> None:
+        self.method = method
         self.problem = problem
         self.notices = Notices(log)
         self.dimension = method.dimension(problem)
@@ -134,10 +133,10 @@ class AnalyticServer(Server):
         self.columns = torch.zeros(0, dtype=torch.int64)
         #: The task's columns of B, as a view of it.
         self._own: torch.Tensor | None = None
-        self._label = method.name
         self.random_features = shared_features(method, problem)
-        if method.M is not None or not method.light:
-            expect_products(self.dimension)
+        #: H of test batches that come back after every task, by their number.
+        self._kept: dict[int, torch.Tensor] = {}
+        self._room = KEPT_FEATURES
         self._condition: float | None = None
         self._trouble = ""
 
@@ -177,7 +176,7 @@ class AnalyticServer(Server):
         if solution.trouble:
             # Of each kind ("the system is singular to rounding: ...") the first; the run record has the last.
             kind, _, _ = solution.trouble.partition(":")
-            self.notices.tell(kind, f"{self._label}, {self.B.shape[1]} classes seen: {solution.trouble}")
+            self.notices.tell(kind, f"{self.method.name}, {self.B.shape[1]} classes seen: {solution.trouble}")
 
     @abstractmethod
     def solution(self) -> Solution:
@@ -186,13 +185,17 @@ class AnalyticServer(Server):
     def predict(self, inputs: torch.Tensor) -> torch.Tensor:
         return torch.cat([self._scores(H) for H in self.random_features.blocks(inputs)])
 
-    def prepare(self, inputs: torch.Tensor) -> torch.Tensor | None:
-        """H (n, M), unless it is so wide that `predict` had better make it by blocks."""
-        features = self.random_features
-        return features.map(inputs) if len(inputs) <= features.rows else None
-
-    def classify_prepared(self, prepared: torch.Tensor) -> Prediction:
-        return Prediction(self._scores(prepared))
+    def classify(self, batch: TestBatch) -> Prediction:
+        """Scores. H never changes, so that of batches that come back is kept while there is room."""
+        H = None if batch.number is None else self._kept.get(batch.number)
+        if H is None and len(batch.inputs) > self.random_features.rows:
+            return Prediction(self.predict(batch.inputs))  # so wide that it had better be made by blocks
+        if H is None:
+            H = self.random_features.map(batch.inputs)
+            if batch.number is not None and H.nbytes <= self._room:
+                self._kept[batch.number] = H
+                self._room -= H.nbytes
+        return Prediction(self._scores(H))
 
     def _scores(self, H: torch.Tensor) -> torch.Tensor:
         """H W (n, C), the classes of a sample together in memory."""
@@ -223,17 +226,17 @@ class AnalyticServer(Server):
         """Take over what `statistics` returned, already on the device."""
 
 
-class GramServer(AnalyticServer):
-    """An `AnalyticServer` that keeps a whole Gram matrix and solves (G + shift I) W = B.
+class RidgeServer(ClosedFormServer):
+    """A `ClosedFormServer` that keeps an estimate of the Gram matrix and solves (G + shift I) W = B.
 
     Attributes:
-        G: (M, M), a sum over all uploads so far.
+        estimate: G (M, M), a sum over all uploads so far.
         uploads: how many there were.
     """
 
-    def __init__(self, method: AnalyticMethod, problem: Problem) -> None:
+    def __init__(self, method: ClosedFormMethod, problem: Problem, low_rank: bool = False) -> None:
         super().__init__(method, problem)
-        self.G = self.zeros(self.dimension, self.dimension)
+        self.estimate = Estimate(self.dimension, problem.dtype, problem.device, low_rank)
         self.uploads = 0
 
     @abstractmethod
@@ -245,11 +248,11 @@ class GramServer(AnalyticServer):
         return relative_rounding(self.problem.dtype, self.problem.wire.dtype)
 
     def solution(self) -> Solution:
-        return solve_symmetric(self.G, self.B, self.rounding(), self.shift())
+        return self.estimate.solve(self.B, self.shift(), self.rounding())
 
     def statistics(self) -> dict[str, torch.Tensor]:
-        return {"G": self.G, "uploads": torch.tensor(self.uploads)}
+        return {**self.estimate.state_dict(), "uploads": torch.tensor(self.uploads)}
 
     def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
-        self.G = state["G"].to(self.problem.dtype)
+        self.estimate.load_state_dict(state)
         self.uploads = int(state["uploads"])

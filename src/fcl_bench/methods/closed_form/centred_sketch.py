@@ -13,19 +13,27 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.errors import UserError, require_count, require_positive
+from fcl_bench.config import knob
+from fcl_bench.errors import UserError
 from fcl_bench.linalg.class_sums import class_sums
-from fcl_bench.linalg.low_rank_sum import LowRankSum
-from fcl_bench.linalg.solve import Solution
+from fcl_bench.linalg.solve import relative_rounding
 from fcl_bench.linalg.spectral import Spectrum, summarise
-from fcl_bench.methods.closed_form.base import AnalyticClient, AnalyticMethod, AnalyticServer, positions
-from fcl_bench.papers.byte_conventions import accountings, centred_sketch_values
+from fcl_bench.methods.closed_form.base import (
+    ClosedFormClient,
+    ClosedFormMethod,
+    RidgeServer,
+    positions,
+    sums_without_samples,
+)
+from fcl_bench.protocol.expected import Expectation, counts, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Audit, Client, Problem, Server, Shard
+from fcl_bench.protocol.method import Client, Server
+from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.task import Task
 
 
 @dataclass
-class CentredSketch(AnalyticMethod):
+class CentredSketch(ClosedFormMethod):
     """Knobs of the centred sketch.
 
     Args:
@@ -38,15 +46,10 @@ class CentredSketch(AnalyticMethod):
 
     name: ClassVar[str] = "centred_sketch"
 
-    rank: int = 16
-    ridge: float = 1e-3
+    rank: int = knob(16, least=0)
+    ridge: float = knob(1e-3, above=0)
     centre: bool = True
     bounds: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_count("method.rank", self.rank, least=0)
-        require_positive("method.ridge", self.ridge)
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)
@@ -59,15 +62,6 @@ class CentredSketch(AnalyticMethod):
 
     def server(self, problem: Problem) -> Server:
         return CentredSketchServer(self, problem)
-
-    def audit(self, problem: Problem) -> Audit | None:
-        from fcl_bench.audits.bounds import CentredSketchAudit
-
-        return CentredSketchAudit(self, problem) if self.bounds else None
-
-    def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
-        M = self.dimension(problem)
-        return accountings(lambda c: centred_sketch_values(M, self.rank, c, self.centre), classes_per_task)
 
 
 def deviations(H: torch.Tensor, which: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
@@ -83,36 +77,34 @@ def noise_level(A: torch.Tensor, sigma: torch.Tensor) -> float:
     return max(dropped, 0.0) / others if others else 0.0
 
 
-class CentredSketchClient(AnalyticClient):
+class CentredSketchClient(ClosedFormClient):
     """Class sums, counts, and the sketch of what they don't tell."""
 
-    def __init__(self, method: CentredSketch, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self._rank, self._centre = method.rank, method.centre
+    method: CentredSketch
 
-    def update(self, shard: Shard, broadcast: Message) -> Message:
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """V (M, r), sigma (r), tau (1), S (M, c_t) and, if centred, the counts n (c_t)."""
-        H = self.features(shard, broadcast)
+        H, rank = self.features(shard, broadcast), self.method.rank
         columns = broadcast["columns"]
         which = positions(shard, columns)
         sums = class_sums(H, which, len(columns))
-        A = deviations(H, which, sums) if self._centre else H
+        A = deviations(H, which, sums) if self.method.centre else H
         # At rank 0 there is nothing to decompose, which is the point of it.
-        V, sigma = summarise(A, self._rank)[0] if self._rank else Spectrum(H.new_zeros(H.shape[1], 0), H.new_zeros(0))
+        V, sigma = summarise(A, rank)[0] if rank else Spectrum(H.new_zeros(H.shape[1], 0), H.new_zeros(0))
         tau = torch.tensor([noise_level(A, sigma)], dtype=H.dtype)
         upload = {"V": V, "sigma": sigma, "tau": tau, "S": sums}
-        if self._centre:
+        if self.method.centre:
             upload["n"] = torch.bincount(which, minlength=len(columns)).to(torch.int32)
-        return Message(upload, per_class=["S"])
+        return Message(upload, per_class=["S"]), state
 
 
-class CentredSketchServer(AnalyticServer):
+class CentredSketchServer(RidgeServer):
     """G += V (diag(sigma^2) - tau I) V' + sum_c S_c S_c'/n_c, delta += tau; W = (G + (delta + lambda) I)^-1 B."""
 
+    method: CentredSketch
+
     def __init__(self, method: CentredSketch, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self._ridge = method.ridge
-        self._sum = LowRankSum(self.dimension, problem.dtype, problem.device)
+        super().__init__(method, problem, low_rank=True)
         self._delta = 0.0
 
     @property
@@ -122,26 +114,39 @@ class CentredSketchServer(AnalyticServer):
 
     def gram(self) -> torch.Tensor:
         """The estimate of the Gram matrix, G + delta I (M, M)."""
-        return self._sum.dense() + self._delta * torch.eye(self.dimension).to(self.B)
+        return self.estimate.matrix + self._delta * torch.eye(self.dimension).to(self.B)
 
-    def absorb(self, client_id: int, message: Message) -> None:
-        tau = float(message["tau"])
+    def expects(self, task: Task, round_: int) -> Expectation:
+        M, classes = self.dimension, len(task.columns)
+        fields = {"V": real(M, "r"), "sigma": real("r", least=0), "tau": real(1, least=0), "S": real(M, classes)}
+        return {**fields, "n": counts(classes)} if self.method.centre else fields
+
+    def objection(self, upload: Message) -> str:
+        return sums_without_samples(upload["S"], upload["n"]) if self.method.centre else ""
+
+    def absorb(self, client: int, upload: Message) -> None:
+        tau = float(upload["tau"])
         # A kept eigenvalue is no smaller than the mean of the dropped ones, but for rounding on the wire.
-        weights = (message["sigma"].square() - tau).clamp_min(0).sqrt()
-        factors = [message["V"] * weights]
-        if "n" in message:
-            held = message["n"] > 0
-            factors.append(message["S"][:, held] / message["n"][held].to(message["S"]).sqrt())
-        self._sum.add(torch.cat(factors, dim=1))
+        weights = (upload["sigma"].square() - tau).clamp_min(0).sqrt()
+        factors = [upload["V"] * weights]
+        if self.method.centre:
+            held = upload["n"] > 0
+            factors.append(upload["S"][:, held] / upload["n"][held].to(upload["S"]).sqrt())
+        self.estimate.add_factor(torch.cat(factors, dim=1))
         self._delta += tau
-        self.add_class_sums(message["S"])
+        self.uploads += 1
+        self.add_class_sums(upload["S"])
 
-    def solution(self) -> Solution:
-        return self._sum.solve(self._delta + self._ridge, self.B)
+    def shift(self) -> float:
+        return self._delta + self.method.ridge
+
+    def rounding(self) -> float:
+        """Of a matrix that the server made itself."""
+        return relative_rounding(self.problem.dtype)
 
     def statistics(self) -> dict[str, torch.Tensor]:
-        return {**self._sum.state_dict(), "delta": torch.tensor(self._delta, dtype=torch.float64)}
+        return {**super().statistics(), "delta": torch.tensor(self._delta, dtype=torch.float64)}
 
     def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_statistics(state)
         self._delta = float(state["delta"])
-        self._sum.load_state_dict(state)

@@ -11,24 +11,25 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.errors import UserError, require_choice, require_count, require_positive
+from fcl_bench.config import knob
+from fcl_bench.errors import UserError
 from fcl_bench.linalg.class_sums import class_sums
 from fcl_bench.linalg.merging import MERGERS, Merger
 from fcl_bench.linalg.prototypes import pseudo_labels
 from fcl_bench.linalg.ridge import subspace_ridge
 from fcl_bench.linalg.solve import Solution, ill_conditioned, relative_rounding
 from fcl_bench.linalg.spectral import Spectrum, merge, summarise
-from fcl_bench.methods.closed_form.base import AnalyticClient, AnalyticMethod, AnalyticServer, positions
-from fcl_bench.papers.byte_conventions import accountings, fedran_values
-from fcl_bench.protocol.message import Message, column_bytes
-from fcl_bench.protocol.method import Audit, Client, Problem, Server, Shard
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, ClosedFormServer, positions
+from fcl_bench.protocol.expected import Expectation, real
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Client, Server
+from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
-
-COMPLEMENTS = ("drop", "floor")
+from fcl_bench.protocol.wire import column_bytes
 
 
 @dataclass
-class FedRAN(AnalyticMethod):
+class FedRAN(ClosedFormMethod):
     """Knobs of FedRAN.
 
     Args:
@@ -49,30 +50,20 @@ class FedRAN(AnalyticMethod):
     name: ClassVar[str] = "fedran"
     revision: ClassVar[int] = 2
 
-    rank: int | None = 512
-    ridge: float = 1e-3
-    merge: str = "sequential"
+    rank: int | None = knob(512, least=1)
+    ridge: float = knob(1e-3, above=0)
+    merge: str = knob("sequential", choices=tuple(MERGERS))
     budget_bytes: int | None = None
-    complement: str = "drop"
+    complement: str = knob("drop", choices=("drop", "floor"))
     ssl: bool = False
-    tau: float = 0.5
+    tau: float = knob(0.5, least=-1, most=1, words="a cosine, -1 to 1")
     bounds: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        require_count("method.rank", self.rank)
-        require_positive("method.ridge", self.ridge)
-        require_choice("method.merge", self.merge, MERGERS)
-        require_choice("method.complement", self.complement, COMPLEMENTS)
-        if not -1 <= self.tau <= 1:
-            raise UserError(f"method.tau={self.tau} is out of range", "a cosine, -1 to 1")
-        self._require_rank_within(self.M)
-
-    def _require_rank_within(self, M: int | None) -> None:
-        if M is not None and self.rank is not None and self.rank > M:
+        if self.M is not None and self.rank is not None and self.rank > self.M:
             raise UserError(
-                f"method.rank={self.rank} is more than the {M} random features",
-                f"1 to {M}, or a larger method.M",
+                f"method.rank={self.rank} is more than the {self.M} random features",
+                f"1 to {self.M}, or a larger method.M",
             )
 
     def matrices(self) -> int:
@@ -109,20 +100,6 @@ class FedRAN(AnalyticMethod):
     def server(self, problem: Problem) -> Server:
         return FedRANServer(self, problem)
 
-    def audit(self, problem: Problem) -> Audit | None:
-        from fcl_bench.audits.bounds import FedRANAudit
-
-        return FedRANAudit(self, problem) if self.bounds else None
-
-    def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
-        M = self.dimension(problem)
-        largest = max(self.feasible_rank(problem, classes) for classes in classes_per_task)
-        return accountings(
-            lambda classes: fedran_values(M, self.feasible_rank(problem, classes), classes),
-            classes_per_task,
-            fedran=lambda classes: fedran_values(M, largest, classes),
-        )
-
 
 def upload_bytes(M: int, rank: int, classes: int, wire_dtype: torch.dtype) -> int:
     """Size of a full upload: V (M, r), sigma (r,), B (M, c) (Eq. 11)."""
@@ -137,29 +114,27 @@ def outside(V: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
     return rest.to(B.dtype)
 
 
-class FedRANClient(AnalyticClient):
+class FedRANClient(ClosedFormClient):
     """Random features, thin SVD, class sums (Alg. 1, lines 7-13). Keeps nothing but the projection."""
 
-    def __init__(self, method: FedRAN, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self._method = method
+    method: FedRAN
 
     def pseudo_labels(self, shard: Shard) -> torch.Tensor | None:
         """Labels from the prototypes of the labelled backbone features (Alg. 4)."""
-        if not self._method.ssl:
+        if not self.method.ssl:
             return None
-        return pseudo_labels(shard.inputs, shard.labels, shard.unlabelled, self._method.tau)
+        return pseudo_labels(shard.inputs, shard.labels, shard.unlabelled, self.method.tau)
 
-    def update(self, shard: Shard, broadcast: Message) -> Message:
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """V (M, r_kt), sigma (r_kt,) and B (M, c_t), the exact class sums over the task's classes."""
         H = self.features(shard, broadcast)
         columns = broadcast["columns"]
-        (V, sigma), _ = summarise(H, self._method.feasible_rank(self.problem, len(columns)))
+        (V, sigma), _ = summarise(H, self.method.feasible_rank(self.problem, len(columns)))
         B = class_sums(H, positions(shard, columns), len(columns))
-        return Message({"V": V, "sigma": sigma, "B": B}, per_class=["B"])
+        return Message({"V": V, "sigma": sigma, "B": B}, per_class=["B"], summed=["B"]), state
 
 
-class FedRANServer(AnalyticServer):
+class FedRANServer(ClosedFormServer):
     """Spatial merge over clients, temporal merge over tasks, exact B, ridge in the subspace (Alg. 1, lines 15-23).
 
     Attributes:
@@ -169,9 +144,10 @@ class FedRANServer(AnalyticServer):
             it is where a byte budget makes clients cut off long before the server.
     """
 
+    method: FedRAN
+
     def __init__(self, method: FedRAN, problem: Problem) -> None:
         super().__init__(method, problem)
-        self._method = method
         empty = self.zeros(self.dimension, 0)
         self.sketch = Spectrum(empty, empty[0])
         self.merge_error = 0.0
@@ -186,20 +162,28 @@ class FedRANServer(AnalyticServer):
         return max(smallest, self._cut)
 
     def _merger(self) -> Merger:
-        return MERGERS[self._method.merge](self._rank)
+        return MERGERS[self.method.merge](self._rank)
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         # A byte budget binds uploads, not what the server keeps, so a task with many classes never shrinks the state.
-        self._limit = self._method.feasible_rank(self.problem, len(task.columns))
+        self._limit = self.method.feasible_rank(self.problem, len(task.columns))
         self._rank = max(self._rank, self._limit)
         self._spatial = self._merger()
 
-    def absorb(self, client_id: int, message: Message) -> None:
-        self.add_class_sums(message["B"])
-        self._spatial.add(Spectrum(message["V"], message["sigma"]))
-        if len(message["sigma"]) == self._limit:
-            self._cut = max(self._cut, float(message["sigma"][-1]) ** 2)
+    def expects(self, task: Task, round_: int) -> Expectation:
+        M = self.dimension
+        return {"V": real(M, "r"), "sigma": real("r", least=0), "B": real(M, len(task.columns))}
+
+    def objection(self, upload: Message) -> str:
+        rank = len(upload["sigma"])
+        return "" if rank <= self._limit else f"sigma has {rank} directions, and at most {self._limit} were asked for"
+
+    def absorb(self, client: int, upload: Message) -> None:
+        self.add_class_sums(upload["B"])
+        self._spatial.add(Spectrum(upload["V"], upload["sigma"]))
+        if len(upload["sigma"]) == self._limit:
+            self._cut = max(self._cut, float(upload["sigma"][-1]) ** 2)
 
     def finish_task(self) -> None:
         spatial = self._spatial.result()
@@ -210,12 +194,12 @@ class FedRANServer(AnalyticServer):
 
     def solution(self) -> Solution:
         """Eq. 29; with the floor f, W = V (max(s^2, f) + lambda)^-1 V'B + (I - V V')B / (f + lambda)."""
-        ridge, (V, sigma) = self._method.ridge, self.sketch
+        ridge, (V, sigma) = self.method.ridge, self.sketch
         if len(sigma) == 0:
             return Solution(torch.zeros_like(self.B), 1.0)
         # Of V'B in a direction of small sigma, when V is orthonormal to rounding and B large in others.
         noise = (self.dimension * 2**-52 + relative_rounding(self.problem.dtype)) * float(sigma[0]) ** 2
-        if self._method.complement == "floor":
+        if self.method.complement == "floor":
             # Outside the subspace B may be nothing but rounding, which must not be divided by next to nothing.
             floor = max(self.floor, noise)
             sigma = sigma.clamp_min(floor**0.5)

@@ -12,17 +12,20 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.errors import require_positive
+from fcl_bench.config import knob
 from fcl_bench.linalg.class_sums import class_sums
 from fcl_bench.linalg.gram import add_grams
 from fcl_bench.linalg.solve import relative_rounding
-from fcl_bench.methods.closed_form.base import AnalyticMethod, GramServer
+from fcl_bench.methods.closed_form.base import ClosedFormMethod, RidgeServer
+from fcl_bench.protocol.expected import Expectation, numbers, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Client, Problem, Server, Shard
+from fcl_bench.protocol.method import Client, Server
+from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.task import Task
 
 
 @dataclass
-class Joint(AnalyticMethod):
+class Joint(ClosedFormMethod):
     """Knobs of the joint reference.
 
     Args:
@@ -32,11 +35,7 @@ class Joint(AnalyticMethod):
 
     name: ClassVar[str] = "joint"
 
-    ridge: float = 1e-3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("method.ridge", self.ridge, zero=True)
+    ridge: float = knob(1e-3, least=0)
 
     def client(self, problem: Problem) -> Client:
         return JointClient()
@@ -48,21 +47,22 @@ class Joint(AnalyticMethod):
 class JointClient(Client):
     """Gives away its samples' features."""
 
-    def update(self, shard: Shard, broadcast: Message) -> Message:
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """Z (n, d) and the labels (n)."""
-        return Message({"Z": shard.inputs, "labels": shard.labels.to(torch.int32)})
+        return Message({"Z": shard.inputs, "labels": shard.labels.to(torch.int32)}), state
 
 
-class JointServer(GramServer):
+class JointServer(RidgeServer):
     """W = (H'H + lambda I)^-1 H'Y over all samples so far (FedRAN Eq. 4)."""
 
-    def __init__(self, method: Joint, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self._ridge = method.ridge
+    method: Joint
 
-    def absorb(self, client_id: int, message: Message) -> None:
+    def expects(self, task: Task, round_: int) -> Expectation:
+        return {"Z": real("n", self.problem.inputs), "labels": numbers("n", below=task.columns_seen)}
+
+    def absorb(self, client: int, upload: Message) -> None:
         self.uploads += 1
-        batches = self.random_features.blocks(message["Z"]), message["labels"].split(self.random_features.rows)
+        batches = self.random_features.blocks(upload["Z"]), upload["labels"].split(self.random_features.rows)
 
         def summed() -> Iterator[torch.Tensor]:
             for H, labels in zip(*batches, strict=True):
@@ -70,10 +70,10 @@ class JointServer(GramServer):
                 self.add_class_sums(class_sums(H, which, len(self.columns)))
                 yield H
 
-        add_grams(self.G, summed())
+        add_grams(self.estimate.matrix, summed())
 
     def shift(self) -> float:
-        return self._ridge
+        return self.method.ridge
 
     def rounding(self) -> float:
         """Of a matrix that the server summed itself."""

@@ -12,16 +12,19 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.errors import require_positive
+from fcl_bench.config import knob
 from fcl_bench.linalg.class_sums import add_class_sums
 from fcl_bench.linalg.gram import add_grams
-from fcl_bench.methods.closed_form.base import AnalyticClient, GramMethod, GramServer
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer
+from fcl_bench.protocol.expected import Expectation, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Client, Problem, Server, Shard
+from fcl_bench.protocol.method import Client, Server
+from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.task import Task
 
 
 @dataclass
-class STSA(GramMethod):
+class STSA(ClosedFormMethod):
     """Knobs of STSA.
 
     Args:
@@ -31,11 +34,7 @@ class STSA(GramMethod):
 
     name: ClassVar[str] = "stsa"
 
-    gamma: float = 1e4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("method.gamma", self.gamma, zero=True)
+    gamma: float = knob(1e4, least=0)
 
     def client(self, problem: Problem) -> Client:
         return STSAClient(self, problem)
@@ -44,10 +43,10 @@ class STSA(GramMethod):
         return STSAServer(self, problem)
 
 
-class STSAClient(AnalyticClient):
+class STSAClient(ClosedFormClient):
     """Exact statistics of the client's samples."""
 
-    def update(self, shard: Shard, broadcast: Message) -> Message:
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """G = H'H (M, M) and C = H'Y (M, c_t) over the task's classes."""
         M, like = self.dimension, shard.inputs
         G, sums = like.new_zeros(M, M), like.new_zeros(len(broadcast["columns"]), M)
@@ -58,20 +57,21 @@ class STSAClient(AnalyticClient):
                 yield H
 
         add_grams(G, summed())
-        return Message({"G": G, "C": sums.T}, symmetric=["G"], per_class=["C"])
+        return Message({"G": G, "C": sums.T}, symmetric=["G"], per_class=["C"], summed=["G", "C"]), state
 
 
-class STSAServer(GramServer):
+class STSAServer(RidgeServer):
     """G adds up over clients (Eq. 2) and tasks (Eq. 4); W = (G + gamma I)^-1 C (Eq. 8)."""
 
-    def __init__(self, method: STSA, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self._gamma = method.gamma
+    method: STSA
 
-    def absorb(self, client_id: int, message: Message) -> None:
-        self.G += message["G"]
+    def expects(self, task: Task, round_: int) -> Expectation:
+        return {"G": real(self.dimension, self.dimension), "C": real(self.dimension, len(task.columns))}
+
+    def absorb(self, client: int, upload: Message) -> None:
+        self.estimate.matrix.add_(upload["G"])
         self.uploads += 1
-        self.add_class_sums(message["C"])
+        self.add_class_sums(upload["C"])
 
     def shift(self) -> float:
-        return self._gamma
+        return self.method.gamma

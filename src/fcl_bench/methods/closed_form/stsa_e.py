@@ -12,22 +12,28 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.errors import require_choice, require_count, require_memory, require_positive
+from fcl_bench.config import knob
+from fcl_bench.errors import require_memory
 from fcl_bench.linalg.class_scatter import ClassScatter
 from fcl_bench.linalg.class_sums import add_class_sums
 from fcl_bench.linalg.solve import relative_rounding
-from fcl_bench.methods.closed_form.base import AnalyticClient, AnalyticMethod, GramServer, positions
-from fcl_bench.papers.byte_conventions import accountings, stsa_e_values
+from fcl_bench.methods.closed_form.base import (
+    ClosedFormClient,
+    ClosedFormMethod,
+    RidgeServer,
+    positions,
+    sums_without_samples,
+)
+from fcl_bench.protocol.expected import Expectation, counts, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Client, Problem, Server, Shard
+from fcl_bench.protocol.method import Client, Server
+from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
 
-ESTIMATORS = ("paper", "unbiased")
-
 
 @dataclass
-class STSAE(AnalyticMethod):
+class STSAE(ClosedFormMethod):
     """Knobs of STSA-E.
 
     Args:
@@ -39,19 +45,13 @@ class STSAE(AnalyticMethod):
 
     name: ClassVar[str] = "stsa_e"
 
-    gamma: float = 1e4
-    dummy_clients: int = 10
-    estimator: str = "paper"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("method.gamma", self.gamma, zero=True)
-        require_count("method.dummy_clients", self.dummy_clients)
-        require_choice("method.estimator", self.estimator, ESTIMATORS)
+    gamma: float = knob(1e4, least=0)
+    dummy_clients: int = knob(10, least=1)
+    estimator: str = knob("paper", choices=("paper", "unbiased"))
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)
-        values = stsa_e_values(self.dimension(problem), max(classes_per_task), self.dummy_clients)
+        values = (self.dimension(problem) + 1) * max(classes_per_task) * self.dummy_clients
         require_memory(f"method.dummy_clients={self.dummy_clients}", 8 * values, "one upload")
 
     def client(self, problem: Problem) -> Client:
@@ -60,60 +60,56 @@ class STSAE(AnalyticMethod):
     def server(self, problem: Problem) -> Server:
         return STSAEServer(self, problem)
 
-    def accounting(self, problem: Problem, classes_per_task: list[int]) -> dict[str, float]:
-        M = self.dimension(problem)
-        return accountings(
-            lambda classes: stsa_e_values(M, classes, self.dummy_clients),
-            classes_per_task,
-            # FedRAN's table charges STSA-E for K_D + 1 groups.
-            fedran=lambda classes: stsa_e_values(M, classes, self.dummy_clients + 1),
-        )
 
-
-class STSAEClient(AnalyticClient):
+class STSAEClient(ClosedFormClient):
     """Class sums and counts of K_D random groups of the client's samples."""
 
-    def __init__(self, method: STSAE, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self._groups = method.dummy_clients
+    method: STSAE
 
-    def update(self, shard: Shard, broadcast: Message) -> Message:
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """C (M, K_D c_t), group by group, and n (K_D, c_t)."""
-        columns = broadcast["columns"]
+        columns, groups = broadcast["columns"], self.method.dummy_clients
         rng = generator(self.problem.seed, "dummy clients", shard.task, shard.client)
         # As even as can be: groups differ by one sample at most.
-        group = torch.from_numpy(rng.permutation(len(shard.labels)) % self._groups).to(shard.labels.device)
+        group = torch.from_numpy(rng.permutation(len(shard.labels)) % groups).to(shard.labels.device)
         cell = group * len(columns) + positions(shard, columns)
-        cells = self._groups * len(columns)
+        cells = groups * len(columns)
         sums = shard.inputs.new_zeros(cells, self.dimension)
         features = self.random_features(broadcast)
         for H, own in zip(features.blocks(shard.inputs), cell.split(features.rows), strict=True):
             add_class_sums(sums, H, own)
-        counts = torch.bincount(cell, minlength=cells).to(torch.int32)
-        return Message({"C": sums.T, "n": counts.reshape(self._groups, len(columns))}, per_class=["C"])
+        sizes = torch.bincount(cell, minlength=cells).to(torch.int32)
+        return Message({"C": sums.T, "n": sizes.reshape(groups, len(columns))}, per_class=["C"]), state
 
 
-class STSAEServer(GramServer):
+class STSAEServer(RidgeServer):
     """Estimates each task's Gram matrix (Eq. 9), adds it up over tasks; W = (G_hat + gamma I)^-1 C (Eq. 10)."""
+
+    method: STSAE
 
     def __init__(self, method: STSAE, problem: Problem) -> None:
         super().__init__(method, problem)
-        self._gamma = method.gamma
-        self._unbiased = method.estimator == "unbiased"
         self._scatter = ClassScatter(self.zeros(0, self.dimension))
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         self._scatter = ClassScatter(self.zeros(len(task.columns), self.dimension))
 
-    def absorb(self, client_id: int, message: Message) -> None:
-        groups, classes = message["n"].shape
-        self._scatter.add(message["C"].T.reshape(groups, classes, self.dimension), message["n"])
+    def expects(self, task: Task, round_: int) -> Expectation:
+        groups, classes = self.method.dummy_clients, len(task.columns)
+        return {"C": real(self.dimension, groups * classes), "n": counts(groups, classes)}
+
+    def objection(self, upload: Message) -> str:
+        return sums_without_samples(upload["C"], upload["n"].flatten())
+
+    def absorb(self, client: int, upload: Message) -> None:
+        groups, classes = upload["n"].shape
+        self._scatter.add(upload["C"].T.reshape(groups, classes, self.dimension), upload["n"])
         self.uploads += 1
 
     def finish_task(self) -> None:
         self.add_class_sums(self._scatter.sums.T)
-        lone = self._scatter.add_to(self.G, self._unbiased)
+        lone = self._scatter.add_to(self.estimate.matrix, self.method.estimator == "unbiased")
         if lone:
             self.notices.tell(
                 "lone groups",
@@ -124,7 +120,7 @@ class STSAEServer(GramServer):
         super().finish_task()
 
     def shift(self) -> float:
-        return self._gamma
+        return self.method.gamma
 
     def rounding(self) -> float:
         """Of a matrix that the server made itself, positive semidefinite whatever the wire did to the sums."""

@@ -8,14 +8,13 @@ task it is of, and only that task's classes compete.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from fcl_bench.errors import UserError, choices, require_choice, require_count
+from fcl_bench.config import knob
 from fcl_bench.linalg.subspace import Projection, append_basis, core_basis, outside, sketch, span_of
 from fcl_bench.linalg.task_identity import relevance, route
-from fcl_bench.methods.gradient.base import start_of
 from fcl_bench.methods.gradient.projected import (
     ProjectedClient,
     ProjectedMethod,
@@ -23,14 +22,16 @@ from fcl_bench.methods.gradient.projected import (
     bases_in,
     protected_weights,
 )
+from fcl_bench.protocol.expected import Expectation, Expected, numbers, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Prediction, Problem, Shard
+from fcl_bench.protocol.problem import Prediction, Problem, Shard, State, TestBatch
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.heads import Heads
+from fcl_bench.training.knobs import Training
 from fcl_bench.training.layer_inputs import HEADS
 from fcl_bench.training.network import Network
-from fcl_bench.training.trainer import Objective, Training
+from fcl_bench.training.objective import Objective
 
 #: The stage in which clients send their reference vectors.
 REFERENCES = "references"
@@ -49,14 +50,9 @@ class Tip:
             updated (4.4: clients keep the final-layer inputs that they sampled, and fill in the later entries).
     """
 
-    route: str = "sample"
-    batch: int = 64
-    references: str = "learnt"
-
-    def __post_init__(self) -> None:
-        require_choice("method.tip.route", self.route, ["sample", "batch"])
-        require_count("method.tip.batch", self.batch)
-        require_choice("method.tip.references", self.references, ["learnt", "updated"])
+    route: str = knob("sample", choices=("sample", "batch"))
+    batch: int = knob(64, least=1)
+    references: str = knob("learnt", choices=("learnt", "updated"))
 
 
 @dataclass
@@ -64,7 +60,7 @@ class FedProTIP(ProjectedMethod):
     """Knobs of FedProTIP.
 
     Args:
-        tip: how the task is predicted (see `Tip`), or false: all classes compete, FedProTIP (-t).
+        tip: how the task is predicted (see `Tip`); None (`method.tip=false`): all classes compete, FedProTIP (-t).
         sketch: s_l, width of the Gaussian sketches that are sent in place of bases, so that a secure sum is all that
             the server sees (Eq. 40); None: the bases.
     """
@@ -72,35 +68,15 @@ class FedProTIP(ProjectedMethod):
     name: ClassVar[str] = "fedprotip"
 
     training: Training = field(default_factory=Training)
-    tip: Any = field(default_factory=lambda: {"route": "sample", "batch": 64, "references": "learnt"})
-    sketch: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_count("method.sketch", self.sketch)
-        self.tip_knobs()
-
-    def tip_knobs(self) -> Tip | None:
-        """The typed form of `tip`; None for false. Raises a `UserError` for anything else."""
-        if self.tip in (False, None):
-            return None
-        known = ("route", "batch", "references")
-        remedy = f"false, or the keys {', '.join(known)}"
-        if not isinstance(self.tip, dict):
-            raise UserError(f"method.tip={str(self.tip).lower()} is not known", remedy)
-        for key in self.tip:
-            if key not in known:
-                raise UserError(f"unknown key method.tip.{key}", choices(known, str(key)))
-        if not isinstance(self.tip.get("batch", 1), int) or isinstance(self.tip.get("batch", 1), bool):
-            raise UserError(f"method.tip.batch={self.tip['batch']} has the wrong type", "an integer")
-        return Tip(**self.tip)
+    tip: Tip | None = field(default_factory=Tip)
+    sketch: int | None = knob(None, least=1)
 
     def stages(self, task: Task) -> list[str]:
-        return [*super().stages(task), *([REFERENCES] if self.tip_knobs() else [])]
+        return [*super().stages(task), *([REFERENCES] if self.tip else [])]
 
     def head_columns(self, task: Task) -> tuple[int, ...]:
         """With task prediction a full head per task, old classes included; without, one row a class (-t)."""
-        return tuple(task.new_columns) if self.tip_knobs() is None else task.columns
+        return tuple(task.new_columns) if self.tip is None else task.columns
 
     def client(self, problem: Problem) -> FedProTIPClient:
         return FedProTIPClient(self, problem)
@@ -148,14 +124,12 @@ class FedProTIPClient(ProjectedClient):
     def __init__(self, method: FedProTIP, problem: Problem) -> None:
         super().__init__(method, problem)
         self._sketch = method.sketch
-        tip = method.tip_knobs()
+        tip = method.tip
         self._updates = tip is not None and tip.references == "updated"
         #: A task, and its projections by parameter: the same for all clients and rounds of the task.
         self._projections: tuple[int, dict[str, Projection]] = (0, {})
-        #: Per client and task, sampled final-layer inputs (m_s, d) under the model right after the task.
-        self._recorded: dict[tuple[int, int], torch.Tensor] = {}
 
-    def objective(self, shard: Shard, broadcast: Message) -> Objective:
+    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
         if self._projections[0] != shard.task:
             self._projections = shard.task, self._projections_of(broadcast)
         heads, method = Heads.from_message(broadcast), self.method
@@ -166,19 +140,24 @@ class FedProTIPClient(ProjectedClient):
         network = self.half.network
         own = dict(network.named_parameters())
         found = {}
-        for name, layer in protected_weights(self.method, network, start_of(self.half.problem).stages).items():
+        for name, layer in protected_weights(self.method, network, self.half.start.stages).items():
             Phi = bases_in(broadcast, layer)
             if Phi is not None and own[name].requires_grad:
                 found[name] = Projection(Phi, own[name])
         return found
 
-    def answer(self, shard: Shard, broadcast: Message) -> Message:
-        if "reference" in broadcast:
-            return self._references(shard, broadcast)
+    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """A basis or sketch for each layer; or, in the last stage, references.
+
+        Where references are to be updated, the client keeps `inputs.<task>`: final-layer inputs (m_s, d) that it
+        sampled under the model right after the task.
+        """
+        if broadcast.stage == REFERENCES:
+            return self._references(shard, broadcast, state), state
         found = {}
         for layer, columns in self.columns_of(shard).items():
             if layer == HEADS and self._updates:
-                self._recorded[shard.client, shard.task] = columns.T.float()
+                state = {**state, f"inputs.{shard.task}": columns.T.float()}
             Phi = bases_in(broadcast, layer)
             known = columns[:, :0] if Phi is None else Phi.double()
             epsilon = self.method.epsilon(shard.task)
@@ -188,9 +167,9 @@ class FedProTIPClient(ProjectedClient):
             else:
                 seed = derived_seed(self.half.problem.seed, f"sketch {layer}", shard.task, shard.client)
                 found[layer] = sketch(U, sigma, min(self._sketch, len(U)), torch.Generator().manual_seed(seed))
-        return Message(found)
+        return Message(found, summed=found if self._sketch is not None else ()), state
 
-    def _references(self, shard: Shard, broadcast: Message) -> Message:
+    def _references(self, shard: Shard, broadcast: Message, state: State) -> Message:
         """Mean relevance of the client's samples to each task's final-layer subspace (Eq. 10).
 
         Of this task; or, with `updated`, of all tasks that the client has had samples of.
@@ -198,19 +177,11 @@ class FedProTIPClient(ProjectedClient):
         if not self._updates:
             features = self.half.trainer.features(self.half.network, shard.inputs)
             return Message({"reference": relevance(features, head_bases(broadcast, shard.task, features)).mean(dim=0)})
-        own = {task: inputs for (client, task), inputs in self._recorded.items() if client == shard.client}
+        kept = {int(name.removeprefix("inputs.")): inputs for name, inputs in state.items()}
+        own = dict(sorted(kept.items()))
         bases = head_bases(broadcast, shard.task, own[shard.task])
         rows = torch.stack([relevance(inputs, bases).mean(dim=0) for inputs in own.values()])
         return Message({"references": rows, "tasks": torch.tensor(list(own), dtype=torch.int32)})
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {f"{client}.{task}": inputs for (client, task), inputs in self._recorded.items()}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        device = self.half.problem.device
-        for name, inputs in sorted(state.items(), key=lambda item: [int(part) for part in item[0].split(".")]):
-            client, task = name.split(".")
-            self._recorded[int(client), int(task)] = inputs.to(device)
 
 
 def head_bases(broadcast: Message, task: int, features: torch.Tensor) -> list[torch.Tensor]:
@@ -224,8 +195,9 @@ class FedProTIPServer(ProjectedServer):
 
     def __init__(self, method: FedProTIP, problem: Problem) -> None:
         super().__init__(method, problem)
-        self._tip = method.tip_knobs()
-        self._sketched = method.sketch is not None
+        self._tip = method.tip
+        self._updated = self._tip is not None and self._tip.references == "updated"
+        self._sketched = method.sketch
         self._received: dict[str, torch.Tensor] = {}
         #: Per client and task, the reference (t + 1,).
         self._references: dict[tuple[int, int], torch.Tensor] = {}
@@ -236,35 +208,45 @@ class FedProTIPServer(ProjectedServer):
         if self.stage != REFERENCES:
             return super().extra_broadcast()
         # Only the final layer's bases are asked for now.
-        heads = {name: basis for name, basis in super().extra_broadcast().items() if name.endswith(f".{HEADS}")}
-        return {**heads, "reference": torch.empty(0)}
+        return {name: basis for name, basis in super().extra_broadcast().items() if name.endswith(f".{HEADS}")}
 
-    def absorb_answer(self, client_id: int, message: Message) -> None:
+    def expects_answer(self) -> Expectation:
+        if self.stage != REFERENCES:
+            return super().expects_answer()
+        tasks = self.task + 1
+        if self._updated:
+            return {"references": real("tasks", tasks), "tasks": numbers("tasks", below=tasks)}
+        return {"reference": real(tasks)}
+
+    def expects_basis(self, layer: str, side: int) -> Expected:
+        return real(side, f"r of {layer}" if self._sketched is None else min(self._sketched, side))
+
+    def absorb_answer(self, client: int, upload: Message) -> None:
         if self.stage == REFERENCES:
-            if "tasks" in message:
-                for task, row in zip(message["tasks"].tolist(), message["references"].float(), strict=True):
-                    self._references[client_id, task] = row
+            if self._updated:
+                for task, row in zip(upload["tasks"].tolist(), upload["references"].float(), strict=True):
+                    self._references[client, task] = row
             else:
-                self._references[client_id, self.task] = message["reference"].float()
+                self._references[client, self.task] = upload["reference"].float()
             return
-        for layer, upload in message.items():
-            upload = upload.double()
-            if self._sketched:
-                self._received[layer] = self._received.get(layer, 0) + upload
+        for layer, found in upload.items():
+            found = found.double()
+            if self._sketched is not None:
+                self._received[layer] = self._received.get(layer, 0) + found
             else:
-                before = self._received.get(layer, self.basis_before(layer, upload))
-                self._received[layer] = append_basis(before, upload, self._tolerance)
+                before = self._received.get(layer, self.basis_before(layer, found))
+                self._received[layer] = append_basis(before, found, self._tolerance)
 
     def new_basis(self, layer: str) -> torch.Tensor:
         received = self._received.pop(layer)
         before = self.basis_before(layer, received)
-        if not self._sketched:
+        if self._sketched is None:
             return received[:, before.shape[1] :]
         room = len(received) - before.shape[1]
         return span_of(outside(received, before), self._tolerance)[:, :room]
 
-    def classify(self, inputs: torch.Tensor, one_task: bool = False) -> Prediction:
-        features = self.embed(inputs)
+    def classify(self, batch: TestBatch) -> Prediction:
+        features = self.embed(batch.inputs)
         logits = self.logits(features)
         scores = self.heads.class_scores(logits)
         if self._tip is None:
@@ -272,7 +254,7 @@ class FedProTIPServer(ProjectedServer):
         heads = None if self.heads.plain else logits.split(self.heads.sizes, dim=1)
         omega = relevance(features, self.bases[HEADS])
         if self._tip.route == "batch":
-            if not one_task:
+            if not batch.one_task:
                 raise ValueError("method.tip.route=batch routes batches of one task, and this one may be mixed")
             omega = omega.mean(dim=0, keepdim=True)
         tasks = route(omega, *self.references())

@@ -11,15 +11,15 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.errors import require_memory, require_positive
+from fcl_bench.config import knob
+from fcl_bench.errors import require_memory
 from fcl_bench.linalg.subspace import core_basis
-from fcl_bench.methods.gradient.base import start_of
-from fcl_bench.methods.gradient.projected import ProjectedClient, ProjectedMethod, ProjectedServer
+from fcl_bench.methods.gradient.projected import MASSES, ProjectedClient, ProjectedMethod, ProjectedServer
+from fcl_bench.protocol.expected import Expected, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Problem, Shard
+from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.randomness import derived_seed
-from fcl_bench.training.network import Network
-from fcl_bench.training.trainer import Training
+from fcl_bench.training.knobs import Training
 
 
 @dataclass
@@ -33,14 +33,10 @@ class FOT(ProjectedMethod):
     name: ClassVar[str] = "fot"
 
     training: Training = field(default_factory=Training)
-    threshold: float = 0.87
-    threshold_step: float = 0.01
-    mass: str = "energy"
-    sketch: float = 5.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("method.sketch", self.sketch)
+    threshold: float = knob(0.87, above=0, most=1)
+    threshold_step: float = knob(0.01, least=0)
+    mass: str = knob("energy", choices=MASSES)
+    sketch: float = knob(5.0, above=0)
 
     def width(self, side: int) -> int:
         """Columns of the sketch of a layer with inputs of d_l = `side` numbers."""
@@ -48,8 +44,8 @@ class FOT(ProjectedMethod):
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)
-        network = Network(start_of(problem))
-        widest = max(self.layer_width(network, layer) for layer in self.layers(network, start_of(problem).stages))
+        network = self.build_network(problem)
+        widest = max(self.layer_width(network, layer) for layer in self.layers(network, self.start(problem).stages))
         require_memory(f"method.sketch={self.sketch:g}", 8 * widest * self.width(widest), "the widest layer's sketch")
 
     def client(self, problem: Problem) -> FOTClient:
@@ -64,14 +60,14 @@ class FOTClient(ProjectedClient):
 
     method: FOT
 
-    def answer(self, shard: Shard, broadcast: Message) -> Message:
+    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         found = {}
         for layer, columns in self.columns_of(shard).items():
             seed = derived_seed(self.half.problem.seed, f"sketch {layer}", shard.task, shard.client)
             shape = columns.shape[1], self.method.width(len(columns))
             G = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=columns.dtype)
             found[layer] = columns @ G.to(columns.device)
-        return Message(found)
+        return Message(found, summed=found), state
 
 
 class FOTServer(ProjectedServer):
@@ -79,14 +75,18 @@ class FOTServer(ProjectedServer):
 
     def __init__(self, method: FOT, problem: Problem) -> None:
         super().__init__(method, problem)
+        self.sketched = method
         self._sums_of_sketches: dict[str, torch.Tensor] = {}
 
-    def absorb_answer(self, client_id: int, message: Message) -> None:
-        for layer, upload in message.items():
+    def expects_basis(self, layer: str, side: int) -> Expected:
+        return real(side, self.sketched.width(side))
+
+    def absorb_answer(self, client: int, upload: Message) -> None:
+        for layer, sketch in upload.items():
             if layer in self._sums_of_sketches:
-                self._sums_of_sketches[layer] += upload
+                self._sums_of_sketches[layer] += sketch
             else:
-                self._sums_of_sketches[layer] = upload.clone()
+                self._sums_of_sketches[layer] = sketch.clone()
 
     def new_basis(self, layer: str) -> torch.Tensor:
         total = self._sums_of_sketches.pop(layer).double()

@@ -12,13 +12,18 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.base import GradientMethod, GradientServer, start_of
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.server import GradientServer
+from fcl_bench.protocol.expected import Expectation, images, numbers
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Client, Problem, Shard
+from fcl_bench.protocol.method import Client
+from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
-from fcl_bench.tracking.progress import progress
-from fcl_bench.training.trainer import Objective, Training
+from fcl_bench.tracking.console import progress
+from fcl_bench.training.knobs import Training
+from fcl_bench.training.objective import Objective
+from fcl_bench.training.samples import Samples
 
 #: The stage in which clients give their samples away.
 SAMPLES = "samples"
@@ -41,9 +46,10 @@ class JointTraining(GradientMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        without = {"frozen_stages": 0, "frozen_heads": False, "loss_over": "seen"}
+        without = {"frozen_stages": 0, "frozen_heads": False, "loss_over": "seen", "on": "images"}
         given = [(f"method.{name}", getattr(self, name), value) for name, value in without.items()]
         given.append(("method.training.fraction", self.training.fraction, 1))
+        given.append(("method.training.server_optimizer", self.training.server_optimizer, "average"))
         for key, value, only in given:
             if value != only:
                 shown = str(value).lower()
@@ -64,9 +70,9 @@ class JointTraining(GradientMethod):
 class JointTrainingClient(Client):
     """Gives away its samples."""
 
-    def update(self, shard: Shard, broadcast: Message) -> Message:
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """The images (n, 3, h, w), a byte a value, and the labels (n,)."""
-        return Message({"images": shard.inputs, "labels": shard.labels.to(torch.int32)})
+        return Message({"images": shard.inputs, "labels": shard.labels.to(torch.int32)}), state
 
 
 class JointTrainingServer(GradientServer):
@@ -82,19 +88,21 @@ class JointTrainingServer(GradientServer):
     def broadcast(self, task: Task, round_: int) -> Message:
         """Nothing: the model stays where the samples are."""
         self.stage = SAMPLES
-        return Message({})
+        return Message({}, SAMPLES)
 
-    def absorb_answer(self, client_id: int, message: Message) -> None:
-        self._images.append(message["images"])
-        self._labels.append(message["labels"].long())
+    def expects_answer(self) -> Expectation:
+        return {"images": images("n", 3, "h", "w"), "labels": numbers("n", below=1 + max(map(max, self.tasks)))}
+
+    def absorb_answer(self, client: int, upload: Message) -> None:
+        self._images.append(upload["images"])
+        self._labels.append(upload["labels"].long())
 
     def finish_task(self) -> None:
         if not self._images:
             return
         self._images, self._labels = [torch.cat(self._images)], [torch.cat(self._labels)]
-        start = start_of(self.problem)
         if self.method.restart:
-            self.network.load({f"body.{name}": value for name, value in start.build().state_dict().items()})
+            self.network.load({f"body.{name}": value for name, value in self.half.start.build().state_dict().items()})
             self.network.heads = torch.nn.ModuleList()
             self.half.prepare(self.heads)
         training, seed = self.method.training, self.problem.seed
@@ -102,8 +110,7 @@ class JointTrainingServer(GradientServer):
             for round_ in range(training.rounds):
                 self.half.trainer.train(
                     self.network,
-                    self._images[0],
-                    self._labels[0],
+                    Samples(self._images[0], self._labels[0]),
                     training.rate(round_),
                     derived_seed(seed, "training", self.task, round_),
                     # All classes compete: with all samples at hand there is no old task to spare.

@@ -10,20 +10,25 @@ from typing import Any
 
 import torch
 
-from fcl_bench.errors import UserError, require_choice, require_count, require_positive
+from fcl_bench.config import knob
 from fcl_bench.linalg.subspace import project_out
-from fcl_bench.methods.gradient.base import GradientClient, GradientMethod, GradientServer, start_of
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.client import GradientClient
+from fcl_bench.methods.gradient.server import GradientServer
+from fcl_bench.protocol.expected import Expectation, Expected
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Problem, Shard
+from fcl_bench.protocol.problem import Problem, Shard
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
-from fcl_bench.tracking.notices import Notices
+from fcl_bench.tracking.console import Notices
+from fcl_bench.training.knobs import Training
 from fcl_bench.training.layer_inputs import HEADS, layer_columns, projectable
 from fcl_bench.training.network import Network
-from fcl_bench.training.trainer import Training
 
 log = logging.getLogger(__name__)
 
+#: `method.mass`: of a spectrum.
+MASSES = ("sum", "energy")
 #: The stage in which clients send what the subspaces are made of.
 BASES = "bases"
 
@@ -42,23 +47,13 @@ class ProjectedMethod(GradientMethod):
     """
 
     training: Training = field(default_factory=Training)
-    frozen_stages: int = 2
+    frozen_stages: int = knob(2, least=0)
     frozen_heads: bool = True
-    loss_over: str = "seen"
-    threshold: float = 0.7
-    threshold_step: float = 0.001
-    mass: str = "sum"
-    columns: int = 512
-    theory: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.threshold <= 1:
-            raise UserError(f"method.threshold={self.threshold} is out of range", "above 0, at most 1")
-        require_positive("method.threshold_step", self.threshold_step, zero=True)
-        require_choice("method.mass", self.mass, ["sum", "energy"])
-        require_count("method.columns", self.columns)
-        require_count("method.theory", self.theory, least=0)
+    threshold: float = knob(0.7, above=0, most=1)
+    threshold_step: float = knob(0.001, least=0)
+    mass: str = knob("sum", choices=MASSES)
+    columns: int = knob(512, least=1)
+    theory: int = knob(0, least=0)
 
     def epsilon(self, task: int) -> float:
         """The threshold of a task."""
@@ -95,11 +90,6 @@ class ProjectedMethod(GradientMethod):
             names |= {name for name, _ in network.named_parameters() if name not in weights}
         return names
 
-    def audit(self, problem: Problem) -> Any:
-        from fcl_bench.audits.theory import ProjectionAudit
-
-        return ProjectionAudit(self, problem) if self.theory else None
-
 
 def basis_name(task: int, layer: str) -> str:
     """Under which Phi_layer^(task) travels."""
@@ -125,7 +115,7 @@ class ProjectedClient(GradientClient):
         """Per layer (d_l, m_s), in float64: what follows is a spectrum of differences."""
         half = self.half
         seed = derived_seed(half.problem.seed, "columns", shard.task, shard.client)
-        layers = self.method.layers(half.network, start_of(half.problem).stages)
+        layers = self.method.layers(half.network, half.start.stages)
         generator = torch.Generator().manual_seed(seed)
         found = layer_columns(half.trainer, half.network, shard.inputs, layers, self.method.columns, generator)
         return {layer: columns.double() for layer, columns in found.items()}
@@ -148,21 +138,21 @@ class ProjectedServer(GradientServer):
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
-        for layer in self.projected.layers(self.network, start_of(self.problem).stages):
+        for layer in self.projected.layers(self.network, self.half.start.stages):
             self.bases.setdefault(layer, [])
 
     def broadcast(self, task: Task, round_: int) -> Message:
         self.answers = 0
         return super().broadcast(task, round_)
 
-    def absorb(self, client_id: int, message: Message) -> None:
+    def absorb(self, client: int, upload: Message) -> None:
         self.answers += 1
-        super().absorb(client_id, message)
+        super().absorb(client, upload)
 
     def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """W_old + (mean - W_old)(I - Phi Phi'), layer by layer: what the wire's rounding put into Phi is out again."""
         projected = dict(mean)
-        stages = start_of(self.problem).stages
+        stages = self.half.start.stages
         for name, layer in protected_weights(self.projected, self.network, stages).items():
             Phi = self.known(layer)
             if Phi is not None and name in mean:
@@ -181,12 +171,20 @@ class ProjectedServer(GradientServer):
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         """All bases; a client keeps those it has had."""
-        return {
+        return super().extra_broadcast() | {
             basis_name(task, layer): basis
             for layer, bases in self.bases.items()
             for task, basis in enumerate(bases)
             if basis.shape[1]
         }
+
+    def expects_answer(self) -> Expectation:
+        widths = {layer: self.projected.layer_width(self.network, layer) for layer in self.bases}
+        return {layer: self.expects_basis(layer, side) for layer, side in widths.items()}
+
+    @abstractmethod
+    def expects_basis(self, layer: str, side: int) -> Expected:
+        """What clients send of a layer whose inputs have d_l = `side` numbers."""
 
     @abstractmethod
     def new_basis(self, layer: str) -> torch.Tensor:
@@ -229,7 +227,7 @@ class ProjectedServer(GradientServer):
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
-        layers = self.projected.layers(self.network, start_of(self.problem).stages)
+        layers = self.projected.layers(self.network, self.half.start.stages)
         self.bases = {layer: [] for layer in layers}
         for layer, bases in self.bases.items():
             while (name := basis_name(len(bases), layer)) in state:

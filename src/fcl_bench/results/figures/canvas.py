@@ -14,7 +14,8 @@ from matplotlib.lines import Line2D
 
 from fcl_bench.results.figures.style import CHARACTERS, SMALL_SIZE, TEXT_SIZE, TITLE_SIZE, WIDTH_INCHES
 
-MEASURES = {"A_avg": "$A_{avg}$, mean over tasks (%)", "A_T": "$A_T$, after the last task (%)"}
+#: What figures of accuracy show, side by side, and what their axes are called.
+ACCURACIES = {"A_avg": "$A_{avg}$, mean over tasks (%)", "A_T": "$A_T$, after the last task (%)"}
 
 
 def canvas(

@@ -7,14 +7,11 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fcl_bench.results.figures.bytes_figure import accuracy_against_bytes
-from fcl_bench.results.figures.matrix_figure import accuracy_matrices_figure
-from fcl_bench.results.figures.rank_figure import grids, rank_by_width
-from fcl_bench.results.figures.seconds_figure import accuracy_against_seconds
-from fcl_bench.results.figures.style import CEILINGS
-from fcl_bench.results.figures.sweep_figure import SWEPT, accuracy_against, swept
-from fcl_bench.results.figures.task_figure import accuracy_over_tasks
-from fcl_bench.results.summarise import summarise, used_runs
+from fcl_bench.results.figures.costs import accuracy_against_bytes, accuracy_against_seconds
+from fcl_bench.results.figures.ranks import grids, rank_by_width
+from fcl_bench.results.figures.sweeps import SWEPT, accuracy_against, swept
+from fcl_bench.results.figures.tasks import accuracy_matrices, accuracy_over_tasks
+from fcl_bench.results.summarise import CEILINGS, summarise, used_runs
 
 
 def figure_set(runs: pd.DataFrame, folder: Path) -> dict[str, Figure]:
@@ -32,16 +29,12 @@ def figure_set(runs: pd.DataFrame, folder: Path) -> dict[str, Figure]:
         return {}
     runs = used_runs(runs)
     summary = summarise(runs)
-    folders = dict(zip(runs["run_id"], runs["folder"], strict=True))
+    folders = {run: folder / name for run, name in zip(runs["run_id"], runs["folder"], strict=True)}
     figures: dict[str, Figure] = {}
-
-    def folder_of(run: str) -> Path:
-        return folder / folders[run]
-
     streams = summary[summary["tasks"].astype(int) > 1]
     if len(streams):
-        figures["accuracy_over_tasks"] = accuracy_over_tasks(streams, folder_of)
-    if not summary["method"].isin(list(CEILINGS)).all():
+        figures["accuracy_over_tasks"] = accuracy_over_tasks(streams, folders)
+    if not summary["method"].isin(CEILINGS).all():
         figures["accuracy_against_bytes"] = accuracy_against_bytes(summary)
         figures["accuracy_against_seconds"] = accuracy_against_seconds(summary)
     found = grids(summary)
@@ -52,5 +45,5 @@ def figure_set(runs: pd.DataFrame, folder: Path) -> dict[str, Figure]:
         if len(rows):
             figures[f"accuracy_against_{quantity}"] = accuracy_against(rows, quantity)
     if len(streams):
-        figures["accuracy_matrix"] = accuracy_matrices_figure(streams, folder_of)
+        figures["accuracy_matrix"] = accuracy_matrices(streams, folders)
     return figures

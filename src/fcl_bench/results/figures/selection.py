@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
-from fcl_bench.results.collect import is_number, text
-from fcl_bench.results.figures.style import CEILINGS, line_look, looks
-from fcl_bench.results.summarise import knobs, setting, signature, varying_setting
+from fcl_bench.config import is_number, text
+from fcl_bench.results.figures.style import CEILING_LOOKS, line_look, looks
+from fcl_bench.results.summarise import CEILINGS, knobs, setting, signature, varying_setting
 
 MOST_PANELS = 6
 MOST_LINES = 10
@@ -55,7 +56,7 @@ def lines(shown: list[Panel], most: int = MOST_LINES) -> tuple[list[Panel], str]
     then the best family of each method comes first, after it the next ones.
     """
     rows = pd.concat([panel.rows for panel in shown])
-    rows = rows[~rows["method"].isin(list(CEILINGS))]
+    rows = rows[~rows["method"].isin(CEILINGS)]
     labels = rows.groupby("label", sort=False).agg(
         method=("method", "first"), family=("family", "first"), runs=("label", "size"), accuracy=("A_avg_mean", "mean")
     )
@@ -63,14 +64,14 @@ def lines(shown: list[Panel], most: int = MOST_LINES) -> tuple[list[Panel], str]
         return shown, ""
     ranked = labels.sort_values(["runs", "accuracy"], ascending=False, kind="stable").drop_duplicates("family")
     place = ranked.groupby("method").cumcount()
-    kept = set(ranked.assign(place=place).sort_values("place", kind="stable").index[:most]) | set(CEILINGS)
+    kept = set(ranked.assign(place=place).sort_values("place", kind="stable").index[:most])
     fewer = [
-        Panel(panel.title, panel.rows[panel.rows["label"].isin(kept) | panel.rows["method"].isin(list(CEILINGS))])
+        Panel(panel.title, panel.rows[panel.rows["label"].isin(kept) | panel.rows["method"].isin(CEILINGS)])
         for panel in shown
     ]
     said = (
-        f"Of {len(labels)} configurations {len(labels.index.intersection(list(kept)))} are drawn: of each kind the one "
-        "with most panels, then the most accurate here; --where picks others."
+        f"Of {len(labels)} configurations {len(kept)} are drawn: of each kind the one with most panels, then the most "
+        "accurate here; --where picks others."
     )
     return [panel for panel in fewer if len(panel.rows)], said
 
@@ -87,7 +88,7 @@ def names(rows: pd.DataFrame, column: str = "label") -> dict[str, str]:
     return found
 
 
-def styles(rows: pd.DataFrame, column: str = "label") -> dict[str, dict]:
+def styles(rows: pd.DataFrame, column: str = "label") -> dict[str, dict[str, Any]]:
     """Label (or family) -> how its line looks; those of one method share colour and marker. Ceilings have no marker.
 
     Dashes and filling go by family, so that figures with the same families draw them alike.
@@ -96,9 +97,16 @@ def styles(rows: pd.DataFrame, column: str = "label") -> dict[str, dict]:
     pairs = looks(kinds["method"])
     variants = kinds.sort_values("family", kind="stable").groupby("method").cumcount().reindex(kinds.index)
     return {
-        kind: CEILINGS[method] if method in CEILINGS else line_look(pairs[method], variant)
+        kind: CEILING_LOOKS[method] if method in CEILING_LOOKS else line_look(pairs[method], variant)
         for kind, method, variant in zip(kinds[column], kinds["method"], variants, strict=True)
     }
+
+
+def named_looks(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Name, with ceilings called so -> look: what a legend lists."""
+    called, method_of = names(rows), dict(zip(rows["label"], rows["method"], strict=True))
+    ends = {label: " (ceiling)" if method_of[label] in CEILINGS else "" for label in called}
+    return {f"{called[label]}{ends[label]}": look for label, look in styles(rows).items()}
 
 
 def seeds_told(rows: pd.DataFrame) -> str:

@@ -38,7 +38,7 @@ _MORE_MARKERS = ("8", "H", "o", "s", "^", "v", "D", "P", "X", "p", "h")
 _LINES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
 _FILLS = ("none", "full", "left", "bottom")
 #: Methods with all data in one place: ceilings, no competitors.
-CEILINGS: dict[str, dict[str, Any]] = {
+CEILING_LOOKS: dict[str, dict[str, Any]] = {
     "joint": {"color": "0.35", "linestyle": ":", "linewidth": 1.6},
     "joint_training": {"color": "0.35", "linestyle": (0, (1, 3)), "linewidth": 1.6},
 }
@@ -46,11 +46,14 @@ CEILINGS: dict[str, dict[str, Any]] = {
 COLOUR_MAP = "cividis"
 FRONT: dict[str, Any] = {"color": "0.8", "linewidth": 5, "solid_joinstyle": "round", "zorder": 1}
 #: Of texts inside a panel: under the points themselves, with a halo.
-NOTE: dict[str, Any] = {"fontsize": 9, "zorder": 1.9, "path_effects": [withStroke(linewidth=2, foreground="white")]}
+_HALO = withStroke(linewidth=2, foreground="white")
+ANNOTATION: dict[str, Any] = {"fontsize": 9, "zorder": 1.9, "path_effects": [_HALO]}
 TITLE_SIZE, TEXT_SIZE, SMALL_SIZE = 10.5, 10, 8.5
 WIDTH_INCHES = 10.0
 #: What fits into a line of `TEXT_SIZE` over the whole width.
 CHARACTERS = 124
+#: Of files by their kind: how fine they are, and what they say of themselves (not when they were made).
+_SAVING: dict[str, dict[str, Any]] = {"png": {"dpi": 150}, "svg": {"metadata": {"Date": None}}}
 
 
 def looks(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
@@ -79,9 +82,9 @@ def line_look(pair: tuple[str, str], variant: int = 0) -> dict[str, Any]:
     return {"color": colour, "marker": marker, "linestyle": _LINES[variant % len(_LINES)], "fillstyle": fill, **around}
 
 
-def svg_text(figure: Figure) -> str:
-    """The figure as SVG, the same text each time; letters as outlines, so that no font is needed."""
-    buffer = io.StringIO()
+def drawn(figure: Figure, kind: str) -> bytes:
+    """The figure as a file's content, svg or png, the same bytes each time; in svg, letters need no font."""
+    buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "fcl-bench", "svg.fonttype": "path"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        figure.savefig(buffer, format=kind, **_SAVING[kind])
     return buffer.getvalue()

@@ -1,13 +1,14 @@
-"""What a table is, whatever it is written as: headers, cells with marks, and what stands for the absent."""
+"""What a table is, whatever it is written as: headers, cells, and what stands for the absent."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pandas as pd
 
+from fcl_bench.config import is_number, text
 from fcl_bench.results.measures import Measure
 
 #: In place of a value: nobody ran it; it was run and the value is not defined (forgetting of a single task).
@@ -18,13 +19,27 @@ NOTHING = "-"
 #: `pandas.read_csv(FILE, na_values=ABSENT)` gives every column of numbers as numbers.
 ABSENT = [NOT_RUN, NOT_DEFINED, NOTHING]
 
-#: Content and mark ("", "bold" or "underline") of one cell.
-Cell = tuple[str, str]
+
+@dataclass(frozen=True)
+class Cell:
+    """What Markdown, LaTeX, the terminal and the HTML page need to know of one cell.
+
+    Attributes:
+        text: what is shown; never empty.
+        mark: "bold" for the best, "underline" for the second, "" otherwise.
+        number: what the cell is sorted and compared by, as rounded as it is shown; None for a text.
+        absent: whether the text says why there is no value.
+    """
+
+    text: str
+    mark: str = ""
+    number: float | None = None
+    absent: bool = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sheet:
-    """A table ready for Markdown and LaTeX. No cell is empty.
+    """A table for readers, ready to be written as Markdown, LaTeX or HTML.
 
     Attributes:
         title: one line.
@@ -41,43 +56,51 @@ class Sheet:
     notes: list[str] = field(default_factory=list)
 
 
-def number(value: float, measure: Measure) -> str:
-    """A mean as tables print it: percents with two decimals, sizes and times below 1 with three digits that count."""
-    return f"{value:.{decimals(value, measure)}f}"
+@dataclass(frozen=True)
+class Table:
+    """One table in its three forms.
+
+    Attributes:
+        name: of its files.
+        sheet: for readers.
+        values: for programs, with whole numbers and no empty cell.
+        runs: the runs behind each cell.
+    """
+
+    name: str
+    sheet: Sheet
+    values: pd.DataFrame
+    runs: pd.DataFrame
 
 
-def decimals(value: float, measure: Measure) -> int:
-    """How many of them `number` prints."""
-    small = not measure.plain and 0 < value < 1
-    return 2 - math.floor(math.log10(value)) if small else 2
+def value_cell(value: Any) -> Cell:
+    """A value of the configuration as the user types it; "none" where a run has no such key."""
+    return Cell(text(value) or "none", number=float(value) if is_number(value) else None)
 
 
-def mean_and_spread(mean: float, std: float, places: int) -> str:
-    """ "73.33 ± 3.51"; without the second part for a single run."""
+def mean_cell(mean: float, std: float, places: int, mark: str = "", n: float | None = None) -> Cell:
+    """ "73.33 ± 3.51", with " (3)" where `n` is given; without the spread for a single run, whose `std` is NaN."""
+    if math.isnan(mean):
+        return Cell(NOT_DEFINED, absent=True)
     # An exact zero is not one that was rounded: sizes often are the same for every seed.
     spread = "" if math.isnan(std) else " ± 0" if std == 0 else f" ± {std:.{places}f}"
-    return f"{mean:.{places}f}{spread}"
+    return Cell(f"{mean:.{places}f}{spread}{'' if n is None else f' ({n:.0f})'}", mark, round(float(mean), places))
 
 
-def best_and_second(printed: Iterable[str], higher: bool) -> list[str]:
-    """The mark of each of the competitors: "bold" for the best, "underline" for the second, "" for the others.
+def decimals(mean: float, measure: Measure) -> int:
+    """How many a table prints: two for percents, three digits that count for sizes and times below 1."""
+    small = not measure.plain and 0 < mean < 1
+    return 2 - math.floor(math.log10(mean)) if small else 2
 
-    Values that print alike are marked alike. A single one wins nothing.
+
+def best_and_second(printed: pd.Series, groups: pd.Series, higher: bool) -> pd.Series:
+    """The mark of each number: "bold" for the best of its group, "underline" for the second, "" for the others.
 
     Args:
-        printed: numbers as the table prints them, those not to be marked as "".
+        printed: numbers as rounded as the table prints them, since what prints alike is marked alike; NaN: not marked.
+        groups: within which they compete, of the same index. A single number of a group wins nothing.
+        higher: whether more is better.
     """
-    texts = list(printed)
-    values = sorted({float(text) for text in texts if text}, reverse=higher)[:2]
-    if sum(map(bool, texts)) < 2:
-        return [""] * len(texts)
-    marks = dict(zip(values, ("bold", "underline"), strict=False))
-    return [marks.get(float(text), "") if text else "" for text in texts]
-
-
-def marked_by_group(printed: pd.Series, groups: pd.Series, higher: bool) -> pd.Series:
-    """`best_and_second` within each of `groups`, which has the index of `printed`."""
-    marks = pd.Series("", printed.index, dtype=object)
-    for _, texts in printed.groupby(groups):
-        marks[texts.index] = best_and_second(texts, higher)
-    return marks
+    grouped = printed.groupby(groups)
+    places = grouped.rank("dense", ascending=not higher).where(grouped.transform("count") > 1)
+    return places.map({1: "bold", 2: "underline"}).astype(object).fillna("")

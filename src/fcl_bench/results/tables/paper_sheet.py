@@ -12,13 +12,17 @@ from fcl_bench.papers.matching import STATED, overrides
 from fcl_bench.papers.nominal import SIZES
 from fcl_bench.results.measures import direction
 from fcl_bench.results.summarise import CEILINGS, signature
-from fcl_bench.results.tables.cells import NOT_DEFINED, NOT_RUN, NOTHING, Cell, Sheet, marked_by_group, mean_and_spread
+from fcl_bench.results.tables.cells import NOT_DEFINED, NOT_RUN, NOTHING, Cell, Sheet, best_and_second, mean_cell
 
-#: State of a line that has runs.
-RUN = "run"
+#: State of a line that has runs; and some of those of lines that cannot have any.
+HAS_RUNS = "run"
+NO_METHOD = "no such method here"
+NO_METRIC = "not a metric of ours"
+NO_EXPERIMENT = "in no experiment"
 #: What a printed number is compared with; other columns of runs stand beside it.
 OURS = "ours"
 _NOT_COUNTED = "not counted here"
+_NO_CELL = Cell(NOTHING, absent=True)
 _KEPT = ["paper", "table", "row", "column", "method", "metric", "unit", "data", "backbone", *STATED, "setting"]
 
 
@@ -43,14 +47,13 @@ def paper_sheet(title: str, cells: pd.DataFrame, lines: pd.DataFrame, notes: lis
     rows: list[list[Cell]] = []
     for position, cell in cells.iterrows():
         line = lines.loc[position]
-        printed = f"{cell['value']} ± {cell['spread']}" if cell["spread"] else cell["value"]
-        row: list[Cell] = [(cell["row"], ""), (cell["column"], "")]
-        row += [(line["at"] or NOTHING, "")] if is_open else []
-        row += [(cell["unit"] or NOTHING, ""), (printed, printed_marks[position])]
+        row = [Cell(cell["row"]), Cell(cell["column"])]
+        row += [_text(line["at"])] if is_open else []
+        row += [_text(cell["unit"]), _printed(cell, printed_marks[position])]
         row += _counted(line, cell) if counts else []
         for part in parts:
             row += _measured(line, cell, part, marks[part][position] if part in marks else "")
-        row += [] if parts else [(line["state"], "")]
+        row += [] if parts else [Cell(line["state"], absent=line["state"] in (NOT_RUN, NO_METHOD))]
         rows.append(row)
     return Sheet(title, headers, rows, headers.index("printed"), notes)
 
@@ -74,7 +77,7 @@ def paper_values(cells: pd.DataFrame, lines: pd.DataFrame) -> pd.DataFrame:
         states = [(has_run, NOT_DEFINED), (~has_run & belongs, NOT_RUN), (~has_run & ~belongs, NOTHING)]
         values = values.join(pd.concat([_filled(own[rows], absent) for rows, absent in states]))
     values["state"] = lines["state"]
-    runs = lines["state"].isin([RUN, NOT_RUN])
+    runs = lines["state"].isin([HAS_RUNS, NOT_RUN])
     typed = [f"fcl-bench -m {shlex.join(overrides(cell))} seed=0,1,2" for _, cell in cells.iterrows()]
     commands = pd.Series(typed, values.index, dtype=object)
     # In miniature a line knows its own.
@@ -101,29 +104,42 @@ def _filled(frame: pd.DataFrame, absent: str) -> pd.DataFrame:
     return frame.astype(object).where(frame.notna(), absent)
 
 
+def _text(words: str) -> Cell:
+    return Cell(words) if words else _NO_CELL
+
+
+def _printed(cell: pd.Series, mark: str) -> Cell:
+    shown = f"{cell['value']} ± {cell['spread']}" if cell["spread"] else cell["value"]
+    return Cell(shown, mark, None if np.isnan(cell["number"]) else float(cell["number"]))
+
+
 def _counted(line: pd.Series, cell: pd.Series) -> list[Cell]:
-    sent = NOTHING if np.isnan(line["as_sent"]) else f"{line['as_sent']:.2f}"
+    """What is counted without a run, how it differs from what is printed, and a task as sent."""
+    sent = _NO_CELL if np.isnan(line["as_sent"]) else mean_cell(line["as_sent"], np.nan, 2)
     if np.isnan(line["nominal"]):
-        return [(_NOT_COUNTED, ""), (NOTHING, ""), (sent, "")]
-    shown = f"{line['nominal']:.{_places(cell)}f}"
-    return [(shown, ""), (_difference(line["nominal"], cell), ""), (sent, "")]
+        return [Cell(_NOT_COUNTED, absent=True), _NO_CELL, sent]
+    return [mean_cell(line["nominal"], np.nan, _places(cell)), _difference(line["nominal"], cell), sent]
 
 
 def _measured(line: pd.Series, cell: pd.Series, part: str, mark: str) -> list[Cell]:
+    """One column of runs; and of ours the difference from what is printed."""
     n, mean = line[f"{part} n"], line[f"{part} mean"]
-    has_run, is_number = not np.isnan(n), not np.isnan(mean)
-    difference = _difference(mean, cell) if is_number and not np.isnan(cell["number"]) else NOTHING
-    beside: list[Cell] = [(difference, "")] if part.startswith(OURS) else []
-    if not has_run:
-        state = NOT_RUN if line["state"] == RUN else line["state"]
-        return [(state if _belongs(cell, part) else NOTHING, ""), *beside]
-    shown = mean_and_spread(mean, line[f"{part} std"], 2) if is_number else NOT_DEFINED
-    return [(f"{shown} ({n:.0f})", mark), *beside]
+    if np.isnan(n):
+        state = NOT_RUN if line["state"] == HAS_RUNS else line["state"]
+        shown = Cell(state, absent=True) if _belongs(cell, part) else _NO_CELL
+    elif np.isnan(mean):
+        shown = Cell(f"{NOT_DEFINED} ({n:.0f})", absent=True)
+    else:
+        shown = mean_cell(mean, line[f"{part} std"], 2, mark, n)
+    return [shown, *([_difference(mean, cell)] if part.startswith(OURS) else [])]
 
 
-def _difference(ours: float, cell: pd.Series) -> str:
+def _difference(ours: float, cell: pd.Series) -> Cell:
     """Ours less printed, with the printed decimals: what rounds to nothing is +0.00."""
-    return f"{round(ours - cell['number'], _places(cell)) + 0.0:+.{_places(cell)}f}"
+    if np.isnan(ours) or np.isnan(cell["number"]):
+        return _NO_CELL
+    rounded = round(float(ours - cell["number"]), _places(cell)) + 0.0
+    return Cell(f"{rounded:+.{_places(cell)}f}", number=rounded)
 
 
 def _places(cell: pd.Series) -> int:
@@ -136,10 +152,9 @@ def _marks(cells: pd.DataFrame, numbers: pd.Series) -> pd.Series:
     # What methods had to do, less how they did it.
     task = [re.sub(r'"[^"]*"|\b(method|adapt)\S*', "", setting).strip() for setting in cells["setting"]]
     groups = signature(cells.assign(task=task), ["column", "metric", "data", *STATED, "task"])
-    for metric in cells["metric"].unique():
-        known = direction(metric)
+    printed = numbers.mask(cells["method"].isin(CEILINGS)).map(lambda number: round(number, 2))
+    for metric, own in printed.groupby(cells["metric"]):
+        known = direction(str(metric))
         if known is not None:
-            there = (cells["metric"] == metric) & numbers.notna() & ~cells["method"].isin(CEILINGS)
-            printed = numbers[there].map(lambda number: f"{number:.2f}")
-            marks.update(marked_by_group(printed, groups[there], known.higher))
+            marks.update(best_and_second(own, groups[own.index], known.higher))
     return marks

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +18,24 @@ from fcl_bench.papers.matching import STATED, Matcher, groups_of, overrides, set
 from fcl_bench.papers.nominal import SIZES, as_sent, lost_megabytes, nominal
 from fcl_bench.papers.notes import notes
 from fcl_bench.papers.printed import printed
-from fcl_bench.results.tables.cells import NOT_RUN, NOTHING, Sheet
-from fcl_bench.results.tables.paper_sheet import OURS, RUN, paper_sheet, paper_values
+from fcl_bench.results.measures import direction
+from fcl_bench.results.tables.cells import NOT_RUN, NOTHING, Table
+from fcl_bench.results.tables.paper_sheet import (
+    HAS_RUNS,
+    NO_EXPERIMENT,
+    NO_METHOD,
+    NO_METRIC,
+    OURS,
+    paper_sheet,
+    paper_values,
+)
 
-NO_METHOD = "no such method here"
-NO_METRIC = "not a metric of ours"
-NO_EXPERIMENT = "in no experiment"
-#: Metrics of a run record, which may stand in one of its parts, too (task_aware.A_T_tasks).
-_ACCURACY = ("A_avg", "A_T", "A_avg_tasks", "A_T_tasks", "forgetting", "forgetting_fedprotip")
-_KNOWN = (*_ACCURACY, "retention", "stability", "plasticity", "seconds_per_task", *SIZES)
 #: Beside what a paper counts: what was sent.
 _SENT = {"measured, a task": "up_max_mib", "measured, all tasks": "up_total_max_mib"}
 _RUNS = ("row", "column", "metric", "run_id", "seed", "device", "protocol", "used", "differs")
 
 
-@dataclass(frozen=True)
-class PaperTable:
-    """One table of a paper in its three forms.
-
-    Attributes:
-        name: of the files, "fedran-table-4".
-        sheet: for readers.
-        values: for programs, a row a printed number (and combination of what the paper leaves open).
-        runs: the runs behind each number, and those of nearly its setting with what differs.
-    """
-
-    name: str
-    sheet: Sheet
-    values: pd.DataFrame
-    runs: pd.DataFrame
-
-
-def cells_of(paper: str, table: str | None = None) -> pd.DataFrame:
+def printed_cells(paper: str, table: str | None = None) -> pd.DataFrame:
     """The printed numbers of a paper ("all": of all), or of one of its tables, a row each.
 
     Raises:
@@ -71,11 +56,11 @@ def cells_of(paper: str, table: str | None = None) -> pd.DataFrame:
     )
 
 
-def paper_tables(cells: pd.DataFrame, runs: pd.DataFrame, folder: Path, profile: str = "full") -> Iterator[PaperTable]:
+def paper_tables(cells: pd.DataFrame, runs: pd.DataFrame, folder: Path, profile: str = "full") -> Iterator[Table]:
     """The tables of `cells`, one after the other.
 
     Args:
-        cells: what `cells_of` returned.
+        cells: what `printed_cells` returned.
         runs: what `used_runs` returned; may be empty.
         folder: that holds the run folders.
         profile: full: runs of the printed settings; quick: of the experiments' miniatures of them.
@@ -94,7 +79,7 @@ def _table(
     matcher: Matcher,
     records: dict[Any, dict[str, Any]],
     quick: bool,
-) -> PaperTable:
+) -> Table:
     lines: list[dict[str, Any]] = []
     behind: list[dict[str, Any]] = []
     for position, cell in cells.iterrows():
@@ -110,7 +95,7 @@ def _table(
             differences = matcher.differences(cell)
         found = groups_of(differences, runs, [key for key in STATED if not cell[key]]) or {"": []}
         for at, indices in found.items():
-            line = {"cell": position, "at": at, "state": state or (RUN if indices else NOT_RUN)}
+            line = {"cell": position, "at": at, "state": state or (HAS_RUNS if indices else NOT_RUN)}
             lines.append(line | command | _counted(cell) | _ours(cell, runs.loc[indices], records))
         for index, differing in differences.items():
             known = {key: cell[key] for key in ("row", "column", "metric")}
@@ -121,7 +106,7 @@ def _table(
         title, said = f"{title}, in miniature", [miniature.NOTE, *said]
     frame = pd.DataFrame(lines)
     whole = cells.loc[frame.pop("cell")].reset_index(drop=True)
-    return PaperTable(
+    return Table(
         "-".join(re.findall(r"\w+", f"{paper} {table}".lower())),
         paper_sheet(title, whole, frame, said),
         paper_values(whole, frame),
@@ -137,7 +122,7 @@ def _state(cell: pd.Series) -> str:
         return f"no key for: {'; '.join(words)}"
     if unsaid := [key for key in ("data", "backbone") if not cell[key]]:
         return f"the paper does not say: {', '.join(unsaid)}"
-    return "" if cell["metric"].rpartition(".")[2] in _KNOWN else NO_METRIC
+    return "" if cell["metric"] in SIZES or direction(cell["metric"]) else NO_METRIC
 
 
 def _natural(name: str) -> tuple[str, ...]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
+from fcl_bench.config import text
 from fcl_bench.errors import UserError, choices
-from fcl_bench.results.collect import text
 from fcl_bench.results.measures import MEASURES, SECTIONS, Measure
 from fcl_bench.results.summarise import CEILINGS, knobs, setting, signature, varying_setting
-from fcl_bench.results.tables.cells import NOT_DEFINED, NOT_RUN, Cell, Sheet
-from fcl_bench.results.tables.summary_table import constants, marks, value
+from fcl_bench.results.tables.cells import NOT_DEFINED, NOT_RUN, Cell, Sheet, Table, value_cell
+from fcl_bench.results.tables.summary_table import constants, marks, measured_cell
 
 #: What numbers of different ones never share a column over: seconds of two devices, accuracies of two protocols.
 ALWAYS_APART = ("device", "protocol")
@@ -32,21 +30,6 @@ _NOTES = {
 }
 
 
-@dataclass(frozen=True)
-class Section:
-    """One table in its three forms.
-
-    Attributes:
-        sheet: for readers.
-        values: for programs: the columns of the rows, then of each column its `_mean`, `_std` and `_n`.
-        runs: the same rows and columns with the ids of the runs behind each cell.
-    """
-
-    sheet: Sheet
-    values: pd.DataFrame
-    runs: pd.DataFrame
-
-
 def row_columns(summary: pd.DataFrame, by: Sequence[str]) -> list[str]:
     """What tells the rows apart: `by`, or else all that varies and the method; less `ALWAYS_APART`.
 
@@ -62,7 +45,7 @@ def row_columns(summary: pd.DataFrame, by: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(by)) or [*(c for c in varying_setting(summary) if c not in ALWAYS_APART), "method"]
 
 
-def sections(summary: pd.DataFrame, measures: Sequence[Measure] = (), by: Sequence[str] = ()) -> dict[str, Section]:
+def sections(summary: pd.DataFrame, measures: Sequence[Measure] = (), by: Sequence[str] = ()) -> dict[str, Table]:
     """Tables by name, those of `SECTIONS` for which there is a measure.
 
     What varies and is not in `by` is told in the headings of columns, one column a combination; device and protocol
@@ -83,38 +66,33 @@ def sections(summary: pd.DataFrame, measures: Sequence[Measure] = (), by: Sequen
     return {name: _section(name, summary, columns, by) for name, columns in tables.items() if columns}
 
 
-def _section(name: str, summary: pd.DataFrame, measures: list[Measure], by: list[str]) -> Section:
+def _section(name: str, summary: pd.DataFrame, measures: list[Measure], by: list[str]) -> Table:
     varying = varying_setting(summary)
     # A label holds the method and those of its knobs that vary.
     keys = ["label" if key == "method" else key for key in by]
     apart = [key for key in dict.fromkeys((*ALWAYS_APART, *varying)) if key in varying and key not in by]
     apart += [] if "label" in keys else ["label"]
-    rows = list(summary.groupby(signature(summary, keys), sort=False))
-    columns = [
-        (_told(group.iloc[0], apart), key) for key, group in summary.groupby(signature(summary, apart), sort=False)
-    ]
     column_of = signature(summary, apart)
+    columns = [(_told(group.iloc[0], apart), key) for key, group in summary.groupby(column_of, sort=False)]
     marked = {measure.name: marks(summary, measure) for measure in measures}
-
     headers = [*by, *(f"{m.header}, {told}" if told else m.header for told, _ in columns for m in measures)]
     sheet_rows: list[list[Cell]] = []
-    values: list[dict[str, Any]] = []
-    runs: list[dict[str, Any]] = []
-    for _, group in rows:
+    values: list[dict[str, object]] = []
+    runs: list[dict[str, object]] = []
+    for _, group in summary.groupby(signature(summary, keys), sort=False):
         first = {shown: group[key].iloc[0] for shown, key in zip(by, keys, strict=True)}
-        cells: list[Cell] = [(text(found) or "none", "") for found in first.values()]
+        cells = [value_cell(found) for found in first.values()]
         values.append({key: text(found) if pd.isna(found) else found for key, found in first.items()})
         runs.append(dict(values[-1]))
         for told, key in columns:
             there = group[column_of[group.index] == key]
             if len(there) > 1:
-                raise AssertionError(
-                    f"{len(there)} configurations in one cell: {by} and {apart} do not tell them apart"
-                )
-            runs[-1][_column("run_ids", told)] = " ".join(there["run_ids"].iloc[0]) if len(there) else NOT_RUN
+                raise AssertionError(f"{len(there)} configurations in one cell: {by} and {apart} are too few")
+            row = there.iloc[0] if len(there) else None
+            runs[-1][_column("run_ids", told)] = NOT_RUN if row is None else " ".join(row["run_ids"])
             for measure in measures:
-                cells.append(_cell(there, measure, marked[measure.name]))
-                values[-1] |= {_column(f"{measure.name}_{k}", told): v for k, v in _numbers(there, measure).items()}
+                cells.append(_cell(row, measure, marked[measure.name]))
+                values[-1] |= {_column(f"{measure.name}_{k}", told): v for k, v in _numbers(row, measure).items()}
         sheet_rows.append(cells)
     notes = [
         *constants(summary),
@@ -122,7 +100,7 @@ def _section(name: str, summary: pd.DataFrame, measures: list[Measure], by: list
         f"underlined ({' and '.join(CEILINGS)}, which see all data in one place, aside). {_NOTES[name]}",
     ]
     sheet = Sheet(name.capitalize(), headers, sheet_rows, len(by), notes)
-    return Section(sheet, pd.DataFrame(values), pd.DataFrame(runs))
+    return Table(name, sheet, pd.DataFrame(values), pd.DataFrame(runs))
 
 
 def _told(row: pd.Series, apart: list[str]) -> str:
@@ -135,17 +113,14 @@ def _column(name: str, told: str) -> str:
     return f"{name} [{told}]" if told else name
 
 
-def _cell(there: pd.DataFrame, measure: Measure, marked: pd.Series) -> Cell:
-    if there.empty:
-        return NOT_RUN, ""
-    row = there.iloc[0]
-    shown = value(row, measure)
-    return (shown if shown == NOT_DEFINED else f"{shown} ({row['n']})"), marked[there.index[0]]
+def _cell(row: pd.Series | None, measure: Measure, marked: pd.Series) -> Cell:
+    if row is None:
+        return Cell(NOT_RUN, absent=True)
+    return measured_cell(row, measure, marked[row.name], row["n"])
 
 
-def _numbers(there: pd.DataFrame, measure: Measure) -> dict[str, Any]:
-    if there.empty:
+def _numbers(row: pd.Series | None, measure: Measure) -> dict[str, object]:
+    if row is None:
         return dict.fromkeys(("mean", "std", "n"), NOT_RUN)
-    row = there.iloc[0]
     parts = {part: row[f"{measure.name}_{part}"] for part in ("mean", "std")}
     return {**{part: NOT_DEFINED if pd.isna(found) else found for part, found in parts.items()}, "n": row["n"]}

@@ -1,21 +1,19 @@
-"""A summary as Markdown, as LaTeX and on the terminal: the same cells, mean ± standard deviation over seeds."""
+"""A summary as one table for the screen, Markdown and LaTeX: mean ± standard deviation over seeds."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import pandas as pd
 from rich.cells import cell_len
-from rich.table import Table
+from rich.table import Table as ScreenTable
 from rich.text import Text
 
-from fcl_bench.results.collect import text
+from fcl_bench.config import text
 from fcl_bench.results.measures import MEASURES, Measure
 from fcl_bench.results.summarise import CEILING, CEILINGS, knobs, setting, signature, varying_setting
-from fcl_bench.results.tables.cells import NOT_DEFINED, Cell, Sheet, decimals, marked_by_group, mean_and_spread, number
-from fcl_bench.results.tables.latex import latex_table
-from fcl_bench.results.tables.markdown import markdown_table
+from fcl_bench.results.tables.cells import Cell, Sheet, Table, best_and_second, decimals, mean_cell, value_cell
+from fcl_bench.results.tables.markup import markdown_table
 
 #: Shown unless others are asked for.
 _SHOWN = (
@@ -23,7 +21,7 @@ _SHOWN = (
     *("A_T_aware", "A_T_unrouted", "routing"),
     *("up_max_mib", "adapt_up_mib", "seconds_per_task", "fedran_mib", "stsa_mib"),
 )
-NOTE = (
+SUMMARY_NOTE = (
     "Mean ± standard deviation over n seeds. Upload: measured, of the busiest client and task. "
     f"In each setting the best accuracy is bold and the second underlined ({CEILING}, the ceiling, aside)."
 )
@@ -36,63 +34,65 @@ def constants(summary: pd.DataFrame) -> list[str]:
     return [line for line in lines if line]
 
 
-def cells(summary: pd.DataFrame, measures: Sequence[Measure] = ()) -> tuple[list[str], list[list[Cell]]]:
-    """Headers and rows: the setting where it varies, the label, n, and the measures. No cell is empty or NaN."""
+def summary_table(runs: pd.DataFrame, summary: pd.DataFrame, measures: Sequence[Measure] = ()) -> Table:
+    """The summary in its three forms.
+
+    Args:
+        runs: what `used_runs` returned.
+        summary: what `summarise` made of them.
+        measures: to be shown to readers; none: those that one looks at first.
+    """
+    lists = {column: [" ".join(map(str, value)) for value in summary[column]] for column in ("seeds", "run_ids")}
+    behind = runs[["label", *runs.columns.drop(["label", "family", "written"])]]
+    return Table("summary", summary_sheet(summary, measures), summary.drop(columns="family").assign(**lists), behind)
+
+
+def summary_sheet(summary: pd.DataFrame, measures: Sequence[Measure] = ()) -> Sheet:
+    """The setting where it varies, the label, n, and the measures; below them what is constant, and the note."""
     varying = varying_setting(summary)
     shown = list(measures) or [MEASURES[name] for name in _SHOWN if MEASURES[name].shown_for(summary[f"{name}_mean"])]
     marked = {measure.name: marks(summary, measure) for measure in shown if measure.name.startswith("A_")}
     rows: list[list[Cell]] = []
     for index, row in summary.iterrows():
-        rows.append([(text(row[column]) or "none", "") for column in varying])
-        rows[-1] += [(row["label"], ""), (str(row["n"]), "")]
-        rows[-1] += [(value(row, m), marked[m.name][index] if m.name in marked else "") for m in shown]
-    return [*varying, "method", "n", *(measure.header for measure in shown)], rows
+        cells = [*(value_cell(row[column]) for column in varying), Cell(row["label"]), value_cell(row["n"])]
+        cells += [measured_cell(row, m, marked[m.name][index] if m.name in marked else "") for m in shown]
+        rows.append(cells)
+    headers = [*varying, "method", "n", *(measure.header for measure in shown)]
+    return Sheet("Summary", headers, rows, headers.index("n"), [*constants(summary), SUMMARY_NOTE])
 
 
-def markdown(summary: pd.DataFrame, measures: Sequence[Measure] = ()) -> str:
-    """The summary as a Markdown page."""
-    return "\n\n".join([*constants(summary), markdown_table(summary_sheet(summary, measures)), NOTE]) + "\n"
+def summary_page(sheet: Sheet) -> str:
+    """The summary as a Markdown page, what is constant above the table."""
+    return "\n\n".join([*sheet.notes[:-1], markdown_table(sheet), sheet.notes[-1]]) + "\n"
 
 
-def latex(summary: pd.DataFrame, measures: Sequence[Measure] = ()) -> str:
-    """The summary as a LaTeX tabular."""
-    return latex_table(summary_sheet(summary, measures))
-
-
-def terminal_table(summary: pd.DataFrame, width: float, measures: Sequence[Measure] = ()) -> tuple[Table, list[str]]:
+def screen_table(summary: pd.DataFrame, sheet: Sheet, width: float) -> tuple[ScreenTable, list[str]]:
     """The summary for rich, a line between settings; and the last columns, left out to keep it within `width`."""
-    headers, rows = cells(summary, measures)
-    widths = [3 + max(cell_len(header), *(cell_len(row[i][0]) for row in rows)) for i, header in enumerate(headers)]
-    shown = len(headers)
-    while 1 + sum(widths[:shown]) > width and shown > headers.index("n") + 3:
+    columns = zip(sheet.headers, *([cell.text for cell in row] for row in sheet.rows), strict=True)
+    widths = [3 + max(map(cell_len, column)) for column in columns]
+    shown = len(sheet.headers)
+    while 1 + sum(widths[:shown]) > width and shown > sheet.texts + 3:
         shown -= 1
-    table = Table()
-    for position, header in enumerate(headers[:shown]):
-        table.add_column(header, justify="left" if position < headers.index("n") else "right", overflow="fold")
+    table = ScreenTable()
+    for position, header in enumerate(sheet.headers[:shown]):
+        table.add_column(header, justify="left" if position < sheet.texts else "right", overflow="fold")
     blocks = [*signature(summary, setting(summary)), None]
-    for row, block, following in zip(rows, blocks, blocks[1:], strict=False):
-        table.add_row(*(Text(*cell) for cell in row[:shown]), end_section=block != following)
-    return table, headers[shown:]
+    for row, block, following in zip(sheet.rows, blocks, blocks[1:], strict=False):
+        table.add_row(*(Text(cell.text, cell.mark) for cell in row[:shown]), end_section=block != following)
+    return table, sheet.headers[shown:]
 
 
-def value(row: pd.Series, measure: Measure) -> str:
-    """Mean and standard deviation of one row of a summary."""
-    mean, std = row[f"{measure.name}_mean"], row[f"{measure.name}_std"]
-    return NOT_DEFINED if math.isnan(mean) else mean_and_spread(mean, std, decimals(mean, measure))
+def measured_cell(row: pd.Series, measure: Measure, mark: str, n: int | None = None) -> Cell:
+    """Mean and standard deviation of one row of a summary, with `n` in brackets where it is given."""
+    mean = row[f"{measure.name}_mean"]
+    return mean_cell(mean, row[f"{measure.name}_std"], decimals(mean, measure), mark, n)
 
 
 def marks(summary: pd.DataFrame, measure: Measure) -> pd.Series:
     """Per row, the mark of the best and the second of each setting, the ceilings aside."""
-    competes = ~summary["method"].isin(CEILINGS) & summary[f"{measure.name}_mean"].notna()
-    printed = summary.loc[competes, f"{measure.name}_mean"].map(lambda mean: number(mean, measure))
-    marked = marked_by_group(printed, signature(summary[competes], setting(summary)), measure.higher)
-    return marked.reindex(summary.index, fill_value="")
-
-
-def summary_sheet(summary: pd.DataFrame, measures: Sequence[Measure] = ()) -> Sheet:
-    """The summary as a table, with its constants and its note."""
-    headers, rows = cells(summary, measures)
-    return Sheet("Summary", headers, rows, headers.index("n"), [*constants(summary), NOTE])
+    means = summary[f"{measure.name}_mean"].mask(summary["method"].isin(CEILINGS))
+    printed = means.map(lambda mean: round(mean, decimals(mean, measure)))
+    return best_and_second(printed, signature(summary, setting(summary)), measure.higher)
 
 
 def _shared(rows: pd.DataFrame, columns: list[str]) -> str:

@@ -1,0 +1,66 @@
+"""Which audits a run has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+
+from fcl_bench.audits.bounds import CentredSketchAudit, FedRANAudit
+from fcl_bench.audits.drift import FeatureDrift
+from fcl_bench.audits.theory import ProjectionAudit
+from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
+from fcl_bench.methods.closed_form.fedran import FedRAN
+from fcl_bench.methods.gradient.projected import ProjectedMethod
+from fcl_bench.protocol.audit import Audit
+from fcl_bench.protocol.method import Method
+from fcl_bench.protocol.problem import Problem
+
+
+def audits_of(
+    method: Method, problem: Problem, drift_samples: int, shards: Sequence[Sequence[np.ndarray]]
+) -> dict[str, Audit]:
+    """What is measured beside a run: "bounds" (bounds.csv) if the method's knobs ask for it, "drift" (drift.csv).
+
+    Args:
+        method, problem: of the run.
+        drift_samples: reference samples per client and task for the feature drift; 0: it is not measured.
+        shards: [task][client] -> indices of training samples.
+    """
+    own = against_theory(method, problem)
+    found: dict[str, Audit] = {} if own is None else {"bounds": own}
+    return found | ({"drift": FeatureDrift(drift_samples, problem.seed, shards)} if drift_samples else {})
+
+
+@singledispatch
+def against_theory(method: Method, problem: Problem) -> Audit | None:
+    """What compares a method with the exact solution or with its paper's assumptions; None: nothing here does."""
+    return None
+
+
+@against_theory.register
+def _(method: FedRAN, problem: Problem) -> Audit | None:
+    return FedRANAudit(method, problem) if method.bounds else None
+
+
+@against_theory.register
+def _(method: CentredSketch, problem: Problem) -> Audit | None:
+    return CentredSketchAudit(method, problem) if method.bounds else None
+
+
+@against_theory.register
+def _(method: ProjectedMethod, problem: Problem) -> Audit | None:
+    return ProjectionAudit(method, problem) if method.theory else None
+
+
+def drift_of(audits: Mapping[str, Audit]) -> FeatureDrift | None:
+    """The feature drift among a run's audits; None: it was not measured."""
+    found = audits.get("drift")
+    return found if isinstance(found, FeatureDrift) else None
+
+
+def rows_of(audits: Mapping[str, Audit], name: str) -> list[dict[str, Any]]:
+    """The rows of a run's audit of that name; none where there is no such audit."""
+    return audits[name].rows if name in audits else []

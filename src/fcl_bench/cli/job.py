@@ -1,0 +1,105 @@
+"""One run, alone or as a job of a sweep: checked, carried out, printed."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fcl_bench.cli.command import DONE, report_failure
+from fcl_bench.errors import UserError, first_line
+from fcl_bench.sweep.jobs import JobReport, output_path, reported
+from fcl_bench.tracking.console import log_to_terminal, output_to, say
+
+#: The system's words for storage that is full or closed, whatever library met it.
+_STORAGE = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST),
+}
+
+
+def job(config: Any) -> int:
+    """Carry out what Hydra composed; its exit code. Never raises but for an interrupt, so that a sweep goes on."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    hydra_job = HydraConfig.get()
+    if hydra_job.mode != RunMode.MULTIRUN:
+        return _carry_out(config, JobReport(0, []))
+    try:
+        return _job_of_sweep(config, hydra_job)
+    except OSError as error:
+        # Its report cannot be written.
+        told = storage_error(error) or UserError(first_line(error), "out=FOLDER with room to write")
+        return report_failure("fcl-bench", told)[0]
+
+
+def _job_of_sweep(config: Any, hydra_job: Any) -> int:
+    """One job, with a report for the parent process; where it shares the machine, with its share of it."""
+    from fcl_bench.sweep.watch import current_sweep
+    from fcl_bench.sweep.workers import take_gpu
+
+    folder = Path(str(hydra_job.sweep.dir)).absolute()
+    report = JobReport(hydra_job.job.num, list(hydra_job.overrides.task))
+    with reported(folder, report):
+        if (sweep := current_sweep()) is not None:
+            say(f"\n── {sweep.header(report.number)}: {hydra_job.job.override_dirname or 'defaults'}")
+            return _carry_out(config, report)
+        take_gpu(folder, str(config.device))
+        with output_to(output_path(folder, report.number)):
+            return _carry_out(config, report)
+
+
+def _carry_out(config: Any, report: JobReport) -> int:
+    """Check and run what was composed, and print what came out; how it ends is put into `report`."""
+    from fcl_bench.config import load_settings
+    from fcl_bench.tracking.base import load_tracking
+
+    try:
+        tracking = load_tracking(config)
+        with no_collection():
+            settings = load_settings(config)
+        log_to_terminal("fcl-bench")
+        if settings.scalars.preview:
+            from fcl_bench.runs.preview import preview
+
+            preview(settings)
+        else:
+            from fcl_bench.runs.run import run
+            from fcl_bench.runs.screen import print_record
+
+            outcome = run(settings, tracking)
+            report.run, report.was_complete = str(outcome.folder), outcome.was_complete
+            if outcome.was_complete:
+                say("this run is complete already; its record follows (force=true repeats the run)")
+            print_record(outcome.record, report.run)
+        sys.stdout.flush()
+        report.code = DONE
+    except Exception as error:
+        report.code, report.reason = report_failure("fcl-bench", storage_error(error) or error)
+    return report.code
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """No garbage collection in this block, which imports: a million objects come, and all of them stay."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def storage_error(error: Exception) -> UserError | None:
+    """A full disk and the like, which is not a bug; safetensors tells it only in the text of its own error."""
+    if isinstance(error, OSError) and error.errno in _STORAGE:
+        reason = f"{error.filename or 'a file'}: {error.strerror}"
+    elif type(error).__name__ == "SafetensorError" and "os error" in str(error):
+        reason = first_line(error)
+    else:
+        return None
+    return UserError(f"writing failed, {reason}", "out=FOLDER and cache.dir=FOLDER with room to write")

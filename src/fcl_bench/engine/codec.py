@@ -1,0 +1,163 @@
+"""The wire codec: in which types and forms a message travels, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+
+from fcl_bench.engine.middleware import Middleware
+from fcl_bench.errors import UserError
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.wire import HALF, WireFormat
+
+#: Suffixes under which parts of an encoded tensor travel; no other name may end so.
+_SCALE, _PACKED, _HELD = "::scale", "::packed", "::held"
+
+
+class Codec(Middleware):
+    """Encodes what one side sends, and decodes what it receives. It is the last step before the wire.
+
+    Both directions have one form. A side that sends with `wire` None sends tensors as they are.
+
+    Args:
+        wire: the form of what is sent.
+        dtype, device: of received floating-point tensors; None: as they come.
+    """
+
+    def __init__(
+        self, wire: WireFormat | None, dtype: torch.dtype | None = None, device: torch.device | None = None
+    ) -> None:
+        self._wire, self._dtype, self._device = wire, dtype, device
+
+    @classmethod
+    def of_clients(cls, problem: Problem) -> Codec:
+        """Uploads travel as `wire` says; broadcasts are used in the types in which they came."""
+        return cls(problem.wire)
+
+    @classmethod
+    def of_server(cls, problem: Problem) -> Codec:
+        """Broadcasts travel in the types they have; uploads are absorbed in the statistics' type on the device."""
+        return cls(None, problem.dtype, problem.device)
+
+    def send(self, message: Message, client: int | None) -> Message:
+        return message if self._wire is None else encoded(message, self._wire)
+
+    def receive(self, message: Message, client: int) -> Message:
+        return decoded(message, self._dtype, self._device)
+
+
+def encoded(message: Message, wire: WireFormat) -> Message:
+    """The message as it travels: floating-point tensors in `wire.dtype`, integers as they are.
+
+    In a 16-bit type a matrix travels with one float32 scale per column, so that sums over many samples do not
+    overflow, and a vector stays in float32. A packed matrix has one scale per row and column, the square root of
+    its diagonal: the entries are then correlations.
+
+    Raises:
+        UserError: a finite value exceeds the range of `wire.dtype`.
+        FloatingPointError: a value is not finite before it is sent.
+    """
+    sent: dict[str, torch.Tensor] = {}
+    for name, tensor in message.items():
+        if not tensor.is_floating_point():
+            sent[name] = tensor
+            continue
+        if name in message.symmetric and wire.gram == "packed":
+            parts = _packed(name, tensor, wire.dtype)
+        elif name in message.per_class and wire.columns == "held":
+            held = torch.nonzero((tensor != 0).any(dim=0)).squeeze(1)
+            width = torch.tensor([tensor.shape[1]])
+            numbers = torch.cat([width.to(held), held]).to(torch.int32)
+            parts = {name + _HELD: numbers, **_scaled(name, tensor[:, held], wire.dtype)}
+        else:
+            parts = _scaled(name, tensor, wire.dtype)
+        if not all(map(all_finite, parts.values())):
+            _refuse(name, tensor, wire)
+        sent.update(parts)
+    return message.with_tensors(sent)
+
+
+def _refuse(name: str, tensor: torch.Tensor, wire: WireFormat) -> None:
+    """A value left the range of the wire's type, or was no number to begin with."""
+    if not bool(torch.isfinite(tensor).all()):
+        raise FloatingPointError(f"the upload's {name} is not finite")
+    raise UserError(
+        f"wire.dtype={wire} can't hold the upload's {name}: out of the type's range",
+        "wire.dtype=float64, or features of a smaller scale",
+    )
+
+
+def decoded(message: Message, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Message:
+    """What the receiver computes with: floating-point tensors in `dtype` on `device`, whole and unscaled.
+
+    Args:
+        message: what `encoded` returned.
+        dtype, device: None: those of each tensor.
+    """
+    received: dict[str, torch.Tensor] = {}
+    for name, sent in message.items():
+        if name.endswith((_SCALE, _HELD)):
+            continue
+        tensor = _moved(sent, dtype, device)
+        name = name.removesuffix(_PACKED)
+        scale = message.get(name + _SCALE)
+        if name + _PACKED in message:
+            tensor = _unpacked(tensor, None if scale is None else _moved(scale, dtype, device))
+        elif scale is not None:
+            tensor = tensor * _moved(scale, dtype, device)
+        if name + _HELD in message:
+            numbers = message[name + _HELD].to(tensor.device).long()
+            whole = tensor.new_zeros(tensor.shape[0], int(numbers[0]))
+            whole[:, numbers[1:]] = tensor
+            tensor = whole
+        received[name] = tensor
+    return dataclasses.replace(message, tensors=received)
+
+
+def _moved(tensor: torch.Tensor, dtype: torch.dtype | None, device: torch.device | None) -> torch.Tensor:
+    return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+
+
+def _scaled(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """`tensor` in `dtype`; a matrix in a 16-bit type with a float32 scale per column, a vector then in float32."""
+    if dtype not in HALF:
+        return {name: tensor.to(dtype)}
+    if tensor.ndim < 2:
+        return {name: tensor.to(torch.float32)}
+    scale = (tensor.abs().amax(dim=0, keepdim=True) if tensor.numel() else tensor[:1]).to(torch.float32)
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    return {name: (tensor / scale).to(dtype), name + _SCALE: scale}
+
+
+def _packed(name: str, matrix: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The upper triangle of a symmetric `matrix`, by rows; in a 16-bit type of its correlations, with their scales."""
+    upper = _upper(len(matrix), matrix.device)
+    if dtype not in HALF:
+        return {name + _PACKED: matrix[upper].to(dtype)}
+    scale = matrix.diagonal().sqrt().to(torch.float32)
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    correlations = matrix / scale / scale.unsqueeze(1)
+    return {name + _PACKED: correlations[upper].to(dtype), name + _SCALE: scale}
+
+
+def _unpacked(triangle: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    size = math.isqrt(2 * len(triangle))
+    matrix = triangle.new_zeros(size, size)
+    matrix[_upper(size, triangle.device)] = triangle
+    matrix += matrix.triu(1).T
+    return matrix if scale is None else matrix * scale * scale.unsqueeze(1)
+
+
+def _upper(size: int, device: torch.device) -> torch.Tensor:
+    """Which entries of a matrix are on or above the diagonal."""
+    return torch.ones(size, size, dtype=torch.bool, device=device).triu()
+
+
+def all_finite(tensor: torch.Tensor) -> bool:
+    """Whether every value is."""
+    # A sum has whatever infinity or NaN its terms have, and takes a twentieth of the time of a look at each of them. A
+    # sum of finite terms may overflow all the same, so that only then each is looked at.
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())

@@ -1,0 +1,43 @@
+"""What messages pass through on their way out of one half and into the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fcl_bench.protocol.message import Message
+
+
+class Middleware:
+    """One step on one side, the clients' or the server's: the wire codec, and later clipping, noise, masks, faults.
+
+    Both methods return the message unchanged unless a subclass says otherwise.
+    """
+
+    def send(self, message: Message, client: int | None) -> Message:
+        """What goes on towards the other side; `client` is the one that sends it, None: a broadcast to all."""
+        return message
+
+    def receive(self, message: Message, client: int) -> Message:
+        """What comes from the other side; `client` is the one that sent it, or that receives it."""
+        return message
+
+
+class Chain(Middleware):
+    """Several steps as one: a message that is sent passes them in order, one that is received in reverse.
+
+    Args:
+        steps: from the method outwards; the wire codec comes last.
+    """
+
+    def __init__(self, steps: Sequence[Middleware]) -> None:
+        self._steps = tuple(steps)
+
+    def send(self, message: Message, client: int | None) -> Message:
+        for step in self._steps:
+            message = step.send(message, client)
+        return message
+
+    def receive(self, message: Message, client: int) -> Message:
+        for step in reversed(self._steps):
+            message = step.receive(message, client)
+        return message

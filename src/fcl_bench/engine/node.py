@@ -1,0 +1,166 @@
+"""The clients' side: their data, what they keep, and one turn of one of them. No server, no other client's data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fcl_bench.data.partitions.holdings import Holdings
+from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.stopwatch import Stopwatch
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Client
+from fcl_bench.protocol.problem import Problem, Shard, State
+
+#: The column of a training sample whose label its client does not know.
+UNKNOWN = -1
+
+
+class ClientData:
+    """The samples of the clients of one node.
+
+    Args:
+        problem: device and type of the samples.
+        holdings: [task] -> the indices of each client's training samples.
+        columns: (n,) int64, the class of each sample as a column of the label matrix, `UNKNOWN` where its client does
+            not know it: true labels of unlabelled samples do not come here.
+        inputs: (n, ...) the samples; they move to the device, since a copy in each turn would cost more than what is
+            done with it there.
+    """
+
+    def __init__(
+        self, problem: Problem, holdings: Sequence[Sequence[np.ndarray]], columns: np.ndarray, inputs: torch.Tensor
+    ) -> None:
+        self._problem = problem
+        self.holdings = [Holdings.of(clients) for clients in holdings]
+        self._columns, self._known = columns, columns != UNKNOWN
+        self._inputs = inputs.to(problem.device)
+
+    @property
+    def clients(self) -> int:
+        """K."""
+        return len(self.holdings[0])
+
+    def labelled(self, task: int) -> np.ndarray:
+        """(K,) how many labelled samples each client has of a task."""
+        return self.holdings[task].chosen(self._known)
+
+    def samples(self, task: int, client: int) -> tuple[np.ndarray, np.ndarray]:
+        """Indices of a client's labelled samples of a task, and of the others."""
+        indices = self.holdings[task][client]
+        known = self._known[indices]
+        return (indices, indices[:0]) if known.all() else (indices[known], indices[~known])
+
+    def shard(self, task: int, client: int) -> Shard:
+        """What a client has of a task."""
+        known, unknown = self.samples(task, client)
+        labels = torch.from_numpy(self._columns[known]).to(self._problem.device)
+        return Shard(client, task, self.inputs(known), labels, self.inputs(unknown))
+
+    def inputs(self, indices: np.ndarray) -> torch.Tensor:
+        """Samples on the device."""
+        return on_device(self._inputs, indices, self._problem)
+
+
+def on_device(samples: torch.Tensor, indices: np.ndarray, problem: Problem) -> torch.Tensor:
+    """A choice of samples on the device: images as they are, features in the statistics' type."""
+    chosen = samples[torch.from_numpy(indices).to(samples.device)]
+    return chosen if chosen.dtype == torch.uint8 else chosen.to(problem.device, problem.dtype)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Whose turn it is: task, round and client, from 0."""
+
+    task: int
+    round: int
+    client: int
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came of a turn.
+
+    Attributes:
+        client: whose turn it was.
+        upload: as it travels.
+        seconds: the client's own, from its shard to the upload on the wire.
+        guesses: (m,) the labels that it gave its unlabelled samples, -1 for none; None: it left them alone. They are no
+            part of the upload, and only a transport that sees everything has them.
+        stored: bytes that the client keeps until its next turn, by kind (see `State`).
+    """
+
+    client: int
+    upload: Message
+    seconds: float
+    guesses: torch.Tensor | None
+    stored: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A client that gave no reply, and why."""
+
+    client: int
+    reason: str
+
+
+class Node:
+    """Runs the turns of the clients that live in one process, and keeps their states.
+
+    Args:
+        client: the method's client half; it serves all clients of the node.
+        problem: device and types.
+        data: the clients' samples.
+        middleware: what uploads and broadcasts pass through on this side.
+    """
+
+    def __init__(self, client: Client, problem: Problem, data: ClientData, middleware: Middleware) -> None:
+        self.data = data
+        self._client = client
+        self._problem = problem
+        self._middleware = middleware
+        self._states: dict[int, State] = {}
+
+    def turn(self, turn: Turn, broadcast: Message) -> Reply:
+        """One client's turn. Nothing of it stays here but the client's state."""
+        shard = self.data.shard(turn.task, turn.client)
+        state = self._states.get(turn.client, {})
+        watch = Stopwatch(self._problem.device)
+        with watch.running():
+            received = self._middleware.receive(broadcast, turn.client)
+            guesses = self._client.pseudo_labels(shard)
+            if guesses is not None:
+                shard = shard.with_pseudo_labels(guesses)
+            upload, state = self._client.update(shard, received, state)
+            upload = dataclasses.replace(upload, stage=received.stage, task=turn.task, round=turn.round)
+            upload = self._middleware.send(upload, turn.client)
+        if state:
+            self._states[turn.client] = state
+        else:
+            self._states.pop(turn.client, None)
+        return Reply(turn.client, upload, watch.seconds, guesses, stored_bytes(state))
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """What the clients keep: `<client>.<name>`."""
+        return {f"{client}.{name}": value for client, state in self._states.items() for name, value in state.items()}
+
+    def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
+        """Take over what `state_dict` returned."""
+        self._states = {}
+        for key, value in states.items():
+            client, _, name = key.partition(".")
+            self._states.setdefault(int(client), {})[name] = value.to(self._problem.device)
+
+
+def stored_bytes(state: State) -> dict[str, int]:
+    """Bytes of a client's state by kind: what stands before the first dot of a name."""
+    found: dict[str, int] = {}
+    for name, value in state.items():
+        kind = name.partition(".")[0]
+        found[kind] = found.get(kind, 0) + value.nbytes
+    return found

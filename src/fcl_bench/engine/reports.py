@@ -1,0 +1,65 @@
+"""What the engine reports of a run: the parts of run.json that it measures (see `runs.run_json` for the whole)."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class Metrics(TypedDict):
+    """Accuracies in percent (see `engine.metrics.metrics`); None: not defined for this stream.
+
+    a[t, tau] is the accuracy on task tau's test set after task t, and T the number of tasks.
+    """
+
+    accuracy: list[float | None]  # [A_1 .. A_T], on the pooled test sets of the tasks up to t
+    A_avg: float | None  # mean of A_1 .. A_T
+    A_T: float | None
+    A_avg_tasks: float | None  # the same two, with A_t = mean over tau <= t of a[t, tau] (STSA Eq. 60)
+    A_T_tasks: float | None
+    forgetting: float | None  # 1/(T-1) sum over tau < T of max over t < T of a[t, tau], minus a[T, tau] (STSA)
+    forgetting_fedprotip: float | None  # the same sum over T
+    retention: float | None  # mean over tau of a[T, tau] / a[tau, tau]
+    stability: float | None  # mean over s >= 2 of the mean over tau < s of a[s, tau]
+    plasticity: float | None  # mean over tau of a[tau, tau]
+
+
+class Exchanged(TypedDict):
+    """Bytes that clients sent and received (see `engine.ledger.Ledger.communication`)."""
+
+    up_max_bytes: int  # the most that one client uploads for one task, over its rounds
+    up_total_max_bytes: int  # the most that one client uploads over the stream
+    down_max_bytes: int  # the most that one client receives for one task
+    up_total_bytes: int  # all clients and tasks together
+    down_total_bytes: int
+
+
+class StageExchanged(TypedDict):
+    """Bytes of one stage of a method's rounds."""
+
+    up_max_bytes: int  # the most that one client uploads for one task in this stage
+    up_max_bytes_by_task: list[int]  # that, of each task
+    up_total_bytes: int
+    down_total_bytes: int
+
+
+class StagesExchanged(Exchanged):
+    """All bytes, and those of each stage by its name."""
+
+    by_stage: dict[str, StageExchanged]
+
+
+class LabelCounts(TypedDict):
+    """Training samples of one task or of all; each client counts once per task."""
+
+    samples: int
+    labelled: int  # whose label the client knows
+    accepted: int  # of the others, those that the client gave a label itself
+    right: int  # of those labels, the true ones
+
+
+class Seconds(TypedDict):
+    """Wall-clock seconds of the method's own work, without evaluation (see `engine.ledger.Ledger.runtime`)."""
+
+    seconds_per_task: float  # mean over tasks of (mean over clients of client time + server time), FedRAN Eq. 1
+    client_seconds: float  # of all clients and tasks
+    server_seconds: float  # of all tasks

@@ -1,0 +1,77 @@
+"""A positive semidefinite matrix that is added up, and the ridge problem that is solved with it."""
+
+from __future__ import annotations
+
+import torch
+
+from fcl_bench.linalg.gram import add_gram, gram
+from fcl_bench.linalg.solve import Solution, solve_symmetric
+
+
+class Estimate:
+    """G (M, M), a sum of matrices or of products F F', and the solution of (G + shift I) W = B.
+
+    Args:
+        size: M.
+        dtype, device: of what is kept.
+        low_rank: keep the factors side by side, F (M, m) with G = F F', until m would reach M; from then on, or from
+            the beginning, G itself.
+    """
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device, low_rank: bool = False) -> None:
+        self._blocks = [torch.zeros(size, 0, dtype=dtype, device=device)]
+        self._matrix = None if low_rank else torch.zeros(size, size, dtype=dtype, device=device)
+
+    @property
+    def size(self) -> int:
+        """M."""
+        return self._blocks[0].shape[0]
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """G (M, M): the matrix that is kept, to be added to in place, or else made of the factors."""
+        return gram(self._factor().T) if self._matrix is None else self._matrix
+
+    def add_factor(self, F: torch.Tensor) -> None:
+        """G += F F' for F (M, m)."""
+        if self._matrix is not None:
+            add_gram(self._matrix, F.T)
+            return
+        self._blocks.append(F)
+        if sum(block.shape[1] for block in self._blocks) >= self.size:
+            self._matrix = self.matrix
+            self._blocks = [F.new_zeros(self.size, 0)]
+
+    def _factor(self) -> torch.Tensor:
+        self._blocks = [torch.cat(self._blocks, dim=1)]
+        return self._blocks[0]
+
+    def solve(self, B: torch.Tensor, shift: float, rounding: float) -> Solution:
+        """W = (G + shift I)^-1 B, in the span of F and B where that is much smaller than M.
+
+        With Q an orthonormal basis of the span, W = Q (Q'F F'Q + shift I)^-1 Q'B. (The Woodbury identity is the same in
+        exact arithmetic, but it subtracts what it then divides by `shift`: its error grows with the square of the
+        condition number.)
+
+        Args:
+            B: (M, C).
+            shift: a ridge, or (below zero) what regularisers are taken out of G.
+            rounding: relative error of G's entries; see `linalg.solve.relative_rounding`.
+        """
+        if self._matrix is None and 2 * (self._factor().shape[1] + B.shape[1]) <= self.size:
+            F = self._factor()
+            Q, R = torch.linalg.qr(torch.cat([F, B], dim=1))
+            E = R[:, : F.shape[1]]
+            inner = solve_symmetric(gram(E.T), R[:, F.shape[1] :], rounding, shift)
+            return Solution(Q @ inner.W, inner.condition, inner.trouble)
+        return solve_symmetric(self.matrix, B, rounding, shift)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """`G` (M, M), or `factor` (M, m)."""
+        return {"factor": self._factor()} if self._matrix is None else {"G": self._matrix}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Take over what `state_dict` returned."""
+        like = self._blocks[0]
+        self._matrix = state["G"].to(like) if "G" in state else None
+        self._blocks = [state["factor"].to(like) if "factor" in state else like[:, :0]]

@@ -1,0 +1,224 @@
+"""The server half of the gradient methods: federated averaging, and what a method may change about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from fcl_bench.methods.gradient.half import MODEL, Half, final_prefix, head_seed, teacher_prefix
+from fcl_bench.protocol.expected import Expectation, like
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Server
+from fcl_bench.protocol.problem import Prediction, Problem, TestBatch
+from fcl_bench.protocol.task import Task
+from fcl_bench.randomness import derived_seed, generator
+from fcl_bench.training.heads import Heads
+from fcl_bench.training.network import Network
+from fcl_bench.training.optimisers import ServerOptimiser, average
+
+if TYPE_CHECKING:
+    from fcl_bench.methods.gradient.base import GradientMethod
+
+#: Before the names of the server optimiser's tensors in a state.
+_OPTIMISER = "server_optimiser."
+
+
+class GradientServer(Server):
+    """Averages models round by round: W = sum_k p_k W_k (FedProTIP Eq. 21), batch norm's running statistics too.
+
+    Attributes:
+        sent: the part of the model that the round at hand changes, as broadcast.
+        stage: of the round at hand.
+        task: index of the task at hand.
+        tasks: the columns of each task's classes.
+        columns: the columns of each head's.
+    """
+
+    def __init__(self, method: GradientMethod, problem: Problem) -> None:
+        self.half = Half(method, problem)
+        self.method = method
+        self.problem = problem
+        self.stage = MODEL
+        self.task = 0
+        self.tasks: list[tuple[int, ...]] = []
+        self.columns: list[tuple[int, ...]] = []
+        self.sent: dict[str, torch.Tensor] = {}
+        self._round = 0
+        self._optimiser = ServerOptimiser(method.training)
+        self._teacher: dict[str, torch.Tensor] = {}
+        self._sums: dict[str, torch.Tensor] = {}
+        self._weight = 0.0
+
+    @property
+    def network(self) -> Network:
+        return self.half.network
+
+    @property
+    def heads(self) -> Heads:
+        """The heads so far, at the last task."""
+        return Heads(tuple(self.columns), self.tasks[-1])
+
+    def start_task(self, task: Task) -> None:
+        self.task = task.index
+        if len(self.tasks) == task.index:
+            if self.method.keeps_teacher and task.index:
+                prefix = teacher_prefix(task.index - 1)
+                self._teacher = {prefix + name: value.clone() for name, value in self.network.state().items()}
+            self.tasks.append(task.columns)
+            self.columns.append(self.method.head_columns(task))
+        self.half.prepare(self.heads)
+
+    def rounds(self, task: Task) -> int:
+        return len(self.method.stages(task))
+
+    def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
+        """A random `fraction` of the clients, at least one, in the rounds of the model; everyone in others."""
+        fraction = self.method.training.fraction
+        if fraction == 1 or not available or self.method.stages(task)[round_] != MODEL:
+            return available
+        count = max(1, round(fraction * len(available)))
+        rng = generator(self.problem.seed, "participants", task.index, self.method.model_round(task, round_))
+        return sorted(rng.choice(available, count, replace=False).tolist())
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        """The model, the step size, the round; what no longer changes is sent to each client once."""
+        self.stage = self.method.stages(task)[round_]
+        state = {name: value.clone() for name, value in self.network.state().items()}
+        changing = self.network.changing().keys()
+        heads = self.heads.to_message()
+        extra = self.extra_broadcast()
+        if self.stage != MODEL:
+            # The task's last model: named by the task, since it is sent in every such stage and counts once.
+            final = {(final_prefix(task.index) + name if name in changing else name): state[name] for name in state}
+            return Message({**final, **heads, **extra}, self.stage, kept={*final, *extra})
+        self._round = self.method.model_round(task, round_)
+        self._sums, self._weight = {}, 0.0
+        self.sent = {name: state[name] for name in changing}
+        rate = torch.tensor(self.method.training.rate(self._round), dtype=torch.float64)
+        control = {"round": torch.tensor(self._round), "rate": rate}
+        kept = {*(state.keys() - self.sent.keys()), *extra}
+        return Message({**state, **control, **heads, **extra}, self.stage, kept=kept)
+
+    def extra_broadcast(self) -> dict[str, torch.Tensor]:
+        """What a method sends beside the model in a round of `stage`: tensors that never change under their names."""
+        return dict(self._teacher)
+
+    def expects(self, task: Task, round_: int) -> Expectation:
+        return like(self.sent) if self.stage == MODEL else self.expects_answer()
+
+    def expects_answer(self) -> Expectation:
+        """The fields of an upload of a stage that is no training; only for methods with such stages."""
+        return {}
+
+    def objection(self, upload: Message) -> str:
+        return "it does not say how many samples it is of" if self.stage == MODEL and upload.samples is None else ""
+
+    def absorb(self, client: int, upload: Message) -> None:
+        if self.stage == MODEL:
+            self._add(client, upload)
+        else:
+            self.absorb_answer(client, upload)
+
+    def absorb_answer(self, client: int, upload: Message) -> None:
+        """Take in an upload of a stage that is no training; only for methods with such stages."""
+
+    def weight(self, client: int, upload: Message) -> float:
+        """What a client's model counts in the average, relative to the others'."""
+        return float(upload.samples or 0) if self.method.training.weighting == "samples" else 1.0
+
+    def _add(self, client: int, upload: Message) -> None:
+        weight = self.weight(client, upload)
+        self._weight += weight
+        for name in self.sent:
+            value = upload[name].double()
+            if name in self._sums:
+                self._sums[name].add_(value, alpha=weight)
+            else:
+                self._sums[name] = value * weight
+
+    def finish_round(self) -> None:
+        if self.stage != MODEL:
+            self.finish_stage()
+        elif self._weight:
+            mean = average(self._sums, self._weight)
+            self.network.load(self.aggregated(self._optimiser.step(self.sent, mean)))
+            with self.half.trainer.reproducible(derived_seed(self.problem.seed, "server", self.task, self._round)):
+                self.server_step()
+        self._sums = {}
+
+    def finish_stage(self) -> None:
+        """All uploads of a stage that is no training are in."""
+
+    def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The new model from what the server's optimiser made of the clients'; `sent` is the old one."""
+        return mean
+
+    def server_step(self) -> None:
+        """What the server does to `network` or beside it after each average, with torch's generators seeded."""
+
+    def finish_task(self) -> None:
+        """The model of the last round is the task's."""
+
+    def predict(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.classify(TestBatch.of(inputs)).scores
+
+    def classify(self, batch: TestBatch) -> Prediction:
+        return Prediction(self.class_scores(self.embed(batch.inputs)))
+
+    @torch.inference_mode()
+    def class_scores(self, features: torch.Tensor) -> torch.Tensor:
+        """Scores (n, C_t) of features (n, d); of a class with several heads the largest."""
+        return self.heads.class_scores(self.logits(features))
+
+    @torch.inference_mode()
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        """The outputs of all heads (n, L). Raises a `UserError` where they are not finite."""
+        logits = self.network.logits(features)
+        if not bool(torch.isfinite(logits).all()):
+            raise self.half.trainer.diverged()
+        return logits
+
+    def embed(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.half.trainer.features(self.network, inputs)
+
+    def model(self) -> dict[str, torch.Tensor]:
+        """`W` (d, C), `bias` (C) and the body's tensors; features are the body's output.
+
+        Where a class has several heads, a column for each, and `head_columns` says which class it scores.
+        """
+        state, heads = self.network.state_dict(), self.heads
+        own = {} if heads.plain else {"head_columns": torch.tensor(heads.logits)}
+        return {
+            "W": torch.cat([state[f"heads.{head}.weight"] for head in range(len(self.columns))]).T,
+            "bias": torch.cat([state[f"heads.{head}.bias"] for head in range(len(self.columns))]),
+            **own,
+            **{name: value for name, value in state.items() if name.startswith("body.") and value.is_floating_point()},
+        }
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        state = {**self.network.state(), "classes": torch.tensor(self.heads.sizes), **self._teacher}
+        state |= {_OPTIMISER + name: value for name, value in self._optimiser.state_dict().items()}
+        if not (self.heads.plain and self.tasks == self.columns):
+            state["head_columns"] = torch.tensor(self.heads.logits)
+            state["task_sizes"] = torch.tensor([len(columns) for columns in self.tasks])
+            state["task_columns"] = torch.tensor([column for columns in self.tasks for column in columns])
+        return state
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        sizes = state["classes"].tolist()
+        self.columns = _parts(state.get("head_columns", torch.arange(sum(sizes))), sizes)
+        self.tasks = list(self.columns)
+        if "task_sizes" in state:
+            self.tasks = _parts(state["task_columns"], state["task_sizes"].tolist())
+        self.network.grow(self.heads.sizes, head_seed(self.problem))
+        self.network.load({name: value for name, value in state.items() if name.startswith(("body.", "heads."))})
+        on_device = {name: value.to(self.problem.device) for name, value in state.items()}
+        self._teacher = {name: value for name, value in on_device.items() if name.startswith("teacher.")}
+        self._optimiser.load_state_dict(
+            {name.removeprefix(_OPTIMISER): value for name, value in on_device.items() if name.startswith(_OPTIMISER)}
+        )
+
+
+def _parts(columns: torch.Tensor, sizes: list[int]) -> list[tuple[int, ...]]:
+    return [tuple(part.tolist()) for part in columns.split(sizes)]

@@ -1,0 +1,114 @@
+"""What both halves of a method are given: the problem before the stream starts, and a client's samples of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from fcl_bench.protocol.wire import WireFormat
+
+if TYPE_CHECKING:
+    from fcl_bench.backbones.trainable import Trainable
+
+#: What one client keeps between its turns, by name. The part of a name before its first dot says what kind of thing it
+#: is ("images.3", "model.body.weight"): run.json reports the bytes of each kind (`client_storage_bytes`).
+State = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What both halves know before the stream starts.
+
+    Attributes:
+        inputs: d, the number of features of a sample.
+        seed: the run's seed, for generators derived from it.
+        dtype: in which statistics are accumulated and solved.
+        device: where they are.
+        wire: how messages travel.
+        network: what a method that trains the backbone starts from; None for the methods that take its features.
+    """
+
+    inputs: int
+    seed: int
+    dtype: torch.dtype
+    device: torch.device
+    wire: WireFormat
+    network: Trainable | None = None
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One client's samples of one task.
+
+    Attributes:
+        client: k, from 0.
+        task: t, from 0.
+        inputs: the labelled samples on the device: features (n, d) in the statistics' dtype, or, for methods that
+            train the network, images (n, 3, h, w) in uint8.
+        labels: (n,) int64, their classes as columns of the label matrix.
+        unlabelled: (m, ...) like `inputs`, the samples without a label (none at `label_rate` 1).
+    """
+
+    client: int
+    task: int
+    inputs: torch.Tensor
+    labels: torch.Tensor
+    unlabelled: torch.Tensor
+
+    def with_pseudo_labels(self, labels: torch.Tensor) -> Shard:
+        """The shard in which the unlabelled samples whose entry in `labels` (m,) is not -1 have that label."""
+        accepted = labels >= 0
+        return Shard(
+            self.client,
+            self.task,
+            torch.cat([self.inputs, self.unlabelled[accepted]]),
+            torch.cat([self.labels, labels[accepted]]),
+            self.unlabelled[~accepted],
+        )
+
+
+@dataclass
+class TestBatch:
+    """Test samples to be classified.
+
+    Attributes:
+        load: returns them, as `Shard.inputs` has its samples; called when `inputs` is first asked for.
+        one_task: whether they are known to be of one task.
+        number: of a batch that comes back after every task with the same samples, so that a server may keep what it
+            has made of them; None for a batch that comes once.
+    """
+
+    __test__ = False  # no test case for pytest
+
+    load: Callable[[], torch.Tensor]
+    one_task: bool = False
+    number: int | None = None
+
+    @cached_property
+    def inputs(self) -> torch.Tensor:
+        """(n, ...) the samples on the device."""
+        return self.load()
+
+    @classmethod
+    def of(cls, inputs: torch.Tensor, one_task: bool = False) -> TestBatch:
+        """A batch of samples that are at hand."""
+        return cls(lambda: inputs, one_task)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the server says of n samples.
+
+    Attributes:
+        scores: (n, C_t) over the classes seen so far.
+        tasks: (n,) int64, the task whose classes alone are to compete; None: all compete.
+        heads: per task, (n, c) scores of the task's classes, ascending, by a head of its own; None: those in `scores`.
+    """
+
+    scores: torch.Tensor
+    tasks: torch.Tensor | None = None
+    heads: tuple[torch.Tensor, ...] | None = None

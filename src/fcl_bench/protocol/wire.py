@@ -1,0 +1,46 @@
+"""`wire`: in which form messages travel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fcl_bench import config
+
+#: `wire.dtype`: the types in which uploads may travel.
+WIRE_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in config.WIRE_DTYPES}
+#: Types whose range is so small that matrices travel with scales.
+HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class WireFormat:
+    """How messages travel. All but `dtype` is free of loss in float64 and float32.
+
+    Attributes:
+        dtype: of uploaded floating-point tensors. (Broadcasts travel in the types they have.)
+        gram: "full" sends symmetric matrices whole; "packed" their upper triangle, about half the bytes.
+        columns: "task" sends per-class matrices with a column for every class of the task; "held" only the columns
+            that are not zero (those of the classes that the client holds), and their numbers, 4 bytes each.
+        projection: "seed" broadcasts the random projection as 8 bytes; "matrix" as d x M numbers in float64.
+    """
+
+    dtype: torch.dtype
+    gram: str = "full"
+    columns: str = "task"
+    projection: str = "seed"
+
+    def __str__(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+
+def column_bytes(rows: int | None, dtype: torch.dtype) -> int:
+    """Bytes on the wire of one column of a matrix with `rows` rows, or (None) of one entry of a vector.
+
+    In a 16-bit type a column brings its float32 scale and a vector stays in float32 (see `engine.codec`).
+    """
+    half = dtype in HALF
+    if rows is None:
+        return 4 if half else dtype.itemsize
+    return rows * dtype.itemsize + (4 if half else 0)

@@ -1,0 +1,173 @@
+"""What accuracy costs: A_avg and A_T against bytes or seconds, with the front of what is not beaten in both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from fcl_bench.config import is_number, text
+from fcl_bench.results.figures.canvas import ACCURACIES, canvas, legend, title
+from fcl_bench.results.figures.selection import names, panels, seeds_told, shared, styles
+from fcl_bench.results.figures.style import ANNOTATION, CEILING_LOOKS, FRONT
+from fcl_bench.results.summarise import CEILINGS, knobs, signature
+
+_MOST_PANELS = 4
+_MOST_ANNOTATED = 10
+#: Lines of one family: the starts of more would lie on each other.
+_MOST_NAMED = 2
+
+
+def accuracy_against_bytes(summary: pd.DataFrame) -> Figure:
+    """A_avg and A_T against the measured upload of the busiest client and task, with the Pareto front.
+
+    Args:
+        summary: what `summarise` returned.
+    """
+    told = [
+        "Accuracy against what is sent, measured.",
+        "Pareto front: nothing else sends as little and is more accurate.",
+    ]
+    return _accuracy_against_cost(summary, "up_max_mib", "upload of the busiest client and task (MiB)", told)
+
+
+def accuracy_against_seconds(summary: pd.DataFrame) -> Figure:
+    """A_avg and A_T against seconds a task (FedRAN Eq. 1, without feature extraction), with the Pareto front.
+
+    Args:
+        summary: what `summarise` returned; kinds of devices are settings of their own.
+    """
+    told = [
+        "Accuracy against time, as measured: it compares only runs of one machine under one load.",
+        "Pareto front: nothing else is as fast and more accurate.",
+    ]
+    axis = "seconds per task: clients' mean and server (FedRAN Eq. 1)"
+    return _accuracy_against_cost(summary, "seconds_per_task", axis, told, annotate=False)
+
+
+def _accuracy_against_cost(
+    summary: pd.DataFrame, cost: str, axis: str, told: Sequence[str], annotate: bool = True
+) -> Figure:
+    """A row of panels per setting: A_avg and A_T against `cost` (log).
+
+    Rows of one family differ in numeric knobs only. A line joins, in its order, points that differ only in the knob
+    with the most values, which stands at each; the other knobs stand at its start. Error bars are one standard
+    deviation over seeds. Ceilings are dotted lines: they have all data in one place, so their cost does not compare.
+
+    Args:
+        summary: what `summarise` returned.
+        cost: a measure, such as up_max_mib.
+        axis: its name and unit.
+        told: sentences of the caption.
+        annotate: whether the knob's values stand at the points.
+    """
+    shown, left_out = panels(summary, most=_MOST_PANELS)
+    rows = pd.concat([panel.rows for panel in shown])
+    rivals = rows[~rows["method"].isin(CEILINGS)]
+    numeric = {family: _numeric_knobs(group) for family, group in rivals.groupby("family", sort=False)}
+    looks = _nested(styles(rivals, "family"))
+    seeds = f"Mean over seeds; bars: one standard deviation either way; {seeds_told(rows)}."
+    figure, grid = canvas(
+        len(shown) * len(ACCURACIES), len(ACCURACIES), [*told, seeds, shared(rows), left_out], height=3.6, sharex=True
+    )
+    for axes, (panel, measure) in zip(grid, product(shown, ACCURACIES), strict=True):
+        front = pareto_front(panel.rows, f"{cost}_mean", f"{measure}_mean")
+        if len(front):
+            axes.plot(front[f"{cost}_mean"], front[f"{measure}_mean"], drawstyle="steps-post", **FRONT)
+        for family, look in looks.items():
+            of_family = panel.rows[panel.rows["family"] == family]
+            notes = annotate and len(of_family) <= _MOST_ANNOTATED
+            _draw(axes, of_family, (cost, measure), numeric[family], look, notes)
+        for method, look in CEILING_LOOKS.items():
+            for height in panel.rows.loc[panel.rows["method"] == method, f"{measure}_mean"].dropna():
+                axes.axhline(height, **look)
+        title(axes, panel.title, len(ACCURACIES))
+        axes.set_ylabel(ACCURACIES[measure])
+        axes.margins(y=0.1)
+        axes.grid(alpha=0.3, which="both")
+        axes.set_xlabel(axis)
+    _scale(grid[0], rivals[f"{cost}_mean"])
+    called = names(rivals, "family")
+    named = {_legend(called[family], numeric[family]): look for family, look in looks.items()}
+    there = [method for method in CEILINGS if method in set(rows["method"])]
+    named |= {f"{method} (ceiling)": CEILING_LOOKS[method] for method in there}
+    legend(figure, named, [Line2D([], [], label="Pareto front", **FRONT)] if len(rivals) else [])
+    return figure
+
+
+def pareto_front(rows: pd.DataFrame, cost: str, gain: str) -> pd.DataFrame:
+    """The rows, by rising cost, that no other one beats: none costs less or as much and gains more.
+
+    Ceilings are no rivals, and what costs nothing or has no gain has no place on a log axis.
+    """
+    rivals = rows[~rows["method"].isin(CEILINGS) & (rows[cost] > 0) & rows[gain].notna()]
+    ordered = rivals.sort_values([cost, gain], ascending=[True, False], kind="stable")
+    before = ordered[gain].cummax().shift(fill_value=-np.inf)
+    return ordered[ordered[gain] > before]
+
+
+def _nested(looks: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Ever smaller markers, since the exact methods reach the same point."""
+    return {family: {**look, "markersize": 10 - 0.8 * (i % 7)} for i, (family, look) in enumerate(looks.items())}
+
+
+def _numeric_knobs(rows: pd.DataFrame) -> list[str]:
+    """The numeric knobs that vary within a family, the one with the most values last."""
+    counts = {knob: rows.loc[rows[knob].map(is_number), knob].nunique() for knob in knobs(rows)}
+    return sorted((knob for knob, count in counts.items() if count > 1), key=counts.__getitem__)
+
+
+def _legend(family: str, numeric: list[str]) -> str:
+    told = [f"points: {_short(numeric[-1])}"] if numeric else []
+    told += [f"lines: {', '.join(map(_short, numeric[:-1]))}"] if numeric[:-1] else []
+    return " ".join([family, *([f"[{'; '.join(told)}]"] if told else [])])
+
+
+def _draw(
+    axes: Axes, rows: pd.DataFrame, over: tuple[str, str], numeric: list[str], look: dict[str, Any], annotate: bool
+) -> None:
+    """The points of one family in one panel; what has no accuracy or cost nothing has no place there."""
+    cost, measure = over
+    rows = rows[(rows[f"{cost}_mean"] > 0) & rows[f"{measure}_mean"].notna()]
+    if numeric:
+        rows = rows.sort_values(numeric[-1], key=pd.to_numeric)
+    others = signature(rows, numeric[:-1])
+    for _, line in rows.groupby(others, sort=False):
+        x, y = line[f"{cost}_mean"], line[f"{measure}_mean"]
+        spreads = [line[f"{key}_std"].fillna(0) for key in (measure, cost)]
+        # Bytes are often the same for every seed: no bar then, whose ends would lie on the point.
+        up, across = (spread if spread.any() else None for spread in spreads)
+        axes.errorbar(x, y, up, across, capsize=2, **look)
+        if numeric and annotate:
+            # Where a curve that rises with cost leaves room: names below its points, the others left of the first.
+            note = {"textcoords": "offset points", "color": look["color"], **ANNOTATION}
+            for value, size, accuracy in zip(line[numeric[-1]], x, y, strict=True):
+                axes.annotate(text(value), (size, accuracy), (6, -12), **note)
+            name = ", ".join(f"{_short(knob)} {text(line[knob].iloc[0])}" for knob in numeric[:-1])
+            if others.nunique() <= _MOST_NAMED:
+                axes.annotate(name, (x.iloc[0], y.iloc[0]), (-7, -3), ha="right", **note)
+
+
+def _short(knob: str) -> str:
+    return knob.removeprefix("method.")
+
+
+def _scale(axes: Axes, sizes: pd.Series) -> None:
+    """A log axis with plain numbers, for all panels (they share it)."""
+    axes.set_xscale("log")
+    sizes = sizes[sizes > 0]
+    if len(sizes):
+        # Room for the names, too.
+        span = (sizes.max() / sizes.min()) ** 0.12
+        axes.set_xlim(sizes.min() / span / 1.4, sizes.max() * span * 1.4)
+    is_wide = len(sizes) > 0 and np.log10(sizes.max() / sizes.min()) > 2
+    axes.xaxis.set_major_locator(LogLocator(subs=(1,) if is_wide else (1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())

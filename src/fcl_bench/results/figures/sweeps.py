@@ -1,0 +1,73 @@
+"""The pictures of accuracy against one quantity of the setting: label rate, beta, number of clients."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from fcl_bench.config import is_number, text
+from fcl_bench.results.figures.canvas import ACCURACIES, canvas, legend, title
+from fcl_bench.results.figures.selection import Panel, lines, named_looks, panels, seeds_told, shared, styles
+from fcl_bench.results.summarise import setting, signature
+
+#: Quantity -> how its axis is called, and its scale.
+SWEPT = {
+    "label_rate": ("label rate: labelled fraction of the training samples", "linear"),
+    "beta": ("Dirichlet beta: the smaller, the more skewed the clients' classes", "log"),
+    "clients": ("clients, K", "log"),
+}
+
+
+def swept(summary: pd.DataFrame, quantity: str) -> pd.DataFrame:
+    """The rows of those configurations that were run at two or more values of `quantity`, all else being equal."""
+    rows = summary[summary[quantity].map(is_number)] if quantity in summary else summary.iloc[:0]
+    if rows.empty:
+        return rows
+    others = [column for column in setting(rows) if column != quantity]
+    values = rows[quantity].astype(float).groupby(signature(rows, [*others, "label"])).transform("nunique")
+    return rows[values > 1]
+
+
+def accuracy_against(summary: pd.DataFrame, quantity: str) -> Figure:
+    """A row of panels a setting: A_avg and A_T at each value of `quantity`, with one standard deviation over seeds.
+
+    Args:
+        summary: what `swept` returned, not empty.
+        quantity: one of `SWEPT`.
+    """
+    shown, left_out = panels(summary, [quantity], most=4)
+    shown, fewer = lines(shown)
+    rows = pd.concat([panel.rows for panel in shown])
+    looks = styles(rows)
+    label, scale = SWEPT[quantity]
+    caption = [
+        f"A line joins runs that differ in {quantity} only. Point: mean over seeds; bar: one standard deviation",
+        f"either way; {seeds_told(rows)}.",
+        *(shared(rows), fewer, left_out),
+    ]
+    figure, grid = canvas(len(shown) * len(ACCURACIES), len(ACCURACIES), caption)
+    for axes, (panel, measure) in zip(grid, product(shown, ACCURACIES), strict=True):
+        for name, line in panel.rows.groupby("label", sort=False):
+            line = line.assign(**{quantity: line[quantity].astype(float)}).sort_values(quantity)
+            spread = line[f"{measure}_std"].fillna(0)
+            axes.errorbar(line[quantity], line[f"{measure}_mean"], spread, capsize=3, **looks[name])
+        title(axes, panel.title, len(ACCURACIES))
+        axes.set_xlabel(label if len(label) < 50 else label.split(":")[0])
+        axes.set_ylabel(ACCURACIES[measure])
+        _ticks(axes, panel, quantity, scale)
+    legend(figure, named_looks(rows))
+    return figure
+
+
+def _ticks(axes: Axes, panel: Panel, quantity: str, scale: str) -> None:
+    """A tick at each value that was run, as the user typed it."""
+    values = sorted(set(panel.rows[quantity].astype(float)))
+    if scale == "log" and values[0] > 0:
+        axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(values))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: text(float(f"{value:.6g}"))))

@@ -1,0 +1,113 @@
+"""Figures over the task stream: accuracy after each task, and the accuracy matrix."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fcl_bench.results.figures.canvas import canvas, legend, title
+from fcl_bench.results.figures.selection import lines, named_looks, names, panels, seeds_told, shared, styles
+from fcl_bench.results.figures.style import COLOUR_MAP
+
+_CURVE_COLUMNS, _MATRIX_COLUMNS = 2, 3
+_MOST_MATRICES = 8
+#: Beyond it the numbers would be too small to read; the shades tell.
+_MOST_NUMBERED = 10
+
+
+def accuracy_over_tasks(summary: pd.DataFrame, folders: Mapping[str, Path]) -> Figure:
+    """A panel a setting: mean over seeds of A_t, on all classes seen up to task t, and a band of one deviation.
+
+    Args:
+        summary: what `summarise` returned.
+        folders: run id -> its folder.
+    """
+    shown, left_out = panels(summary)
+    shown, fewer = lines(shown)
+    rows = pd.concat([panel.rows for panel in shown])
+    looks = styles(rows)
+    caption = [
+        "Accuracy on all classes seen so far, after each task.",
+        f"Line: mean over seeds; band: one standard deviation either way; {seeds_told(rows)}.",
+        *(shared(rows), fewer, left_out),
+    ]
+    figure, grid = canvas(len(shown), _CURVE_COLUMNS, caption, height=3.9 if len(shown) <= _CURVE_COLUMNS else 3.3)
+    for axes, panel in zip(grid, shown, strict=True):
+        for _, row in panel.rows.iterrows():
+            # (runs, T): [A_1..A_T] in percent, NaN where a task has no test sample.
+            curves = np.stack([_curve(folders[run]) for run in row["run_ids"]])
+            tasks = np.arange(1, curves.shape[1] + 1)
+            look = looks[row["label"]]
+            middle = curves.mean(axis=0)
+            axes.plot(tasks, middle, **look)
+            if len(curves) > 1:
+                spread = curves.std(axis=0, ddof=1)
+                axes.fill_between(tasks, middle - spread, middle + spread, color=look["color"], alpha=0.18, linewidth=0)
+        title(axes, panel.title, min(_CURVE_COLUMNS, len(shown)))
+        axes.set_xlabel("task")
+        axes.set_ylabel("accuracy, $A_t$ (%)")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    legend(figure, named_looks(rows))
+    return figure
+
+
+def accuracy_matrices(summary: pd.DataFrame, folders: Mapping[str, Path]) -> Figure:
+    """A heat map a configuration, of the setting with the most of them: the mean over seeds of a[t, tau] in percent.
+
+    Args:
+        summary: what `summarise` returned, for streams of two tasks or more.
+        folders: run id -> its folder.
+    """
+    blocks, left_out = panels(summary, most=1)
+    [shown], fewer = lines(blocks, most=_MOST_MATRICES)
+    rows = shown.rows
+    named = names(rows)
+    caption = [
+        "Accuracy (%) on the test samples of each task (column), after each task (row).",
+        f"Mean over seeds; {seeds_told(rows)}.",
+        *(shared(rows), fewer, left_out),
+    ]
+    figure, grid = canvas(len(rows), _MATRIX_COLUMNS, caption, height=3.4)
+    means = [np.mean([_matrix(folders[run]) for run in runs], axis=0) for runs in rows["run_ids"]]
+    low, high = min(np.nanmin(matrix) for matrix in means), max(np.nanmax(matrix) for matrix in means)
+    columns = min(_MATRIX_COLUMNS, len(rows))
+    for axes, matrix, label in zip(grid, means, rows["label"], strict=True):
+        image = axes.imshow(matrix, cmap=COLOUR_MAP, vmin=low, vmax=high)
+        axes.grid(False)
+        _numbers(axes, matrix, (low + high) / 2)
+        title(axes, named[label], columns + 1)
+        axes.set_xlabel("test samples of task")
+        axes.set_ylabel("after task")
+        every = max(1, len(matrix) // _MOST_NUMBERED)
+        ticks = np.arange(0, len(matrix), every)
+        axes.set_xticks(ticks, [str(task + 1) for task in ticks])
+        axes.set_yticks(ticks, [str(task + 1) for task in ticks])
+    shrink = 0.8 if len(rows) <= _MATRIX_COLUMNS else 0.5
+    figure.colorbar(image, ax=grid, label="accuracy (%)", shrink=shrink, pad=0.01)
+    return figure
+
+
+def _curve(folder: Path) -> np.ndarray:
+    """(T,) in percent."""
+    return np.array(json.loads((folder / "run.json").read_text())["metrics"]["accuracy"], dtype=float)
+
+
+def _matrix(folder: Path) -> np.ndarray:
+    """(T, T) in percent, NaN above the diagonal."""
+    return pd.read_csv(folder / "accuracy_matrix.csv").to_numpy(float)
+
+
+def _numbers(axes: Axes, matrix: np.ndarray, middle: float) -> None:
+    if len(matrix) > _MOST_NUMBERED:
+        return
+    for (row, column), value in np.ndenumerate(matrix):
+        if not np.isnan(value):
+            shade = "white" if value < middle else "black"
+            axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=7.5, color=shade)

@@ -1,0 +1,103 @@
+r"""A `Sheet` as Markdown that a repository's viewer renders, and as LaTeX to be taken in with \input."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+from fcl_bench.results.tables.cells import Sheet, Table
+
+_MARKDOWN = {"": "{}", "bold": "**{}**", "underline": "<u>{}</u>"}
+_LATEX = {"": "{}", "bold": r"\textbf{{{}}}", "underline": r"\underline{{{}}}"}
+_LATEX_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": "$<$",
+    ">": "$>$",
+    "`": r"\textasciigrave{}",
+    # After a row's end, TeX would read a star or an optional argument.
+    "*": "{*}",
+    "[": "{[}",
+    "]": "{]}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "−": "$-$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+}
+#: Longer LaTeX tables break over pages.
+_PAGE = 45
+
+
+def markdown_page(sheet: Sheet) -> str:
+    """Title, table and notes."""
+    parts = [f"# {_markdown(sheet.title)}", markdown_table(sheet), *map(_markdown, sheet.notes)]
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown_table(sheet: Sheet) -> str:
+    """The table alone, its numbers set to the right."""
+    lines = [[_markdown(header) for header in sheet.headers]]
+    lines.append(["---"] * sheet.texts + ["---:"] * (len(sheet.headers) - sheet.texts))
+    lines += [[_MARKDOWN[cell.mark].format(_markdown(cell.text)) for cell in row] for row in sheet.rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def latex_table(sheet: Sheet) -> str:
+    """A tabular with booktabs' rules, or a longtable where it is longer than a page; notes stand as comments."""
+    is_long = len(sheet.rows) > _PAGE
+    environment = "longtable" if is_long else "tabular"
+    columns = "l" * sheet.texts + "r" * (len(sheet.headers) - sheet.texts)
+    rows = [[_LATEX[cell.mark].format(_latex(cell.text)) for cell in row] for row in sheet.rows]
+    lines = [
+        f"% {_one_line(sheet.title)}",
+        r"% Needs, in the preamble: \usepackage{booktabs}" + (r" \usepackage{longtable}" if is_long else ""),
+        f"\\begin{{{environment}}}{{{columns}}}",
+        r"\toprule",
+        _latex_row(map(_latex, sheet.headers)),
+        r"\midrule",
+        *([r"\endhead", r"\bottomrule", r"\endfoot"] if is_long else []),
+        *map(_latex_row, rows),
+        *([] if is_long else [r"\bottomrule"]),
+        f"\\end{{{environment}}}",
+        *(f"% {_one_line(note)}" for note in sheet.notes),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def table_files(table: Table, formats: Iterable[str], page: Callable[[Sheet], str] = markdown_page) -> dict[str, str]:
+    """Suffix -> content of one table's files: those of `formats` (csv, md, tex), and the runs behind its cells.
+
+    Args:
+        page: makes the Markdown.
+    """
+    forms = {
+        "csv": table.values.to_csv(index=False),
+        "md": page(table.sheet),
+        "tex": latex_table(table.sheet),
+    }
+    chosen = {suffix: forms[suffix] for suffix in forms if suffix in formats}
+    return {**chosen, "runs.csv": table.runs.to_csv(index=False)}
+
+
+def _markdown(text: str) -> str:
+    """`text` so that it is shown as it is, in a cell or a paragraph; underscores within words need nothing."""
+    plain = _one_line(re.sub(r"([\\`*|\[\]])", r"\\\1", text).replace("&", "&amp;").replace("<", "&lt;"))
+    return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", plain)
+
+
+def _latex(text: str) -> str:
+    """`text` so that TeX sets it as it is."""
+    plain = re.sub("|".join(map(re.escape, _LATEX_ESCAPES)), lambda found: _LATEX_ESCAPES[found[0]], _one_line(text))
+    # Two hyphens would become a dash.
+    return re.sub("-(?=-)", "-{}", plain)
+
+
+def _latex_row(cells: Iterable[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

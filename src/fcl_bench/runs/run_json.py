@@ -1,0 +1,114 @@
+"""What run.json holds: every key, with its unit. CSV files and pictures lie beside it.
+
+Accuracies are in percent, sizes in bytes and times in seconds, unless a key says otherwise; `null` means not defined.
+Tasks, clients and rounds count from 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from fcl_bench.engine.reports import Exchanged, LabelCounts, Metrics, Seconds, StagesExchanged
+from fcl_bench.environment import Environment
+
+#: `protocol` unless a method says otherwise: test samples are classified one by one, without their task.
+TASK_AGNOSTIC = "task-agnostic"
+
+
+class Routing(TypedDict):
+    """How well a method names the task of a test sample."""
+
+    accuracy: list[float | None]  # after each task, percent of all test samples so far whose task it names
+    by_task: list[float | None]  # after the last task, of each task's test samples
+    unrouted: Metrics  # where all classes compete, whatever task is named
+
+
+class Adaptation(Exchanged):
+    """The first stage (`adapt=fedavg`), whose costs are in no other part."""
+
+    rounds: int
+    accuracy: float | None  # of the network with its own head on the first task's test set
+    client_seconds: float  # of all clients, when it was done
+    server_seconds: float
+    seconds: float  # that this run spent on it
+    cache_hit: bool  # whether an earlier run had done it
+    weights: str | None  # hash of the adapted network
+
+
+class Communication(StagesExchanged):
+    """What the method sent, the first stage left out."""
+
+    wire: dict[str, str]  # how messages travel: dtype, gram, columns, projection
+    accounting: dict[str, float]  # MiB of an upload as a paper counts it, by the paper's convention
+
+
+class Labels(LabelCounts):
+    """How many labels there were, over all tasks."""
+
+    rate: float  # `label_rate`: the share of its labels that each client knows
+
+
+class Drift(TypedDict):
+    """How far features moved, as in drift.csv."""
+
+    last: list[float]  # after the last task, of each earlier one's reference samples: mean Euclidean distance
+    mean: float | None  # of these
+
+
+class Runtime(Seconds):
+    """Seconds and memory. What interruptions took is left out."""
+
+    feature_seconds: float  # that this run spent on extracting features
+    feature_cost_seconds: float  # that they took when they were extracted
+    feature_cache_hit: bool  # whether all features came from the cache
+    total_seconds: float  # from the start of the run to its record
+    peak_memory_bytes: int  # allocated by torch on a GPU, resident in the process on a CPU
+
+
+class Result(TypedDict):
+    """A run record before its files are written."""
+
+    schema: int  # version of the run folder's files
+    run_id: str  # hash of everything that determines the result
+    # The configuration; config.yaml has all of it.
+    method: str
+    method_revision: int  # version of what the method computes
+    data: str
+    backbone: str
+    split: str
+    partition: str
+    adapt: str
+    experiment: str | None
+    profile: str
+    seed: int
+    beta: float | None  # concentration of the Dirichlet law; None where the partition does not use it
+    clients: int
+    tasks: int
+    # What it ran on.
+    data_fingerprint: str
+    data_origin: str  # which files the data came from; empty where the name says it all
+    unseen_test_samples: int  # of classes that are never learnt; they count in no accuracy
+    features: dict[str, str]  # what determines the features, or the network that training starts from
+    weights: str | None  # hash of the network that the features come from
+    draws_weights: bool  # whether some of the initial weights differ between seeds
+    # What came out.
+    protocol: str  # TASK_AGNOSTIC, or "task-pure batches of n"
+    metrics: Metrics
+    task_aware: Metrics  # with each test sample's task given
+    routing: Routing | None  # of a method that names tasks
+    adaptation: Adaptation | None
+    communication: Communication
+    labels: Labels
+    bounds: list[dict[str, float | None]]  # what the method's audit found after each task, as in bounds.csv
+    drift: Drift | None  # where it was measured
+    report: dict[str, Any]  # what the method adds
+    client_storage_bytes: dict[str, int]  # the most that one client kept between its turns, by kind
+    runtime: Runtime
+    environment: Environment
+
+
+class RunRecord(Result):
+    """The whole file."""
+
+    files: dict[str, str]  # name -> checksum of every other file of the folder but the log
+    checksum: str  # of this file's content but this key

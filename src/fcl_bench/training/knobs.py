@@ -1,0 +1,74 @@
+"""Knobs of federated training, as `method.training` and `adapt.training` have them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fcl_bench.config import knob
+from fcl_bench.data.images.batches import AUGMENTATIONS
+from fcl_bench.errors import UserError
+
+
+@dataclass
+class Training:
+    """Knobs of federated training.
+
+    Args:
+        rounds: E, rounds of exchange per task.
+        fraction: share of the clients that take part in a round, chosen at random.
+        epochs: passes over its samples that a client makes in a round.
+        batch_size: samples per step.
+        optimizer: of the clients: sgd, adam, adamw. They start every round without momentum.
+        lr: step size of the first round.
+        rates: step sizes of their own for the parameters whose names begin so ("heads": 0.1), on the same schedule.
+        momentum: of SGD.
+        weight_decay: added to the gradients; adamw takes it from the weights instead.
+        schedule: of the step size over a task's rounds: constant; cosine (from lr towards 0); step (times `decay` at
+            each of `milestones`).
+        milestones: rounds, from 0.
+        decay: factor of a step.
+        weighting: of the clients' models in the average: samples (their numbers), uniform.
+        server_optimizer: what the server makes of the average: average (takes it as it is, FedAvg), momentum (FedAvgM),
+            adam (FedAdam; Reddi et al., 2021).
+        server_lr: step size of the last two.
+        server_momentum: of the last two.
+        augment: none, crop (shifts by up to an eighth of the side), crop_flip.
+        precision: auto (bfloat16 autocast on CUDA, float32 elsewhere), float32, bfloat16.
+    """
+
+    rounds: int = knob(50, least=1)
+    fraction: float = knob(1.0, above=0, most=1)
+    epochs: int = knob(5, least=1)
+    batch_size: int = knob(64, least=2)
+    optimizer: str = knob("sgd", choices=("sgd", "adam", "adamw"))
+    lr: float = knob(0.01, above=0)
+    rates: dict[str, float] = knob(dict, above=0)
+    momentum: float = knob(0.0, least=0, below=1)
+    weight_decay: float = knob(5e-4, least=0)
+    schedule: str = knob("constant", choices=("constant", "cosine", "step"))
+    milestones: list[int] = knob(list, least=1)
+    decay: float = knob(0.1, above=0)
+    weighting: str = knob("samples", choices=("samples", "uniform"))
+    server_optimizer: str = knob("average", choices=("average", "momentum", "adam"))
+    server_lr: float = knob(1.0, above=0)
+    server_momentum: float = knob(0.9, least=0, below=1)
+    augment: str = knob("crop_flip", choices=AUGMENTATIONS)
+    precision: str = knob("auto", choices=("auto", "float32", "bfloat16"))
+
+    def check(self, key: str) -> None:
+        """Raise a `UserError` for knobs that contradict each other; `key` is where the user set them."""
+        if self.schedule == "step" and not self.milestones:
+            raise UserError(f"{key}.schedule=step has no milestones", f"such as {key}.milestones=[50,75]")
+
+    def diverged(self, key: str) -> UserError:
+        """What to tell when a model is no longer finite; `key` as for `check`."""
+        return UserError(f"{key}.lr={self.lr:g}: training diverged", f"a smaller {key}.lr")
+
+    def rate(self, round_: int) -> float:
+        """The step size of a round of a task, of the rounds in which models travel."""
+        if self.schedule == "cosine":
+            return self.lr * (1 + math.cos(math.pi * round_ / self.rounds)) / 2
+        if self.schedule == "step":
+            return self.lr * self.decay ** sum(round_ >= milestone for milestone in self.milestones)
+        return self.lr

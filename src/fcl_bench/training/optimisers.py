@@ -1,0 +1,104 @@
+"""Steps: of a client on its samples, and of the server from one model to the next."""
+
+from __future__ import annotations
+
+import torch
+
+from fcl_bench.training.knobs import Training
+from fcl_bench.training.network import Network
+
+#: FedAdam's decay of the squares, and what keeps its denominator from zero (Reddi et al., 2021, Algorithm 2).
+_SQUARES, _FLOOR = 0.99, 1e-3
+
+
+def client_optimiser(network: Network, knobs: Training, rate: float) -> torch.optim.Optimizer:
+    """The optimiser of one round, over the parameters that train; those of one prefix in `knobs.rates` are a group.
+
+    Args:
+        network: whose parameters.
+        knobs: optimiser, rates, momentum, weight decay.
+        rate: step size of the round for parameters without a rate of their own; the others follow its schedule.
+    """
+    groups: dict[str, list[torch.nn.Parameter]] = {prefix: [] for prefix in ["", *knobs.rates]}
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad:
+            longest = max((prefix for prefix in knobs.rates if name.startswith(prefix)), key=len, default="")
+            groups[longest].append(parameter)
+    made = [
+        {"params": parameters, "lr": rate * knobs.rates[prefix] / knobs.lr if prefix else rate}
+        for prefix, parameters in groups.items()
+        if parameters
+    ]
+    if knobs.optimizer == "adam":
+        return torch.optim.Adam(made)
+    if knobs.optimizer == "adamw":
+        return torch.optim.AdamW(made, weight_decay=knobs.weight_decay)
+    return torch.optim.SGD(made, lr=rate, momentum=knobs.momentum)
+
+
+def add_weight_decay(weights: list[torch.nn.Parameter], weight_decay: float) -> None:
+    """gradient += weight_decay * weight, as torch's own SGD does it, but before a method sees the gradients."""
+    if not weight_decay:
+        return
+    pairs = [(weight.grad, weight.data) for weight in weights if weight.grad is not None]
+    if pairs:
+        torch._foreach_add_([grad for grad, _ in pairs], [data for _, data in pairs], alpha=weight_decay)
+
+
+def average(sums: dict[str, torch.Tensor], total: float) -> dict[str, torch.Tensor]:
+    """The weighted mean in float32 of a sum of models that was kept in float64."""
+    return {name: (value / total).float() for name, value in sums.items()}
+
+
+class ServerOptimiser:
+    """From the old model and the average of the clients' to the new one.
+
+    `average` takes the average (FedAvg). `momentum`: v <- m v + (average - old), new = old + lr v (FedAvgM). `adam`:
+    v <- m v + (1 - m) (average - old), s <- 0.99 s + 0.01 (average - old)^2, new = old + lr v / (sqrt(s) + 0.001)
+    (FedAdam). Running statistics of batch norms are averaged whatever the optimiser.
+
+    Args:
+        knobs: `server_optimizer`, `server_lr`, `server_momentum`.
+    """
+
+    def __init__(self, knobs: Training) -> None:
+        self._knobs = knobs
+        self._velocity: dict[str, torch.Tensor] = {}
+        self._squares: dict[str, torch.Tensor] = {}
+
+    def step(self, old: dict[str, torch.Tensor], mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The new model, in float32; `old` and `mean` by the same names."""
+        kind, momentum, rate = self._knobs.server_optimizer, self._knobs.server_momentum, self._knobs.server_lr
+        if kind == "average":
+            return mean
+        new = {}
+        for name, average in mean.items():
+            if ".running_" in name:
+                new[name] = average
+                continue
+            change = average.double() - old[name].double()
+            before = self._velocity.get(name, torch.zeros_like(change))
+            if kind == "momentum":
+                velocity = step = momentum * before + change
+            else:
+                squares = self._squares.get(name, torch.zeros_like(change))
+                self._squares[name] = _SQUARES * squares + (1 - _SQUARES) * change.square()
+                velocity = momentum * before + (1 - momentum) * change
+                step = velocity / (self._squares[name].sqrt() + _FLOOR)
+            self._velocity[name] = velocity
+            new[name] = (old[name].double() + rate * step).float()
+        return new
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """`velocity.<name>` and `squares.<name>`; nothing for `average`."""
+        velocity = {f"velocity.{name}": value for name, value in self._velocity.items()}
+        return velocity | {f"squares.{name}": value for name, value in self._squares.items()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Take over what `state_dict` returned."""
+        self._velocity = _part(state, "velocity.")
+        self._squares = _part(state, "squares.")
+
+
+def _part(state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

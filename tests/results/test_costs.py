@@ -1,0 +1,125 @@
+"""Accuracy against bytes, for few and many methods."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.colors import to_hex
+
+from fcl_bench.results.figures.costs import accuracy_against_bytes, pareto_front
+from fcl_bench.results.summarise import summarise, used_runs
+from tests.results.frames import made_up
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def figure_of(*runs):
+    return accuracy_against_bytes(summarise(used_runs(made_up(*runs))))
+
+
+def curves(axes):
+    """The data lines, as lists of points."""
+    return [[tuple(point) for point in container.lines[0].get_xydata()] for container in axes.containers]
+
+
+def legend(figure):
+    return [entry.get_text() for entry in figure.legends[0].get_texts()]
+
+
+def names(axes):
+    return [note.get_text() for note in axes.texts if note.get_text()]
+
+
+def test_a_row_of_panels_per_setting_and_a_line_in_order_of_bytes(tmp_path):
+    grid = [(rank, beta, seed) for rank in (32, 8, 128) for beta in (0.1, 1.0) for seed in (0, 1)]
+    figure = figure_of(
+        *(
+            {"method_rank": rank, "beta": beta, "seed": seed, "up_max_mib": rank / 4, "A_avg": 60 + rank / 8 + seed}
+            for rank, beta, seed in grid
+        )
+    )
+    figure.savefig(tmp_path / "figure.svg")
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["beta 0.1", "beta 0.1", "beta 1", "beta 1"]
+    left = figure.axes[0]
+    assert left.get_xscale() == "log"
+    assert curves(left) == [[(2.0, 61.5), (8.0, 64.5), (32.0, 76.5)]]
+    assert names(left) == ["8", "32", "128"]
+    bars = left.containers[0].lines[2][0].get_segments()
+    assert np.ptp(bars[0][:, 1]) == pytest.approx(2 * np.sqrt(0.5))
+    assert legend(figure) == ["fedran [points: rank]", "Pareto front"]
+
+
+def test_lines_join_points_that_differ_in_one_knob_only():
+    grid = [(M, rank) for M in (64, 128) for rank in (8, 16, 32)]
+    figure = figure_of(*({"method_M": M, "method_rank": r, "up_max_mib": float(M * r)} for M, r in grid))
+    assert [[x for x, _ in curve] for curve in curves(figure.axes[0])] == [[512, 1024, 2048], [1024, 2048, 4096]]
+    assert names(figure.axes[0]) == ["8", "16", "32", "M 64", "8", "16", "32", "M 128"]
+
+
+@pytest.mark.parametrize(("points", "annotated"), [(10, 10), (11, 0)])
+def test_many_points_have_no_names(points, annotated):
+    figure = figure_of(*({"method_rank": k, "up_max_mib": float(k)} for k in range(1, points + 1)))
+    assert len(names(figure.axes[0])) == annotated
+
+
+def test_a_family_with_more_lines_than_have_room_names_them_in_the_legend():
+    grid = [(M, rank) for M in (64, 128, 256) for rank in (8, 16, 32)]
+    figure = figure_of(*({"method_M": M, "method_rank": r, "up_max_mib": float(M * r)} for M, r in grid))
+    assert names(figure.axes[0]) == ["8", "16", "32"] * 3
+    assert legend(figure)[0] == "fedran [points: rank; lines: M]"
+
+
+def test_families_differ_in_colour_marker_or_filling():
+    knobs = [{"method": f"method{k}", "up_max_mib": k + 1.0} for k in range(9)]
+    figure = figure_of(*knobs, {"method": "fedran", "method_complement": "floor"}, {"method_complement": "null"})
+    lines = [container.lines[0] for container in figure.axes[0].containers]
+    assert len({(to_hex(line.get_color()), line.get_marker(), line.get_fillstyle()) for line in lines}) == 11
+    assert legend(figure)[:2] == ["fedran (complement floor)", "fedran (complement null)"]
+
+
+def test_the_ceiling_is_a_dotted_line_and_what_sent_nothing_is_no_point(tmp_path):
+    figure = figure_of({"method": "joint", "A_avg": 90.0, "up_max_mib": 0.0}, {}, {"method": "none", "up_max_mib": 0.0})
+    figure.savefig(tmp_path / "figure.png")
+    left = figure.axes[0]
+    [ceiling] = [line for line in left.lines if line.get_linestyle() == ":" and len(line.get_ydata())]
+    assert set(ceiling.get_ydata()) == {90.0}
+    assert curves(left) == [[(4.0, 80.0)]]
+    assert legend(figure)[-2:] == ["joint (ceiling)", "Pareto front"]
+
+
+def test_a_ceiling_alone_is_a_picture_too(tmp_path):
+    figure_of({"method": "joint", "up_max_mib": 0.0}).savefig(tmp_path / "figure.png")
+
+
+def test_dollar_signs_in_a_name_are_no_formula(tmp_path):
+    figure_of({"data": r"$\a$"}, {"data": "b"}).savefig(tmp_path / "figure.png")
+
+
+def test_the_front_is_drawn_in_steps_behind_the_points():
+    costs = [(1.0, 60.0), (2.0, 55.0), (4.0, 80.0), (4.0, 70.0), (8.0, 80.0)]
+    figure = figure_of(*({"method": f"m{i}", "up_max_mib": x, "A_avg": y} for i, (x, y) in enumerate(costs)))
+    [front] = [line for line in figure.axes[0].lines if line.get_drawstyle() == "steps-post"]
+    assert [tuple(point) for point in front.get_xydata()] == [(1.0, 60.0), (4.0, 80.0)]
+    assert front.get_zorder() < min(container.lines[0].get_zorder() for container in figure.axes[0].containers)
+
+
+def test_settings_beyond_four_are_counted_with_the_option_that_draws_them():
+    figure = figure_of(*({"beta": beta} for beta in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)))
+    assert len(figure.axes) == 8
+    told = " ".join(figure.get_suptitle().split())
+    assert "2 more settings have no panel here; to draw others: fcl-tables --where beta=0.5." in told
+
+
+points = st.lists(st.tuples(st.floats(0, 9), st.floats(0, 100) | st.just(float("nan"))), max_size=12)
+
+
+@given(points=points)
+def test_nothing_beats_the_front_and_the_front_beats_all_else(points):
+    rows = pd.DataFrame(points, columns=["cost", "gain"], dtype=float).assign(method="fedran")
+    front = pareto_front(rows, "cost", "gain")[["cost", "gain"]].to_numpy().tolist()
+    there = [[x, y] for x, y in points if x > 0 and not np.isnan(y)]
+    beaten = [[x, y] for x, y in there if any(a <= x and b >= y and (a < x or b > y) for a, b in there)]
+    assert sorted(front) == sorted(map(list, {tuple(point) for point in there if point not in beaten}))
