@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from fcl_bench.config import load_settings
+from fcl_bench.data.images.batches import Standardise
 from fcl_bench.linalg.task_identity import relevance, route
 from fcl_bench.methods.gradient.fedprotip import FedProTIP
 from fcl_bench.runs.inputs import load_images
@@ -60,7 +61,7 @@ def main() -> None:
         assert start is not None
         model, network = load_file(folder / "model.safetensors"), Network(start)
         network.load({name: value for name, value in model.items() if name.startswith("body.")})
-        trainer = Trainer(method.training, start.size, start.mean, start.std, torch.device("cpu"))
+        trainer = Trainer(method.training, Standardise(start.size, start.mean, start.std), torch.device("cpu"))
         bases = [model[f"basis.{task}.heads"] for task in range(len(plan.dealt.shards))]
         train, test = (relevance(trainer.features(network, images), bases) for images in load_images(plan))
         references = fresh(plan, train)

@@ -26,13 +26,15 @@ from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.data.splits.class_incremental import ClassIncremental
 from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.transport import InProcess
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.fedprotip import FedProTIP
 from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.protocol.message import WireFormat
-from fcl_bench.protocol.method import Method, Problem
+from fcl_bench.protocol.method import Method
+from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.wire import WireFormat
+from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network
-from fcl_bench.training.trainer import Training
 
 CLASSES, SIDE = 10, 32
 
@@ -60,7 +62,8 @@ def federation_of(method: Method, data: Dataset, start: Trainable, clients: int,
     shards = [list(np.array_split(indices, clients)) for indices in stream.train]
     pixels = torch.from_numpy(data.train.inputs.pixels).permute(0, 3, 1, 2).contiguous()
     labelled = np.ones(len(data.train), dtype=bool)
-    return Federation(method, problem, stream, shards, labelled, pixels, pixels[:CLASSES])
+    transport = InProcess.of(method, problem, shards, stream.train_columns, labelled, pixels)
+    return Federation(method, problem, stream, transport, pixels[:CLASSES])
 
 
 def seconds_of_rounds(method: Method, data: Dataset, start: Trainable, clients: int, device: torch.device) -> float:

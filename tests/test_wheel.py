@@ -48,6 +48,14 @@ def test_the_wheel_holds_every_yaml(installed):
         assert f"fcl_bench/conf/{file.relative_to(REPOSITORY / 'conf')}" in names
 
 
+def test_the_wheel_holds_every_papers_folder(installed):
+    wheel, _ = installed
+    names = set(zipfile.ZipFile(wheel).namelist())
+    files = [file.relative_to(REPOSITORY / "src") for file in (REPOSITORY / "src/fcl_bench/papers").glob("*/*.*")]
+    assert {str(file) for file in files if "__pycache__" not in file.parts} <= names
+    assert "fcl_bench/papers/afcl/printed.csv" in names
+
+
 def test_the_installed_command_runs_elsewhere(installed, tmp_path):
     _, site = installed
     where = call(site, tmp_path, sys.executable, "-c", "import fcl_bench; print(fcl_bench.__file__)")
@@ -58,3 +66,11 @@ def test_the_installed_command_runs_elsewhere(installed, tmp_path):
     assert "run folder: outputs/runs/fedran-digits-pixels-" in done.stdout
     assert [entry.name for entry in tmp_path.iterdir()] == ["outputs"]
     assert call(site, tmp_path, sys.executable, script, "--help").returncode == 0
+
+
+def test_the_installed_command_knows_the_presets(installed, tmp_path):
+    _, site = installed
+    script = str(site / "bin" / "fcl-bench")
+    done = call(site, tmp_path, sys.executable, script, "experiment=afl_table1", "profile=quick", "--cfg", "job")
+    assert done.returncode == 0, done.stderr
+    assert "_target_: fcl_bench.methods.closed_form.afl.AFL" in done.stdout

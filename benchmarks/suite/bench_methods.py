@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import torch
 
+from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
@@ -18,7 +19,8 @@ from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from fcl_bench.protocol.method import Method, Problem, Server, Shard
+from fcl_bench.protocol.method import Method, Server
+from fcl_bench.protocol.problem import Problem, Shard
 from suite import made, peers
 from suite.sides import Beside, Side, Work, each, limit, ours, peer, sizes
 
@@ -69,8 +71,8 @@ def learned(method: Method, known: Problem, shards: list[Shard], classes: int) -
     for round_ in range(server.rounds(task)):
         broadcast = server.broadcast(task, round_)
         for number, shard in enumerate(shards):
-            message = client.update(shard, broadcast).to_wire(known.wire)
-            server.absorb(number, message.from_wire(known.dtype, known.device))
+            message = encoded(made.upload(client, shard, broadcast), known.wire)
+            server.absorb(number, decoded(message, known.dtype, known.device))
         server.finish_round()
     server.finish_task()
     return server

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from fcl_bench.linalg.low_rank_sum import LowRankSum
 
+from fcl_bench.linalg.estimate import Estimate
 from fcl_bench.linalg.solve import relative_rounding, solve_symmetric
 from suite import made, peers
 from suite.sides import Beside, Work, each, limit, ours, peer, sizes
@@ -47,9 +47,9 @@ def bench_low_rank_solve(case, beside: Beside, device) -> None:
     B = F @ torch.nn.functional.one_hot(made.labels(case.m, case.C, device), case.C).double()
 
     def prepare() -> Work:
-        total = LowRankSum(case.M, torch.float64, device)
-        total.add(F)
-        return partial(total.solve, RIDGE, B)
+        total = Estimate(case.M, torch.float64, device, low_rank=True)
+        total.add_factor(F)
+        return partial(total.solve, B, RIDGE, relative_rounding(torch.float64))
 
     both, inner = torch.cat([F, B], dim=1), torch.eye(case.m + case.C, dtype=torch.float64, device=device)
 
@@ -58,7 +58,7 @@ def bench_low_rank_solve(case, beside: Beside, device) -> None:
         torch.linalg.cholesky(inner)
 
     beside(
-        ours("LowRankSum.solve", prepare),
+        ours("Estimate.solve", prepare),
         limit("QR and inner Cholesky", each(bare)),
         peer("inverse", each(lambda: peers.inverse_ridge(F @ F.T, B, RIDGE))),
     )

@@ -38,7 +38,7 @@ def sides_of(case: SimpleNamespace, device: torch.device) -> tuple[Side, Side, S
     # Z P, H'H, and an addition for every entry of H.
     flops = 2 * case.n * case.d * case.M + product + case.n * case.M
     return (
-        ours("STSAClient.update", each(partial(client.update, shard, broadcast)), flops),
+        ours("STSAClient.update", each(partial(client.update, shard, broadcast, {})), flops),
         limit("H'H", each(lambda: H.T @ H), product),
         peer("class sums by sample", each(lambda: peers.statistics(shard.inputs, shard.labels, P, case.C))),
     )

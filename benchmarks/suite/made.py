@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
+from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.linalg.random_features import RandomFeatures
 from fcl_bench.linalg.spectral import Spectrum
 from fcl_bench.methods.closed_form.base import projection_seed
-from fcl_bench.protocol.message import Message, WireFormat
-from fcl_bench.protocol.method import Method, Problem, Shard
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Client, Method
+from fcl_bench.protocol.problem import Problem, Shard
 from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.wire import WireFormat
 
 CPU = torch.device("cpu")
 
@@ -58,12 +63,17 @@ def task(C: int, index: int = 0) -> Task:
     return Task(index, range(index * C, (index + 1) * C), (index + 1) * C)
 
 
+def upload(client: Client, one: Shard, broadcast: Message) -> Message:
+    """What a client sends in its first turn, as the engine passes it on."""
+    return dataclasses.replace(client.update(one, broadcast, {})[0], stage=broadcast.stage)
+
+
 def uploads(method: Method, known: Problem, shards: list[Shard], one: Task) -> list[Message]:
     """What the clients send in the only round of a task, as the server gets it from the wire."""
     server, client = method.server(known), method.client(known)
     server.start_task(one)
-    sent = (client.update(each, server.broadcast(one, 0)).to_wire(known.wire) for each in shards)
-    return [message.from_wire(known.dtype, known.device) for message in sent]
+    sent = (encoded(upload(client, each, server.broadcast(one, 0)), known.wire) for each in shards)
+    return [decoded(message, known.dtype, known.device) for message in sent]
 
 
 def spectra(count: int, M: int, r: int, dtype: torch.dtype, device: torch.device = CPU) -> list[Spectrum]:

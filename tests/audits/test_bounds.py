@@ -10,23 +10,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fcl_bench.audits.chosen import against_theory
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
+from fcl_bench.protocol.audit import Everything
 from tests.methods.harness import draw_tasks, learn_task, problem_of, shard_of, stream_of
 
 
 def audited(method, tasks, inputs=8):
-    """The audit's report after each task."""
+    """The audit's rows, one after each task."""
     problem = problem_of(inputs)
-    server, audit, rows = method.server(problem), method.audit(problem), []
+    server, audit = method.server(problem), against_theory(method, problem)
     tests = np.random.default_rng(9).standard_normal((60, inputs))
     for task, clients in zip(stream_of(tasks), tasks, strict=True):
         learn_task(method, problem, server, task, clients)
         for k, (Z, labels) in enumerate(clients):
             if len(labels):
                 audit.observe(task, shard_of(k, task.index, Z, labels))
-        rows.append(audit.report(task, server, torch.from_numpy(tests).split(25)))
-    return rows
+        audit.report(task, server, Everything(lambda: torch.from_numpy(tests).split(25), lambda indices: None))
+    return audit.rows
 
 
 METHODS = st.one_of(
@@ -94,5 +96,5 @@ def test_bounds_are_numbers_or_none(method, ridge):
 
 
 def test_no_audit_unless_asked_for():
-    assert FedRAN().audit(problem_of(8)) is None
-    assert CentredSketch().audit(problem_of(8)) is None
+    assert against_theory(FedRAN(), problem_of(8)) is None
+    assert against_theory(CentredSketch(), problem_of(8)) is None

@@ -11,8 +11,10 @@ import torch
 from fcl_bench.audits.drift import FeatureDrift
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.protocol.method import Problem
-from fcl_bench.training.trainer import Training
+from fcl_bench.protocol.audit import Everything
+from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.task import Task
+from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import federation_of, image_tasks, tiny_problem
 
 #: [task][client] -> indices of training samples; a client without any, one with fewer than are asked for.
@@ -26,21 +28,31 @@ MEASURED = [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]
 FEATURES = np.random.default_rng(0).standard_normal((4, 26, 5)).astype(np.float32)
 
 
-def extractor(task: int, calls: list | None = None):
-    """g_task, known by its table of features."""
+class Extractor:
+    """g_task, known by its table of features; samples are their own indices."""
 
-    def embed(indices: np.ndarray) -> torch.Tensor:
+    def __init__(self, task: int, dtype: torch.dtype = torch.float32) -> None:
+        self._features = torch.from_numpy(FEATURES[task]).to(dtype)
+
+    def embed(self, indices: torch.Tensor) -> torch.Tensor:
+        return self._features[indices]
+
+
+def report(drift: FeatureDrift, task: int, calls: list | None = None, dtype: torch.dtype = torch.float32) -> None:
+    """Measure after a task; `calls` notes which training samples are looked at."""
+
+    def train(indices: np.ndarray) -> torch.Tensor:
         if calls is not None:
             calls.append(indices)
-        return torch.from_numpy(FEATURES[task][indices])
+        return torch.from_numpy(indices)
 
-    return embed
+    drift.report(Task(task, range(task, task + 1), task + 1), Extractor(task, dtype), Everything(list, train))
 
 
 def measured(samples: int, seed: int = 0, tasks: int = 3) -> tuple[FeatureDrift, list]:
     drift, calls = FeatureDrift(samples, seed, SHARDS), []
     for task in range(tasks):
-        drift.observe(task, extractor(task, calls))
+        report(drift, task, calls)
     return drift, calls
 
 
@@ -98,20 +110,24 @@ def test_reference_samples_are_random_fixed_by_the_seed_and_everyones_own():
 def test_a_measurement_goes_on_through_json_and_tensors():
     whole, _ = measured(3)
     parts, _ = measured(3, tasks=2)
-    rows, tensors = json.loads(json.dumps(parts.rows)), {name: value.clone() for name, value in parts.tensors().items()}
+    rows, tensors = (
+        json.loads(json.dumps(parts.rows)),
+        {name: value.clone() for name, value in parts.state_dict().items()},
+    )
     resumed = FeatureDrift(3, 0, SHARDS)
-    resumed.restore(rows, tensors)
-    resumed.observe(2, extractor(2))
+    resumed.rows = rows
+    resumed.load_state_dict(tensors)
+    report(resumed, 2)
     assert resumed.rows == whole.rows
-    assert set(resumed.tensors()) == set(whole.tensors())
-    assert all(torch.equal(value, whole.tensors()[name]) for name, value in resumed.tensors().items())
+    assert set(resumed.state_dict()) == set(whole.state_dict())
+    assert all(torch.equal(value, whole.state_dict()[name]) for name, value in resumed.state_dict().items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_features_of_any_type_are_measured_in_float32(dtype):
     drift = FeatureDrift(9, 0, SHARDS)
     for task in range(2):
-        drift.observe(task, lambda indices, task=task: extractor(task)(indices).to(dtype))
+        report(drift, task, dtype=dtype)
     exact, _ = measured(9, tasks=2)
     for row, wanted in zip(drift.rows, exact.rows, strict=True):
         assert row["drift"] == pytest.approx(wanted["drift"], rel=0.01)
@@ -122,12 +138,14 @@ def test_under_a_method_that_trains_features_drift_and_the_newest_tasks_do_not()
     method = FineTune(training=Training(rounds=1, epochs=1, augment="none"))
     federation = federation_of(method, tiny_problem(), tasks, drift=3)
     stages = []
-    federation.run(lambda done: stages.append(done.server.embed(done._train).clone()))
-    matrix = federation.drift.matrix(3)
+    data, drift = federation.transport.everything, federation.audits["drift"]
+    everyone = data.inputs(np.arange(sum(len(labels) for clients in tasks for _, labels in clients)))
+    federation.run(lambda done: stages.append(done.server.embed(everyone).clone()))
+    matrix = drift.matrix(3)
     assert (np.diag(matrix) == 0).all()
     assert (matrix[np.tril_indices(3, -1)] > 0).all()
-    for row in federation.drift.rows:
-        shard = federation.shards[row["reference_task"]][row["client"]]
+    for row in drift.rows:
+        shard = data.holdings[row["reference_task"]][row["client"]]
         moved = (stages[row["task"]] - stages[row["reference_task"]])[shard].norm(dim=1)
         assert float(moved.min()) - 1e-6 <= row["drift"] <= float(moved.max()) + 1e-6
         if row["samples"] == len(shard):
@@ -141,5 +159,5 @@ def test_under_a_frozen_backbone_nothing_drifts():
     problem = Problem(12, 0, torch.float64, problem.device, problem.wire)
     federation = federation_of(AFL(gamma=1.0), problem, flat, drift=3)
     federation.run(lambda _: None)
-    assert [row["drift"] for row in federation.drift.rows] == [0.0] * 6
-    assert all(row["norm"] > 0 for row in federation.drift.rows)
+    assert [row["drift"] for row in federation.audits["drift"].rows] == [0.0] * 6
+    assert all(row["norm"] > 0 for row in federation.audits["drift"].rows)

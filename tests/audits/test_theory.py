@@ -11,14 +11,19 @@ import pytest
 import torch
 from torch import nn
 
+from fcl_bench.audits.chosen import against_theory
 from fcl_bench.audits.theory import ProjectionAudit
+from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.methods.gradient.fedprotip import FedProTIP
 from fcl_bench.methods.gradient.fot import FOT
 from fcl_bench.methods.gradient.projected import ProjectedMethod
-from fcl_bench.protocol.method import Audit, Problem, Server
+from fcl_bench.protocol.audit import Audit, Everything
+from fcl_bench.protocol.method import Server
+from fcl_bench.protocol.problem import Problem
 from fcl_bench.training.network import Network
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import HEADS, SMALL, copy_of, layer_of, three_tasks, training
+from tests.methods.harness import turn
 from tests.methods.training_harness import (
     CPU,
     ImageTasks,
@@ -47,8 +52,8 @@ def audited(
 
     `reload` has a new audit take over the state of the last one after every round.
     """
-    audit: Audit = method.audit(problem)
-    server, client, found, starts = method.server(problem), method.client(problem), [], []
+    audit: Audit = against_theory(method, problem)
+    server, client, starts = method.server(problem), method.client(problem), []
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
         server.start_task(task)
         for round_, stage in enumerate(method.stages(task)):
@@ -58,18 +63,19 @@ def audited(
             for k, (images, labels) in enumerate(clients):
                 if len(labels):
                     shard = image_shard(k, task.index, images, labels)
-                    message = client.update(shard, broadcast).to_wire(problem.wire)
-                    server.absorb(k, message.from_wire(problem.dtype, CPU))
+                    message = encoded(turn(client, shard, broadcast), problem.wire)
+                    server.absorb(k, decoded(message, problem.dtype, CPU))
                     if round_ == 0:
                         audit.observe(task, shard)
             server.finish_round()
             audit.look(task, round_, server)
             if reload:
-                state, audit = copy_of(audit.state_dict()), method.audit(problem)
+                rows, state, audit = audit.rows, copy_of(audit.state_dict()), against_theory(method, problem)
+                audit.rows = rows
                 audit.load_state_dict(state)
         server.finish_task()
-        found.append(audit.report(task, server, []))
-    return found, starts
+        audit.report(task, server, Everything(list, lambda indices: None))
+    return audit.rows, starts
 
 
 def fraction(method: ProjectedMethod, problem: Problem, tasks: ImageTasks, start: Start, tau: int) -> float | None:
@@ -167,7 +173,7 @@ def test_the_reference_samples_are_the_first_of_each_client():
     """And a client's few are all there are; those of absent clients do not exist."""
     method = VARIANTS["fedprotip"]
     tasks = three_tasks()
-    audit = method.audit(tiny_problem())
+    audit = against_theory(method, tiny_problem())
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
         for k, (images, labels) in enumerate(clients):
             if len(labels):
@@ -192,8 +198,8 @@ def test_looking_does_not_disturb_the_method():
 
 
 def test_no_samples_no_audit():
-    assert FedProTIP().audit(tiny_problem()) is None
-    assert isinstance(FedProTIP(theory=1).audit(tiny_problem()), ProjectionAudit)
+    assert against_theory(FedProTIP(), tiny_problem()) is None
+    assert isinstance(against_theory(FedProTIP(theory=1), tiny_problem()), ProjectionAudit)
 
 
 def test_a_gradient_of_zero_has_no_fraction():

@@ -15,8 +15,8 @@ from fcl_bench.linalg.spectral import merge, summarise
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from fcl_bench.protocol.message import WireFormat
-from fcl_bench.protocol.method import Problem
+from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.wire import WireFormat
 
 SIZES = SimpleNamespace(n=30, d=8, M=20, r=20, K=3, C=4)
 
@@ -54,7 +54,7 @@ def test_rank_one_updates_give_stsa_es_gram_matrix():
     sent = made.uploads(method, known, shards_of(SIZES), made.task(SIZES.C))
     server = method.server(known)
     one_task(server, sent, SIZES.C)
-    close(server.G, peers.scatter(*joined(sent)))
+    close(server.estimate.matrix, peers.scatter(*joined(sent)))
 
 
 def test_a_share_of_the_rank_one_updates_is_the_first_of_them():

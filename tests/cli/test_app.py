@@ -170,15 +170,15 @@ def test_a_bug_shows_its_traceback_and_exits_1(command, tmp_path, monkeypatch):
 def test_an_interrupt_exits_130_and_the_same_command_goes_on(command, tmp_path, monkeypatch):
     from fcl_bench.engine.federation import Federation
 
-    evaluate = Federation._examine
+    learn = Federation._learn
 
     def interrupted(self, task):
         if task.index == 1:
             raise KeyboardInterrupt
-        return evaluate(self, task)
+        learn(self, task)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Federation, "_examine", interrupted)
+        patch.setattr(Federation, "_learn", interrupted)
         code, _, err = command(f"out={tmp_path}", *SMALL)
     assert code == 130
     assert "interrupted" in err

@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from fcl_bench.engine.answers import WAYS, Answers
 
-from fcl_bench.protocol.method import Prediction
+from fcl_bench.engine.examination import WAYS, Answers
+from fcl_bench.protocol.problem import Prediction
 
 #: Classes that each task brings.
 CLASSES = [3, 1, 4, 2]
@@ -154,5 +154,4 @@ def test_answers_survive_being_saved(routed):
     for way in WAYS:
         np.testing.assert_array_equal(restored[way], whole[way])
         assert restored[way].dtype == np.int64
-    assert restored == whole
-    assert restored != before
+    assert any((restored[way] != before[way]).any() for way in WAYS)

@@ -32,9 +32,21 @@ def exchanges(seed: int) -> list[Upload]:
 
 def entered(rows: list[Upload], clients: int = 7) -> Ledger:
     ledger = Ledger(clients)
-    ledger.add(rows)
+    add(ledger, rows)
     ledger.server_seconds = [float(task) for task in range(6)]
     return ledger
+
+
+def add(ledger: Ledger, rows: list[Upload]) -> None:
+    """Each row as a round of one client."""
+    for row in rows:
+        columns = {name: value for name, value in vars(row).items() if name not in ("task", "round", "stage")}
+        ledger.add_round(row.task, row.round, row.stage, columns)
+
+
+def kept_by(ledger: Ledger) -> tuple:
+    """Everything that a ledger keeps."""
+    return ledger.uploads, ledger.server_seconds, ledger.kept
 
 
 def sums(rows: list[Upload], column: str, *keys: str) -> dict[tuple, int]:
@@ -98,11 +110,11 @@ def test_what_is_saved_is_restored_and_can_be_gone_on_with(seed):
     ledger = entered(rows)
     restored = Ledger(7)
     restored.restore(ledger.state(), {name: tensor.clone() for name, tensor in ledger.tensors().items()})
-    assert restored == ledger
+    assert kept_by(restored) == kept_by(ledger)
     more = Upload(6, 0, 3, "new stage", 1, 1, 0, 0, 5, 6, 0.5)
-    restored.add([more])
+    add(restored, [more])
     assert restored.uploads == (*rows, more)
-    assert restored != ledger
+    assert kept_by(restored) != kept_by(ledger)
 
 
 def test_numbers_are_plain_ones_as_json_and_csv_want_them():
@@ -117,7 +129,7 @@ def test_numbers_are_plain_ones_as_json_and_csv_want_them():
 def test_an_earlier_task_is_refused():
     ledger = entered([Upload(1, 0, 0, "model", 1, 1, 0, 0, 1, 1, 0.0)])
     with pytest.raises(ValueError, match="in order"):
-        ledger.add([Upload(0, 0, 0, "model", 1, 1, 0, 0, 1, 1, 0.0)])
+        add(ledger, [Upload(0, 0, 0, "model", 1, 1, 0, 0, 1, 1, 0.0)])
 
 
 def test_all_stages_can_be_renamed():
@@ -182,5 +194,5 @@ def test_clients_that_keep_the_same_share_one_set():
     assert state["kept"] == [["a", "c"]]
     restored = Ledger(1000)
     restored.restore(state, ledger.tensors())
-    assert restored == ledger
+    assert kept_by(restored) == kept_by(ledger)
     assert len({id(names) for names in restored.kept.values()}) == 1

@@ -11,9 +11,11 @@ from torch import nn
 
 from fcl_bench.backbones.trainable import Trainable, copies, seeded
 from fcl_bench.methods.gradient.fedprotip import FedProTIP
-from fcl_bench.protocol.message import WIRE_DTYPES, Message, WireFormat
-from fcl_bench.protocol.method import Problem, Server
-from fcl_bench.training.trainer import Training
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Server
+from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
+from fcl_bench.training.knobs import Training
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.training_harness import (
     CPU,
@@ -47,8 +49,8 @@ def three_tasks(seed: int = 0) -> ImageTasks:
 
 
 def stage_of(message: Message) -> str:
-    """What an upload is of: its names tell."""
-    return "model" if "samples" in message else "references" if "reference" in message else "bases"
+    """What an upload is of."""
+    return message.stage
 
 
 def phi(broadcast: Message, layer: str) -> np.ndarray | None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import torch
 
-from fcl_bench.protocol.message import WIRE_DTYPES, WireFormat
-from fcl_bench.protocol.method import Method, Problem, Server, Shard
+from fcl_bench.engine.admission import admitted
+from fcl_bench.engine.codec import Codec, decoded, encoded
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Client, Method, Server
+from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 
 CPU = torch.device("cpu")
 
@@ -73,17 +79,37 @@ def stream_of(tasks: Tasks) -> list[Task]:
     return stream
 
 
+def turn(
+    client: Client, shard: Shard, broadcast: Message, states: dict[int, State] | None = None, round_: int = 0
+) -> Message:
+    """One client's upload, as the engine gets it from the method; `states` of the clients between their turns."""
+    states = {} if states is None else states
+    upload, states[shard.client] = client.update(shard, broadcast, states.get(shard.client, {}))
+    return dataclasses.replace(upload, stage=broadcast.stage, task=shard.task, round=round_)
+
+
+def over_the_wire(upload: Message, problem: Problem) -> Message:
+    """What the server computes with."""
+    return decoded(encoded(upload, problem.wire), problem.dtype, problem.device)
+
+
+def take_in(server: Server, client: int, sent: Message, task: Task, round_: int = 0) -> None:
+    """What the engine does with an upload as it came from the wire: nothing is absorbed that is not expected."""
+    problem = server.problem
+    server.absorb(client, admitted(client, sent, Codec.of_server(problem), server, server.expects(task, round_)))
+
+
 def learn_task(method: Method, problem: Problem, server: Server, task: Task, clients, order=None) -> None:
     """One task, all rounds; `order` of the clients' turns."""
-    client = method.client(problem)
+    client, states = method.client(problem), {}
     server.start_task(task)
     for round_ in range(server.rounds(task)):
         broadcast = server.broadcast(task, round_)
         for k in range(len(clients)) if order is None else order:
             Z, labels = clients[k]
             if len(labels):
-                message = client.update(shard_of(k, task.index, Z, labels), broadcast).to_wire(problem.wire)
-                server.absorb(k, message.from_wire(problem.dtype, CPU))
+                upload = turn(client, shard_of(k, task.index, Z, labels), broadcast, states, round_)
+                take_in(server, k, encoded(upload, problem.wire), task, round_)
         server.finish_round()
     server.finish_task()
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from fcl_bench.linalg.low_rank_sum import LowRankSum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fcl_bench.engine.codec import encoded
 from fcl_bench.errors import UserError
+from fcl_bench.linalg.estimate import Estimate
+from fcl_bench.linalg.solve import relative_rounding
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch, CentredSketchServer
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.papers.byte_conventions import centred_sketch_values
@@ -25,6 +27,7 @@ from tests.methods.harness import (
     relative_error,
     shard_of,
     stream_of,
+    turn,
 )
 
 
@@ -71,30 +74,28 @@ def test_a_rank_that_covers_every_client_gives_stsa(rank, centre, ridge):
 
 def test_factors_and_the_whole_matrix_agree():
     rng = np.random.default_rng(1)
-    factors, whole = (LowRankSum(100, torch.float64, CPU) for _ in range(2))
-    B = torch.zeros(100, 4, dtype=torch.float64)
+    factors, whole = (Estimate(100, torch.float64, CPU, low_rank) for low_rank in (True, False))
+    B, rounding = torch.zeros(100, 4, dtype=torch.float64), relative_rounding(torch.float64)
     for width in (3, 0, 7, 12):
         F = torch.from_numpy(rng.standard_normal((100, width)) * np.geomspace(1, 100, width or 1)[:width])
         B = B + torch.from_numpy(rng.standard_normal((100, 4)))
-        factors.add(F)
-        whole.add(F)
-        whole._dense = whole.dense() if whole._dense is None else whole._dense
+        factors.add_factor(F)
+        whole.add_factor(F)
         for ridge in (1e-3, 1.0, 1e3):
-            W, exact = (
-                factors.solve(ridge, B).W,
-                np.linalg.solve(whole.dense().numpy() + ridge * np.eye(100), B.numpy()),
-            )
+            W = factors.solve(B, ridge, rounding).W
+            exact = np.linalg.solve(whole.matrix.numpy() + ridge * np.eye(100), B.numpy())
             # The condition number is up to 1e10.
             assert relative_error(W, exact) < 1e-6
-            assert relative_error(whole.solve(ridge, B).W, exact) < 1e-6
-    torch.testing.assert_close(factors.dense(), whole.dense())
+            assert relative_error(whole.solve(B, ridge, rounding).W, exact) < 1e-6
+    torch.testing.assert_close(factors.matrix, whole.matrix)
+    assert (set(factors.state_dict()), set(whole.state_dict())) == ({"factor"}, {"G"})
 
 
 def test_the_sum_is_kept_as_whichever_is_smaller():
-    total = LowRankSum(50, torch.float64, CPU)
+    total = Estimate(50, torch.float64, CPU, low_rank=True)
     for number in range(1, 8):
-        total.add(torch.ones(50, 10, dtype=torch.float64))
-        assert set(total.state_dict()) == ({"factor"} if number < 5 else {"factor", "gram"})
+        total.add_factor(torch.ones(50, 10, dtype=torch.float64))
+        assert set(total.state_dict()) == ({"factor"} if number < 5 else {"G"})
         assert sum(tensor.numel() for tensor in total.state_dict().values()) <= 50 * 50
 
 
@@ -107,11 +108,11 @@ def test_the_upload_has_the_documented_size(rank, samples, centre):
     [task] = stream_of(tasks)
     server = method.server(problem)
     server.start_task(task)
-    message = method.client(problem).update(shard_of(0, 0, *tasks[0][0]), server.broadcast(task, 0))
+    message = turn(method.client(problem), shard_of(0, 0, *tasks[0][0]), server.broadcast(task, 0))
     classes = len(task.new_columns)
     # Centring takes a dimension for each class held; directions of zero length are left out.
     directions = min(rank, samples - min(classes, samples) if centre else samples)
-    assert message.to_wire(problem.wire).nbytes == 4 * centred_sketch_values(40, directions, classes, centre)
+    assert encoded(message, problem.wire).nbytes == 4 * centred_sketch_values(40, directions, classes, centre)
 
 
 def test_impossible_ranks_are_refused():

@@ -16,7 +16,7 @@ from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from tests.methods.harness import draw_tasks, learn, learn_task, problem_of, shard_of, stream_of
+from tests.methods.harness import draw_tasks, learn, learn_task, problem_of, shard_of, stream_of, turn
 
 METHODS = {
     "fedran": FedRAN(M=30, rank=10),
@@ -66,7 +66,7 @@ def test_the_server_keeps_no_upload(method):
         for round_ in range(server.rounds(task)):
             broadcast = server.broadcast(task, round_)
             for k, (Z, labels) in enumerate(tasks[0]):
-                server.absorb(k, client.update(shard_of(k, 0, Z, labels), broadcast))
+                server.absorb(k, turn(client, shard_of(k, 0, Z, labels), broadcast))
         gc.collect()
         return held(server)
 
@@ -123,7 +123,7 @@ def test_sums_in_float32_that_can_not_resolve_the_ridge_are_told(method, caplog)
         broadcast = server.broadcast(task, 0)
         for k, (Z, labels) in enumerate(tasks[0]):
             shard = shard_of(k, 0, Z.astype(np.float32), labels)
-            server.absorb(k, client.update(shard, broadcast))
+            server.absorb(k, turn(client, shard, broadcast))
         server.finish_task()
     [told] = [record.message for record in caplog.records]
     assert "condition number" in told

@@ -10,12 +10,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fcl_bench.config import typed_instance
-from fcl_bench.engine import federation as engine
+from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.fedprotip import FedProTIP
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import summarise, used_runs, varying_setting
-from fcl_bench.training.trainer import add_weight_decay
+from fcl_bench.training.optimisers import add_weight_decay
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import (
     HEADS,
@@ -168,16 +168,16 @@ def test_the_model_file_alone_routes_and_predicts_as_the_run_did(runs):
 def test_a_run_interrupted_in_any_stage_ends_like_an_uninterrupted_one(runs, tmp_path, monkeypatch, task, round_):
     """While models, bases or references travel; with the theory's samples and sums."""
     whole = runs[1]["sample"]
-    exchange = engine.Federation._exchange_all
+    exchange = InProcess.exchange
 
     def interrupted(self, at, number, *rest):
-        if (at.index, number) == (task, round_):
+        if (at, number) == (task, round_):
             raise KeyboardInterrupt
         return exchange(self, at, number, *rest)
 
     choice = (*SMALL, "method.theory=3", "checkpoint_rounds=1")
     with monkeypatch.context() as patch:
-        patch.setattr(engine.Federation, "_exchange_all", interrupted)
+        patch.setattr(InProcess, "exchange", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run_in(tmp_path, *choice)
     outcome = run_in(tmp_path, *choice)

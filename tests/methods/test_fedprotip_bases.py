@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from fcl_bench.engine.codec import decoded
 from fcl_bench.methods.gradient.fedprotip import FedProTIP
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Problem, Server
+from fcl_bench.protocol.method import Server
+from fcl_bench.protocol.problem import Problem, TestBatch
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import (
     HEADS,
@@ -76,7 +78,7 @@ def last_stage(method: FedProTIP, problem: Problem, tasks: ImageTasks, stage: st
         if stage_of(message) == stage and server.task == len(tasks) - 1:
             if not state:
                 state.update(copy_of(server.state_dict()))
-            kept[k] = message.from_wire(problem.dtype, CPU)
+            kept[k] = decoded(message, problem.dtype, CPU)
 
     for task, clients in zip(stream, tasks, strict=True):
         learn_image_task(method, problem, server, task, clients, seen=seen)
@@ -178,5 +180,6 @@ def test_a_task_without_any_labelled_sample_adds_no_direction(missing):
     server = method.server(problem)
     for task, clients in zip(stream, tasks, strict=True):
         learn_image_task(method, problem, server, task, clients)
-        assert server.classify(torch.zeros(3, 3, 8, 8, dtype=torch.uint8)).scores.shape == (3, task.columns_seen)
+        black = TestBatch.of(torch.zeros(3, 3, 8, 8, dtype=torch.uint8))
+        assert server.classify(black).scores.shape == (3, task.columns_seen)
     assert all(ranks[missing] == 0 for ranks in server.report()["ranks"].values())

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fcl_bench.data.images.batches import epoch_batches
-from fcl_bench.methods.gradient.base import head_seed
 from fcl_bench.methods.gradient.fedprotip import FedProTIP
-from fcl_bench.protocol.method import Problem
+from fcl_bench.methods.gradient.half import head_seed
+from fcl_bench.protocol.problem import Problem, TestBatch
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.network import Network
 from tests.methods import fedprotip_oracle as oracle
@@ -162,7 +162,7 @@ def test_a_whole_federation_on_a_linear_network_is_the_oracles(knobs):
             assert_close(row[: t + 1], reference, 1e-3)
             assert not row[t + 1 :].any()
         for images in tests[: task.index + 1]:
-            prediction = server.classify(images)
+            prediction = server.classify(TestBatch.of(images))
             scores, routed, margins = theirs.classify(images)
             assert_close(prediction.scores, scores, 1e-3)
             clear = margins > 1e-3

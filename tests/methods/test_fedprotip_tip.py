@@ -9,6 +9,7 @@ from torch import nn
 
 from fcl_bench.backbones.trainable import seeded
 from fcl_bench.protocol.method import Server
+from fcl_bench.protocol.problem import TestBatch
 from tests.methods.fedprotip_harness import (
     fedprotip_of,
     linear_problem,
@@ -50,7 +51,8 @@ def separable(
 
 
 def routed_right(server: Server, tests: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    return float(np.mean([(server.classify(images).tasks == t).double().mean() for t, (images, _) in enumerate(tests)]))
+    routes = [server.classify(TestBatch.of(images)).tasks for images, _ in tests]
+    return float(np.mean([(tasks == t).double().mean() for t, tasks in enumerate(routes)]))
 
 
 SAMPLE = {"route": "sample", "batch": 64}
@@ -66,9 +68,12 @@ def test_tasks_in_subspaces_of_their_own_are_told_apart_sample_by_sample(sizes):
     server, tests = separable(SAMPLE, sizes)
     assert routed_right(server, tests) >= 0.95
     images, labels = (torch.cat(parts) for parts in zip(*tests, strict=True))
-    together = server.classify(images)
+    together = server.classify(TestBatch.of(images))
     # One by one, the samples get what they get beside others.
-    assert all(int(server.classify(images[i : i + 1]).tasks) == together.tasks[i] for i in range(0, len(images), 17))
+    assert all(
+        int(server.classify(TestBatch.of(images[i : i + 1])).tasks) == together.tasks[i]
+        for i in range(0, len(images), 17)
+    )
     masked = together.scores.masked_fill(
         torch.arange(together.scores.shape[1]) // 2 != together.tasks[:, None], -torch.inf
     )
@@ -98,25 +103,25 @@ def test_a_batch_of_one_task_is_routed_as_one_and_a_mixed_one_refused():
     server, tests = separable(BATCH, [[20, 20]] * 3)
     assert server.pure_batches == 64
     for task, (images, _) in enumerate(tests):
-        prediction = server.classify(images, one_task=True)
+        prediction = server.classify(TestBatch.of(images, one_task=True))
         assert prediction.tasks.tolist() == [task] * len(images)
         with pytest.raises(ValueError, match=r"tip\.route=batch routes batches of one task"):
-            server.classify(images)
+            server.classify(TestBatch.of(images))
     # One vector for the batch: the mean over its samples.
     samples, _ = separable(SAMPLE, [[20, 20]] * 3)
     assert samples.pure_batches is None
     mixed = torch.cat([tests[0][0][:2], tests[1][0][:40]])
-    assert server.classify(mixed, one_task=True).tasks.tolist() == [1] * 42
-    assert samples.classify(mixed, one_task=True).tasks.tolist() == [0] * 2 + [1] * 40
+    assert server.classify(TestBatch.of(mixed, one_task=True)).tasks.tolist() == [1] * 42
+    assert samples.classify(TestBatch.of(mixed, one_task=True)).tasks.tolist() == [0] * 2 + [1] * 40
 
 
 def test_without_tip_all_classes_compete_and_nothing_is_routed():
     server, tests = separable(False, [[20, 20]] * 3)
     routing, _ = separable(SAMPLE, [[20, 20]] * 3)
     for images, _ in tests:
-        prediction = server.classify(images)
+        prediction = server.classify(TestBatch.of(images))
         assert prediction.tasks is None
-        torch.testing.assert_close(prediction.scores, routing.classify(images).scores, rtol=0, atol=0)
+        torch.testing.assert_close(prediction.scores, routing.classify(TestBatch.of(images)).scores, rtol=0, atol=0)
         torch.testing.assert_close(prediction.scores, server.predict(images), rtol=0, atol=0)
     assert not any(name.startswith("reference") for name in server.state_dict())
 
@@ -139,9 +144,11 @@ def test_updated_references_are_those_of_the_recorded_inputs_in_every_tasks_subs
     made = federation_of(fedprotip_of(tip=UPDATED, columns=8), tiny_problem(), tasks)
     made.run(lambda _: None)
     bases = [basis.double().numpy() for basis in made.server.bases["heads"]]
-    recorded = {
-        tuple(map(int, name.split("."))): inputs.double().numpy() for name, inputs in made.client.state_dict().items()
-    }
+    recorded = {}
+    for name, inputs in made.transport.state_dict().items():
+        client, kind, task = name.split(".")
+        assert kind == "inputs"
+        recorded[int(client), int(task)] = inputs.double().numpy()
     assert recorded.keys() == {(k, t) for t, sizes in enumerate(UNEVEN) for k, n in enumerate(sizes) if n}
     assert all(len(inputs) == min(8, UNEVEN[t][k]) for (k, t), inputs in recorded.items())
     references, known = made.server.references()

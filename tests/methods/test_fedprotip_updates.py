@@ -20,11 +20,11 @@ from fcl_bench.linalg.subspace import Projection
 from fcl_bench.methods.gradient import fedprotip
 from fcl_bench.methods.gradient.fedprotip import FedProTIP, ProjectedDescent
 from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.protocol.message import WireFormat
-from fcl_bench.protocol.method import Problem
+from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.network import Network
-from fcl_bench.training.trainer import Objective
+from fcl_bench.training.objective import Objective
 from tests.methods.fedprotip_harness import (
     HEADS,
     Observed,
@@ -34,6 +34,7 @@ from tests.methods.fedprotip_harness import (
     three_tasks,
     training,
 )
+from tests.methods.harness import turn
 from tests.methods.training_harness import (
     CPU,
     ImageTasks,
@@ -138,7 +139,7 @@ def test_everything_else_is_frozen_after_the_first_task(name):
         assert not now[f"heads.{task}.bias"].any()
         for (of, stage, _), message in result.uploads.items():
             if of == task and stage == "model":
-                assert set(message) - {"samples"} <= result.projected
+                assert set(message) <= result.projected
                 assert f"heads.{task}.weight" in message
 
 
@@ -179,7 +180,7 @@ def test_a_clients_batch_norms_rest_while_it_trains_on_a_later_task():
 class PlainClient(fedprotip.FedProTIPClient):
     """Trains what FedProTIP trains, without a projection."""
 
-    def objective(self, shard, broadcast):
+    def objective(self, shard, broadcast, state):
         return Objective(Heads.from_message(broadcast), self.half.method.loss_over)
 
 
@@ -191,7 +192,7 @@ def second_task(method: FedProTIP, problem: Problem, tasks: ImageTasks, change=l
     server.start_task(task)
     broadcast = server.broadcast(task, 0)
     shard = image_shard(0, 1, *tasks[1][0])
-    return (lambda client: client.update(shard, broadcast)), broadcast
+    return (lambda client: turn(client, shard, broadcast)), broadcast
 
 
 def test_without_a_basis_training_is_plain():
@@ -245,8 +246,7 @@ def test_where_everything_is_protected_the_weights_do_not_move_at_all(caplog):
     update, broadcast = second_task(method, problem, tasks, protect)
     message = update(method.client(problem))
     for name in message:
-        if name != "samples":
-            assert torch.equal(message[name], broadcast[name]) == (layer_of(name) in full), name
+        assert torch.equal(message[name], broadcast[name]) == (layer_of(name) in full), name
 
 
 def test_a_full_layer_is_told_once(caplog):

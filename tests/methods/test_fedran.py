@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fcl_bench.engine.codec import encoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.fedran import FedRAN, upload_bytes
-from fcl_bench.protocol.message import WIRE_DTYPES
 from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.wire import WIRE_DTYPES
 from tests.methods import fedran_oracle as oracle
-from tests.methods.harness import draw_tasks, learn, problem_of, shard_of
+from tests.methods.harness import draw_tasks, learn, problem_of, shard_of, turn
 
 
 def random_case(number):
@@ -147,7 +148,7 @@ def test_the_message_has_the_size_of_equation_11(wire, samples):
     task = Task(0, range(5), 5)
     server.start_task(task)
     shard = shard_of(0, 0, Z, labels)
-    message = method.client(problem).update(shard, server.broadcast(task, 0)).to_wire(problem.wire)
+    message = encoded(turn(method.client(problem), shard, server.broadcast(task, 0)), problem.wire)
     assert message.nbytes == upload_bytes(40, min(12, samples), 5, problem.wire.dtype)
     if wire in ("float32", "float64"):
         rank, width = min(12, samples), 4 if wire == "float32" else 8
@@ -217,7 +218,7 @@ def test_a_restored_server_predicts_and_goes_on_bit_for_bit():
     after.start_task(task)
     broadcast = after.broadcast(task, 0)
     for k, (Z, labels) in enumerate(tasks[2]):
-        after.absorb(k, client.update(shard_of(k, 2, Z, labels), broadcast))
+        after.absorb(k, turn(client, shard_of(k, 2, Z, labels), broadcast))
     after.finish_task()
     assert torch.equal(after.model()["W"], whole.model()["W"])
 
@@ -233,7 +234,7 @@ def test_clients_may_run_in_any_order():
     def uploads(order):
         client = method.client(problem)
         shards = {k: shard_of(k, 0, *clients[k]) for k in order}
-        return {k: client.update(shards[k], broadcast) for k in order}
+        return {k: turn(client, shards[k], broadcast) for k in order}
 
     forward, backward = uploads([0, 1, 2, 3]), uploads([3, 2, 1, 0])
     for k, message in forward.items():
@@ -271,7 +272,7 @@ def test_pseudo_labels_enter_the_statistics_as_labels_do():
     assert (len(augmented.labels), len(augmented.unlabelled)) == (15 + accepted.sum(), 45 - accepted.sum())
     task = Task(0, range(3), 3)
     server.start_task(task)
-    message = client.update(augmented, server.broadcast(task, 0))
+    message = turn(client, augmented, server.broadcast(task, 0))
     H = np.maximum(np.concatenate([Z[:15], Z[15:][accepted]]) @ server.model()["projection"].numpy(), 0)
     known = np.concatenate([labels[:15], guesses.numpy()[accepted]])
     np.testing.assert_allclose(message["B"], H.T @ np.eye(3)[known], rtol=1e-12)

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from fcl_bench.config import typed_instance
+from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.fedprotip import FedProTIP
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.fot import FOT
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Problem
-from fcl_bench.training.trainer import Training
+from fcl_bench.protocol.problem import Problem, TestBatch
+from fcl_bench.training.knobs import Training
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import (
     HEADS,
@@ -31,6 +32,7 @@ from tests.methods.fedprotip_harness import (
     three_tasks,
     training,
 )
+from tests.methods.harness import turn
 from tests.methods.training_harness import (
     CPU,
     ImageTasks,
@@ -128,8 +130,8 @@ def second_round(
     server.start_task(second)
     broadcast = server.broadcast(second, 0)
     for k, (images, labels) in enumerate(tasks[1]):
-        message = client.update(image_shard(k, 1, images, labels), broadcast)
-        server.absorb(k, message.to_wire(problem.wire).from_wire(problem.dtype, CPU))
+        message = turn(client, image_shard(k, 1, images, labels), broadcast)
+        server.absorb(k, decoded(encoded(message, problem.wire), problem.dtype, CPU))
     server.finish_round()
     return server.network.state_dict()
 
@@ -237,7 +239,7 @@ def test_directions_that_are_rounding_of_the_wire_are_none():
 def test_the_server_uses_the_sum_of_the_sketches_alone():
     method, problem, tasks = fot_of({"rounds": 1}), tiny_problem(), three_tasks()[:1]
     server, sketches = first_task(method, problem, tasks)
-    uploads = {k: message.from_wire(problem.dtype, CPU) for k, message in sketches.items()}
+    uploads = {k: decoded(message, problem.dtype, CPU) for k, message in sketches.items()}
     total = Message({layer: uploads[0][layer] + uploads[1][layer] for layer in DIMENSIONS})
     task = images_stream(tasks)[0]
     for dealt in ([(1, uploads[1]), (0, uploads[0])], [(4, total)]):
@@ -258,7 +260,7 @@ def test_bases_of_all_tasks_are_orthonormal_together():
         together = torch.cat(bases, dim=1).double().numpy()
         assert together.shape[1] > bases[0].shape[1]
         np.testing.assert_allclose(together.T @ together, np.eye(together.shape[1]), atol=1e-6), layer
-    assert server.classify(three_tasks()[0][0][0]).tasks is None
+    assert server.classify(TestBatch.of(three_tasks()[0][0][0])).tasks is None
 
 
 def test_the_threshold_grows_by_a_step_a_task_up_to_one():

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.methods.harness import draw_tasks, problem_of, shard_of, stream_of
+from fcl_bench.engine.codec import decoded, encoded
+from tests.methods.harness import draw_tasks, problem_of, shard_of, stream_of, turn
 from tests.methods.test_every_method import METHODS
 
 pytestmark = pytest.mark.gpu
@@ -27,8 +28,8 @@ def classifier_on(device: str, method) -> torch.Tensor:
                 there = type(shard)(
                     k, task.index, *(t.to(problem.device) for t in (shard.inputs, shard.labels, shard.unlabelled))
                 )
-                message = client.update(there, broadcast).to_wire(problem.wire)
-                server.absorb(k, message.from_wire(problem.dtype, problem.device))
+                message = encoded(turn(client, there, broadcast), problem.wire)
+                server.absorb(k, decoded(message, problem.dtype, problem.device))
         server.finish_task()
     return server.model()["W"].cpu()
 

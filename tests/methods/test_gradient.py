@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.joint_training import JointTraining
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Problem
+from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
-from fcl_bench.training.trainer import Training
+from fcl_bench.training.knobs import Training
+from tests.methods.harness import turn
 from tests.methods.plain_training import (
     FAST,
     STAGE,
@@ -72,17 +74,15 @@ def uploads_of(method: FineTune, problem: Problem, clients: list) -> tuple:
     task = images_stream([clients])[0]
     server.start_task(task)
     broadcast = server.broadcast(task, 0)
-    messages = [
-        Message(cloned(client.update(image_shard(k, 0, *shard), broadcast).to_wire(problem.wire)))
-        for k, shard in enumerate(clients)
-    ]
+    turns = (turn(client, image_shard(k, 0, *shard), broadcast) for k, shard in enumerate(clients))
+    messages = [encoded(upload.with_tensors(cloned(upload)), problem.wire) for upload in turns]
     return server, messages
 
 
 def averaged(server, messages: list[Message], problem: Problem, order: list[int] | None = None) -> dict:
     server.broadcast(Task(0, range(2), 2), 0)
     for k in order or range(len(messages)):
-        server.absorb(k, messages[k].from_wire(problem.dtype, CPU))
+        server.absorb(k, decoded(messages[k], problem.dtype, CPU))
     server.finish_round()
     return state_of(server)
 
@@ -93,9 +93,9 @@ def averaged(server, messages: list[Message], problem: Problem, order: list[int]
 def test_equal_models_average_to_themselves_bit_for_bit(weighting, dtype, counts):
     problem = tiny_problem(dtype=dtype)
     server, [message] = uploads_of(finetune(weighting=weighting), problem, made_tasks([[20]])[0])
-    same = [Message({**message, "samples": torch.tensor(count)}) for count in counts]
+    same = [dataclasses.replace(message, samples=count) for count in counts]
     found = averaged(server, same, problem)
-    assert set(found) == set(message) - {"samples"}
+    assert set(found) == set(message)
     assert all(torch.equal(value, message[name]) for name, value in found.items())
 
 
@@ -104,7 +104,7 @@ def test_equal_models_average_to_themselves_bit_for_bit(weighting, dtype, counts
 def test_the_average_is_the_weighted_mean_running_statistics_included(weighting, dtype):
     problem, counts = tiny_problem(dtype=dtype), [9, 40, 1, 17]
     server, messages = uploads_of(finetune(weighting=weighting), problem, made_tasks([counts])[0])
-    assert [int(message["samples"]) for message in messages] == counts
+    assert [message.samples for message in messages] == counts
     found = averaged(server, messages, problem)
     shares = np.array(counts if weighting == "samples" else [1] * 4, dtype=np.float64)
     for name, value in found.items():
@@ -154,7 +154,7 @@ def test_the_clients_half_keeps_nothing():
     method = finetune()
     server, [first, second] = uploads_of(method, problem, tasks[0])
     broadcast = server.broadcast(images_stream(tasks)[0], 0)
-    again = method.client(problem).update(image_shard(1, 0, *tasks[0][1]), broadcast)
+    again = turn(method.client(problem), image_shard(1, 0, *tasks[0][1]), broadcast)
     assert all(torch.equal(value, second[name]) for name, value in again.items())
     assert not torch.equal(first["heads.0.weight"], second["heads.0.weight"])
 
@@ -204,8 +204,7 @@ def test_participants_follow_from_the_seed_and_change_with_round_and_task():
 
 def test_only_clients_with_labelled_samples_take_part():
     tasks = made_tasks([[20, 0, 9, 0, 9, 14, 0, 8]])
-    federation = federation_of(finetune(rounds=6, fraction=0.5), tiny_problem(), tasks)
-    federation.labelled[federation.shards[0][4]] = False
+    federation = federation_of(finetune(rounds=6, fraction=0.5), tiny_problem(), tasks, unlabelled=[(0, 4)])
     ledger = federation.run(lambda _: None).ledger
     assert len(ledger.uploads) == 6 * 8
     present = {
@@ -232,8 +231,7 @@ def test_a_task_that_nobody_has_a_label_of_is_passed_by(name, empty):
     """As the analytic methods do; label_rate can leave a class without any."""
     method = {"finetune": finetune(), "joint_training": JointTraining(training=Training(**FAST))}[name]
     tasks = made_tasks([[9, 8], [9, 8]])
-    federation = federation_of(method, tiny_problem(), tasks)
-    federation.labelled[np.concatenate(federation.shards[empty])] = False
+    federation = federation_of(method, tiny_problem(), tasks, unlabelled=[(empty, 0), (empty, 1)])
     state = federation.run(lambda done: done.save())
     assert state.tasks_done == 2
 
@@ -319,7 +317,7 @@ def test_one_step_is_the_gradient_of_the_loss_said(loss_over):
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
         server.start_task(task)
         broadcast = server.broadcast(task, 0)
-        message = client.update(image_shard(0, task.index, *clients[0]), broadcast)
+        message = turn(client, image_shard(0, task.index, *clients[0]), broadcast)
         if task.index == 0:
             server.absorb(0, message)
             server.finish_round()

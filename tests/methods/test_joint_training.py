@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fcl_bench.methods.gradient.joint_training import JointTraining
-from fcl_bench.training.trainer import Training
+from fcl_bench.training.knobs import Training
 from tests.methods.plain_training import (
     FAST,
     cloned,

@@ -27,6 +27,7 @@ from tests.methods.harness import (
     relative_error,
     shard_of,
     stream_of,
+    turn,
 )
 
 
@@ -124,8 +125,8 @@ def test_dummy_clients_depend_on_the_clients_own_draw_alone():
     broadcast = method.server(problem).broadcast(task, 0)
     both = method.client(problem)
     shards = [shard_of(k, 0, *tasks[0][k]) for k in (0, 1)]
-    both.update(shards[0], broadcast)
-    after, alone = both.update(shards[1], broadcast), method.client(problem).update(shards[1], broadcast)
+    turn(both, shards[0], broadcast)
+    after, alone = turn(both, shards[1], broadcast), turn(method.client(problem), shards[1], broadcast)
     assert all(torch.equal(tensor, alone[name]) for name, tensor in after.items())
     assert after["n"].sum(dim=1).tolist() == [5, 5, 5, 5]
 
@@ -191,7 +192,7 @@ def test_the_estimate_is_positive_semidefinite(seed, estimator, dummy_clients):
     assert isinstance(server, STSAEServer)
     coarse, _ = learn(method, problem_of(8, wire="bfloat16"), tasks)
     for made in (server, coarse):
-        values = np.linalg.eigvalsh(made.G.numpy())
+        values = np.linalg.eigvalsh(made.estimate.matrix.numpy())
         assert values[0] >= -1e-12 * values[-1]
 
 
@@ -199,7 +200,7 @@ def test_a_gram_matrix_that_the_wire_made_indefinite_is_told_and_its_noise_left_
     tasks = draw_tasks(np.random.default_rng(3), 30, [4], [[20, 20]], offset=5)
     with caplog.at_level(logging.WARNING):
         server, [W] = learn(STSA(M=None, gamma=1e-3), problem_of(30, wire="bfloat16"), tasks)
-    G = np.tril(server.G.numpy()) + np.tril(server.G.numpy(), -1).T + 1e-3 * np.eye(30)
+    G = np.tril(server.estimate.matrix.numpy()) + np.tril(server.estimate.matrix.numpy(), -1).T + 1e-3 * np.eye(30)
     smallest = np.linalg.eigvalsh(G)[0]
     assert smallest < 0
     [told] = [record.message for record in caplog.records]

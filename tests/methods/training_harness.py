@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
 
+from fcl_bench.audits.chosen import audits_of
 from fcl_bench.backbones.tiny import Tiny
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.data.splits.stream import Stream
+from fcl_bench.engine.codec import encoded
 from fcl_bench.engine.federation import Federation
-from fcl_bench.protocol.message import WIRE_DTYPES, Message, WireFormat
-from fcl_bench.protocol.method import Method, Problem, Server, Shard
+from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.transport import InProcess, Transport
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Method, Server
+from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
-from tests.methods.harness import stream_of
+from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
+from tests.methods.harness import draw_tasks, stream_of, take_in, turn
 
 CPU = torch.device("cpu")
 
@@ -71,18 +77,27 @@ def learn_image_task(
     clients: list[tuple[torch.Tensor, torch.Tensor]],
     order: list[int] | None = None,
     seen: Seen = lambda *_: None,
+    states: dict[int, State] | None = None,
 ) -> None:
-    """One task, all rounds, as the engine does it; `order` of the clients' turns, `seen` looks at every exchange."""
-    client = method.client(problem)
+    """One task, all rounds, as the engine does it.
+
+    Args:
+        method, problem, server, task, clients: of the task.
+        order: of the clients' turns.
+        seen: looks at every exchange.
+        states: of the clients, from task to task.
+    """
+    client, states = method.client(problem), {} if states is None else states
     server.start_task(task)
     available = [k for k, (_, labels) in enumerate(clients) if len(labels)]
     for round_ in range(server.rounds(task)):
         present = server.participants(task, round_, available)
         broadcast = server.broadcast(task, round_)
         for k in present if order is None else [k for k in order if k in present]:
-            message = client.update(image_shard(k, task.index, *clients[k]), broadcast).to_wire(problem.wire)
-            server.absorb(k, message.from_wire(problem.dtype, CPU))
-            seen(k, broadcast, message)
+            upload = turn(client, image_shard(k, task.index, *clients[k]), broadcast, states, round_)
+            sent = encoded(upload, problem.wire)
+            take_in(server, k, sent, task, round_)
+            seen(k, broadcast, sent)
         server.finish_round()
     server.finish_task()
 
@@ -96,9 +111,9 @@ def learn_images(
     after: Callable[[Task, Server], object] = lambda *_: None,
 ) -> Server:
     """The server at the end; `after` looks at it after each task."""
-    server = method.server(problem)
+    server, states = method.server(problem), {}
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
-        learn_image_task(method, problem, server, task, clients, order, seen)
+        learn_image_task(method, problem, server, task, clients, order, seen, states)
         after(task, server)
     return server
 
@@ -108,8 +123,30 @@ def images_stream(tasks: ImageTasks) -> list[Task]:
     return stream_of([[(images.numpy(), labels.numpy()) for images, labels in clients] for clients in tasks])
 
 
-def federation_of(method: Method, problem: Problem, tasks: ImageTasks, drift: int = 0) -> Federation:
-    """The engine over the tasks; they are tested on what they are trained on."""
+def feature_tasks(seed: int, classes_per_task: list[int], per_client: list[list[int]], inputs: int = 6) -> ImageTasks:
+    """The same with features (n, inputs) in float64 in place of images, for the closed-form methods."""
+    tasks = draw_tasks(np.random.default_rng(seed), inputs, classes_per_task, per_client)
+    return [[(torch.from_numpy(Z), torch.from_numpy(labels)) for Z, labels in clients] for clients in tasks]
+
+
+def federation_of(
+    method: Method,
+    problem: Problem,
+    tasks: ImageTasks,
+    drift: int = 0,
+    unlabelled: Collection[tuple[int, int]] = (),
+    transport: Callable[..., Transport] = InProcess.of,
+    middleware: Sequence[Middleware] = (),
+) -> Federation:
+    """The engine over the tasks; they are tested on what they are trained on.
+
+    Args:
+        method, problem, tasks: what is run.
+        drift: reference samples per client and task; 0: no drift is measured.
+        unlabelled: (task, client) of those who know no label.
+        transport: makes one of what `InProcess.of` takes.
+        middleware: of the server's side.
+    """
     images, labels = (torch.cat([parts[i] for clients in tasks for parts in clients]) for i in (0, 1))
     shards, begin = [], 0
     for clients in tasks:
@@ -120,4 +157,8 @@ def federation_of(method: Method, problem: Problem, tasks: ImageTasks, drift: in
     stream = images_stream(tasks)
     order, columns = np.arange(stream[-1].columns_seen), labels.numpy()
     cut = Stream(tuple(stream), order, columns, columns, samples, samples)
-    return Federation(method, problem, cut, shards, np.ones(len(labels), dtype=bool), images, images, drift)
+    labelled = np.ones(len(labels), dtype=bool)
+    for task, client in unlabelled:
+        labelled[shards[task][client]] = False
+    made = transport(method, problem, shards, columns, labelled, images)
+    return Federation(method, problem, cut, made, images, audits_of(method, problem, drift, shards), middleware)

@@ -10,26 +10,18 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fcl_bench.config import GROUPS
 from fcl_bench.errors import UserError
 from fcl_bench.papers.printed import COLUMNS, printed
 from tests.conftest import REPOSITORY
 from tests.papers.settings import overrides
 
 CONF = REPOSITORY / "conf"
-PAPERS = sorted(file.stem for file in (REPOSITORY / "src/fcl_bench/papers").glob("*.csv"))
-#: Names of groups that papers use and that conf/ does not have yet.
-COMING = {
-    "method": set(),
-    "data": {"cifar10", "tiny_imagenet", "imagenet_r", "vtab", "domainnet"},
-    "backbone": {"vgg11"},
-    "split": {"si_blurry", "domain_incremental"},
-    "partition": set(),
-    "adapt": set(),
-}
+PAPERS = sorted(file.parent.name for file in (REPOSITORY / "src/fcl_bench/papers").glob("*/printed.csv"))
 
 
 def names(group: str) -> set[str]:
-    return {file.stem for file in (CONF / group).glob("*.yaml")} | COMING[group]
+    return {file.stem for file in (CONF / group).glob("*.yaml")}
 
 
 @cache
@@ -49,10 +41,8 @@ def keys(file: Path) -> set[str]:
 def known_key(key: str, method: str) -> bool:
     """Whether an override names a group, a key at the top, or one of a group's; of `method`'s own where it is ours."""
     group, _, knob = key.partition(".")
-    if key in COMING or group not in COMING:
-        return key in COMING or key in keys(CONF / "config.yaml")
-    if group == "method" and method in COMING["method"]:
-        return True
+    if group not in GROUPS or not knob:
+        return group in GROUPS or key in keys(CONF / "config.yaml")
     files = (CONF / group).glob(f"{method or '*'}.yaml" if group == "method" else "*.yaml")
     return any(knob in keys(file) for file in files)
 
@@ -93,7 +83,7 @@ def test_percentages_and_their_spreads_are_in_range(frame):
     assert not ((shares["number"] > 100) | (shares["number"] < -100) | (shares["spread_number"] < 0)).any()
 
 
-def test_every_name_is_ours_or_comes(frame):
+def test_every_name_is_ours(frame):
     for column in ("method", "data", "backbone"):
         assert set(frame[column]) - {""} <= names(column)
 
@@ -102,7 +92,7 @@ def test_every_setting_is_made_of_our_overrides(frame):
     for row in frame.drop_duplicates(["method", "setting"]).itertuples():
         for key, value in overrides(row.setting).items():
             assert known_key(key, row.method), (key, row.table, row.row)
-            if key in COMING:
+            if key in GROUPS:
                 assert value in names(key), (key, value, row.table, row.row)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
-from fcl_bench.protocol.message import WIRE_DTYPES, Message, WireFormat, column_bytes
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat, column_bytes
 
 CPU = torch.device("cpu")
 
@@ -27,14 +29,14 @@ def message() -> Message:
 def test_the_size_is_the_payload(name):
     dtype = WIRE_DTYPES[name]
     expected = (7 + 3) * column_bytes(50, dtype) + 7 * column_bytes(None, dtype) + 3 * 8
-    assert message().to_wire(WireFormat(dtype)).nbytes == expected
+    assert encoded(message(), WireFormat(dtype)).nbytes == expected
 
 
 @pytest.mark.parametrize(("name", "error"), [("float64", 0), ("float32", 1e-7), ("float16", 1e-3), ("bfloat16", 8e-3)])
 def test_what_arrives_is_what_was_sent_up_to_the_wire_precision(name, error):
     """Sums far beyond float16's range included: matrices travel with a scale per column."""
     sent = message()
-    arrived = sent.to_wire(WireFormat(WIRE_DTYPES[name])).from_wire(torch.float64, CPU)
+    arrived = decoded(encoded(sent, WireFormat(WIRE_DTYPES[name])), torch.float64, CPU)
     assert set(arrived) == set(sent)
     for key, tensor in sent.items():
         assert arrived[key].dtype == tensor.dtype
@@ -45,29 +47,29 @@ def test_what_arrives_is_what_was_sent_up_to_the_wire_precision(name, error):
 def test_a_name_may_end_in_scale():
     sent = Message({"adapter.scale": torch.ones(2, 2), "w": torch.ones(2)})
     for dtype in WIRE_DTYPES.values():
-        assert set(sent.to_wire(WireFormat(dtype)).from_wire(torch.float64, CPU)) == {"adapter.scale", "w"}
+        assert set(decoded(encoded(sent, WireFormat(dtype)), torch.float64, CPU)) == {"adapter.scale", "w"}
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
 def test_values_beyond_the_wires_range_are_told(name):
     sent = Message({"B": torch.full((3, 2), 1e39, dtype=torch.float64)})
     with pytest.raises(UserError, match=f"wire.dtype={name} can't hold the upload's B"):
-        sent.to_wire(WireFormat(WIRE_DTYPES[name]))
+        encoded(sent, WireFormat(WIRE_DTYPES[name]))
     with pytest.raises(FloatingPointError, match="B is not finite"):
-        Message({"B": torch.full((3, 2), torch.nan)}).to_wire(WireFormat(WIRE_DTYPES[name]))
+        encoded(Message({"B": torch.full((3, 2), torch.nan)}), WireFormat(WIRE_DTYPES[name]))
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_values_below_the_wires_range_arrive_as_zero(name):
     sent = Message({"B": torch.full((3, 2), 1e-50, dtype=torch.float64)})
-    arrived = sent.to_wire(WireFormat(WIRE_DTYPES[name])).from_wire(torch.float64, CPU)
+    arrived = decoded(encoded(sent, WireFormat(WIRE_DTYPES[name])), torch.float64, CPU)
     assert torch.equal(arrived["B"], torch.zeros(3, 2, dtype=torch.float64))
 
 
 def test_empty_and_zero_tensors_travel():
     sent = Message({"V": torch.zeros(4, 0, dtype=torch.float64), "B": torch.zeros(4, 2, dtype=torch.float64)})
     for dtype in WIRE_DTYPES.values():
-        arrived = sent.to_wire(WireFormat(dtype)).from_wire(torch.float64, CPU)
+        arrived = decoded(encoded(sent, WireFormat(dtype)), torch.float64, CPU)
         assert arrived["V"].shape == (4, 0)
         assert torch.equal(arrived["B"], sent["B"])
 
@@ -83,18 +85,18 @@ def gram(size: int = 40, rank: int = 12) -> torch.Tensor:
 def test_a_packed_gram_matrix_has_half_the_bytes_and_loses_nothing(name):
     sent = Message({"G": gram()}, symmetric=["G"])
     full, packed = (WireFormat(WIRE_DTYPES[name], gram=how) for how in ("full", "packed"))
-    assert sent.to_wire(packed).nbytes == 40 * 41 // 2 * WIRE_DTYPES[name].itemsize
-    assert sent.to_wire(full).nbytes == 40 * 40 * WIRE_DTYPES[name].itemsize
-    arrived = [sent.to_wire(wire).from_wire(torch.float64, CPU)["G"] for wire in (full, packed)]
+    assert encoded(sent, packed).nbytes == 40 * 41 // 2 * WIRE_DTYPES[name].itemsize
+    assert encoded(sent, full).nbytes == 40 * 40 * WIRE_DTYPES[name].itemsize
+    arrived = [decoded(encoded(sent, wire), torch.float64, CPU)["G"] for wire in (full, packed)]
     assert torch.equal(*arrived)
 
 
 @pytest.mark.parametrize(("name", "error"), [("float16", 1e-3), ("bfloat16", 8e-3)])
 def test_a_packed_gram_matrix_in_16_bit_travels_as_correlations(name, error):
     G = gram()
-    encoded = Message({"G": G}, symmetric=["G"]).to_wire(WireFormat(WIRE_DTYPES[name], gram="packed"))
-    assert encoded.nbytes == 40 * 41 // 2 * 2 + 40 * 4
-    arrived = encoded.from_wire(torch.float64, CPU)["G"]
+    sent = encoded(Message({"G": G}, symmetric=["G"]), WireFormat(WIRE_DTYPES[name], gram="packed"))
+    assert sent.nbytes == 40 * 41 // 2 * 2 + 40 * 4
+    arrived = decoded(sent, torch.float64, CPU)["G"]
     scale = G.diagonal().sqrt()
     assert ((arrived - G).abs() <= error * scale * scale.unsqueeze(1)).all()
     assert torch.equal(arrived, arrived.T)
@@ -107,8 +109,8 @@ def test_columns_of_classes_that_are_not_held_stay_at_home(name):
     sent = Message({"B": B, "counts": torch.arange(9)}, per_class=["B"])
     task, held = (WireFormat(WIRE_DTYPES[name], columns=how) for how in ("task", "held"))
     numbers = 4 * (1 + 5)
-    assert sent.to_wire(held).nbytes == 5 * column_bytes(50, WIRE_DTYPES[name]) + numbers + 9 * 8
-    arrived = [sent.to_wire(wire).from_wire(torch.float64, CPU) for wire in (task, held)]
+    assert encoded(sent, held).nbytes == 5 * column_bytes(50, WIRE_DTYPES[name]) + numbers + 9 * 8
+    arrived = [decoded(encoded(sent, wire), torch.float64, CPU) for wire in (task, held)]
     assert torch.equal(arrived[0]["B"], arrived[1]["B"])
     assert set(arrived[1]) == {"B", "counts"}
 
@@ -116,9 +118,11 @@ def test_columns_of_classes_that_are_not_held_stay_at_home(name):
 def test_nothing_held_and_nothing_to_pack_travel_too():
     wire = WireFormat(torch.float16, gram="packed", columns="held")
     sent = Message(
-        {"G": torch.zeros(3, 3, dtype=torch.float64), "B": torch.zeros(3, 4, dtype=torch.float64)}, ["G"], ["B"]
+        {"G": torch.zeros(3, 3, dtype=torch.float64), "B": torch.zeros(3, 4, dtype=torch.float64)},
+        symmetric=["G"],
+        per_class=["B"],
     )
-    arrived = sent.to_wire(wire).from_wire(torch.float64, CPU)
+    arrived = decoded(encoded(sent, wire), torch.float64, CPU)
     assert torch.equal(arrived["G"], sent["G"])
     assert torch.equal(arrived["B"], sent["B"])
 
@@ -127,6 +131,6 @@ def test_values_beyond_the_range_are_told_for_packed_and_held_tensors_too():
     wire = WireFormat(torch.float32, gram="packed", columns="held")
     for sent in (Message({"G": 1e39 * gram()}, symmetric=["G"]), Message({"G": 1e39 * gram()}, per_class=["G"])):
         with pytest.raises(UserError, match="wire.dtype=float32 can't hold the upload's G"):
-            sent.to_wire(wire)
+            encoded(sent, wire)
     with pytest.raises(FloatingPointError, match="G is not finite"):
-        Message({"G": torch.full((2, 2), torch.nan)}, symmetric=["G"]).to_wire(wire)
+        encoded(Message({"G": torch.full((2, 2), torch.nan)}, symmetric=["G"]), wire)

@@ -144,13 +144,12 @@ def test_small_sizes_keep_three_digits():
 
 def test_a_narrow_terminal_goes_without_the_last_columns_and_is_told():
     summary = summary_of({"fedran_mib": 1.0}, {"beta": 1.0})
-    assert screen_table(summary, summary_sheet(summary), float("inf"))[1] == []
-    table, left_out = screen_table(summary, summary_sheet(summary), 80)
+    sheet = summary_sheet(summary)
+    assert screen_table(summary, sheet, float("inf"))[1] == []
+    table, left_out = screen_table(summary, sheet, 80)
     assert left_out == ["seconds per task", "FedRAN's count (MiB)"]
-    assert [column.header for column in table.columns] == summary_sheet(summary).headers[:-2]
-    assert [column.header for column in screen_table(summary, summary_sheet(summary), 1)[0].columns] == summary_sheet(
-        summary
-    ).headers[:5]
+    assert [column.header for column in table.columns] == sheet.headers[:-2]
+    assert [column.header for column in screen_table(summary, sheet, 1)[0].columns] == sheet.headers[:5]
 
 
 def test_a_bar_in_a_name_does_not_break_the_markdown():

@@ -13,7 +13,7 @@ from PIL import Image
 from fcl_bench.methods.gradient.fedprotip import FedProTIP
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.runs.pictures import drawn, drift_figure, theory_figure
-from fcl_bench.training.trainer import Training
+from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import federation_of, image_tasks, tiny_problem
 
 

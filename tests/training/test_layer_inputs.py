@@ -14,15 +14,17 @@ from torch import nn
 from fcl_bench.backbones.adapters import Adapters
 from fcl_bench.backbones.timm_backbone import Timm, Transform
 from fcl_bench.backbones.trainable import Trainable, copies, seeded
+from fcl_bench.data.images.batches import Standardise
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.methods.gradient.fedprotip import FedProTIP
-from fcl_bench.protocol.message import WireFormat
-from fcl_bench.protocol.method import Problem
+from fcl_bench.protocol.problem import Problem, TestBatch
+from fcl_bench.protocol.wire import WireFormat
+from fcl_bench.training.knobs import Training
 from fcl_bench.training.layer_inputs import HEADS, layer_columns, projectable
 from fcl_bench.training.network import Network
-from fcl_bench.training.trainer import FORWARD_BATCH, Trainer, Training
+from fcl_bench.training.trainer import FORWARD_BATCH, Trainer
 from tests.methods.training_harness import CPU, image_tasks, learn_images, tiny_problem
 
 
@@ -41,7 +43,7 @@ def network_and_trainer(start: Trainable, seed: int = 0) -> tuple[Network, Train
                 tensor.data.uniform_(0.5, 2, generator=rng)
             for tensor in (module.bias, module.running_mean):
                 tensor.data.uniform_(-1, 1, generator=rng)
-    return network, Trainer(Training(augment="none"), start.size, start.mean, start.std, CPU)
+    return network, Trainer(Training(augment="none"), Standardise(start.size, start.mean, start.std), CPU)
 
 
 def made_of(body: nn.Module, size: int = 8, dimension: int = 6) -> Trainable:
@@ -337,7 +339,7 @@ def test_a_vit_learns_two_tasks_and_moves_only_what_it_protects(knobs):
         change = (states[1][f"{name}.weight"].double() - states[0][f"{name}.weight"].double()).flatten(1)
         assert change.norm() > 0
         assert (change @ bases[name]).norm() <= 1e-5 * change.norm()
-    prediction = server.classify(tasks[1][0][0])
+    prediction = server.classify(TestBatch.of(tasks[1][0][0]))
     assert prediction.scores.shape == (12, 4)
     assert prediction.tasks is not None
     assert torch.isfinite(prediction.scores).all()

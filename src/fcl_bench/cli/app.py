@@ -8,6 +8,7 @@ from typing import Any
 
 from fcl_bench import __version__
 from fcl_bench.cli.command import BUG, DONE, USER_ERROR, run_command
+from fcl_bench.cli.job import job, no_collection, storage_error
 from fcl_bench.cli.overrides import composition_error, ordered
 from fcl_bench.errors import first_line
 from fcl_bench.sweep.workers import spin_briefly
@@ -37,8 +38,6 @@ def _hydra(arguments: list[str]) -> int:
     """Compose with Hydra and run each job; the worst job's exit code."""
     # Hydra then raises what went wrong instead of printing its own report and exiting with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    from fcl_bench.cli.job import job, no_collection, storage_error
-
     with no_collection():
         import hydra
         from hydra.errors import HydraException
@@ -47,8 +46,8 @@ def _hydra(arguments: list[str]) -> int:
         from fcl_bench.config import config_dir, register_presets
         from fcl_bench.sweep.watch import CALLBACK, sweeping
 
-    # Which takes as long as composing a run; only experiments have presets.
-    if any("experiment" in argument for argument in sys.argv):
+    # Only experiments have presets, and registering them takes as long as composing a run.
+    if any("experiment" in argument for argument in arguments):
         register_presets()
     codes: list[int] = []
 

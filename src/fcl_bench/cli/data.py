@@ -129,12 +129,11 @@ def _names() -> list[str]:
 
 def _source(name: str, keys: list[str]) -> Source:
     """The source that `fcl-bench data=NAME data.KEY=VALUE ...` would use."""
-    from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     from fcl_bench.cli.overrides import composition_error, ordered
-    from fcl_bench.config import config_dir, load_settings
+    from fcl_bench.config import composed, load_settings
 
     require_choice("data", name, _names())
     for key in keys:
@@ -142,8 +141,7 @@ def _source(name: str, keys: list[str]) -> Source:
             raise UserError(f"{key} is no key of data", "data.KEY=VALUE, such as data.path=FOLDER")
     overrides = [f"data={name}", *ordered(keys)]
     try:
-        with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            return load_settings(compose("config", overrides=overrides)).data
+        return load_settings(composed(overrides)).data
     except (HydraException, OmegaConfBaseException) as error:
         raise composition_error(error, overrides) from error
 

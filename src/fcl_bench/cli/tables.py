@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -13,9 +12,9 @@ from typing import TYPE_CHECKING
 from fcl_bench.cli.command import DONE, Parser, run_command
 from fcl_bench.errors import UserError, require_choice
 from fcl_bench.files import replacing
-from fcl_bench.papers.experiments import PROFILES
 from fcl_bench.results.made import Made
 from fcl_bench.results.measures import MEASURES
+from fcl_bench.tracking.console import log_to_terminal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,14 +43,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--where", action="append", default=[], metavar="KEY=VALUE", help=which)
     parser.add_argument("--name", type=_file_name, default="summary", help="of the files (summary)")
-    formats = ",".join(FORMATS)
-    parser.add_argument(
-        "--format",
-        type=_list_of("--format", FORMATS),
-        default=formats,
-        metavar="LIST",
-        help=f"of the tables ({formats})",
-    )
+    formats, tables = ",".join(FORMATS), f"of the tables ({','.join(FORMATS)})"
+    parser.add_argument("--format", type=_list_of("--format", FORMATS), default=formats, metavar="LIST", help=tables)
     metrics = "which measures, in this order: A_avg,up_max_mib,seconds_per_task; default: all that any run has"
     parser.add_argument("--metrics", type=_list_of("--metrics", MEASURES), default=[], metavar="LIST", help=metrics)
     by = "what tells rows apart: method,beta; what else varies goes into columns; default: all that varies"
@@ -83,6 +76,8 @@ def _file_name(given: str) -> str:
 
 
 def _profile(given: str) -> str:
+    from fcl_bench.papers.experiments import PROFILES  # only now: help waits for no library
+
     require_choice("--profile", given, PROFILES)
     return given
 
@@ -105,7 +100,7 @@ def _tables(arguments: argparse.Namespace) -> None:
     # Only now, so that help and wrong options wait for no library.
     from fcl_bench.results.collect import collect, selected
 
-    _warn_on_stderr()
+    log_to_terminal("fcl-tables: warning", notes=False)
     out = Path(arguments.out).expanduser()
     made = Made(out, vars(arguments))
     if arguments.if_changed and made.is_current():
@@ -117,6 +112,7 @@ def _tables(arguments: argparse.Namespace) -> None:
     chosen_runs = frame if frame.empty else selected(frame, arguments.where)
     write = _papers if arguments.paper else _summary
     files = write(arguments, out, chosen_runs)
+    print("\n".join(f"written: {file}" for file in files), flush=True)
     if arguments.if_changed:
         made.note(files)
 
@@ -154,7 +150,6 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
         contents["html"] = _page(arguments.name, [whole, *parts.values()], drawings)
     files = _write(out / "tables", {f"{arguments.name}.{suffix}": content for suffix, content in contents.items()})
     _show(summary, whole.sheet)
-    print("\n".join(f"written: {file}" for file in files), flush=True)
     return files
 
 
@@ -195,13 +190,11 @@ def _papers(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> li
     }
     if arguments.html:
         contents["papers.html"] = _page("papers", tables, {})
-    files = _write(
-        out / "tables" / ("papers" if arguments.profile == "full" else f"papers-{arguments.profile}"), contents
-    )
+    folder = "papers" if arguments.profile == "full" else f"papers-{arguments.profile}"
+    files = _write(out / "tables" / folder, contents)
     for table in tables:
         done = (table.values["state"] == HAS_RUNS).sum()
         print(f"{table.sheet.title}: {len(table.values)} printed numbers, {done} with runs of ours")
-    print("\n".join(f"written: {file}" for file in files), flush=True)
     return files
 
 
@@ -222,17 +215,6 @@ def _write(folder: Path, contents: Mapping[str, str | bytes]) -> list[Path]:
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror or error}", "another --out or --name") from error
     return files
-
-
-def _warn_on_stderr() -> None:
-    """The package's warnings, on stderr; in place of a run's own handlers where this process has done one."""
-    package, handler = logging.getLogger("fcl_bench"), logging.StreamHandler(sys.stderr)
-    for old in [handler for handler in package.handlers if handler.name == "terminal"]:
-        package.removeHandler(old)
-    handler.name = "terminal"
-    handler.setLevel(logging.WARNING)
-    handler.setFormatter(logging.Formatter("fcl-tables: warning: %(message)s"))
-    package.addHandler(handler)
 
 
 if __name__ == "__main__":

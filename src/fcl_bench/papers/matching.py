@@ -6,7 +6,7 @@ import functools
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,12 @@ def comparable(settings: Settings) -> dict[str, Any]:
     return {key: value for key, value in _flat(settings.identity()).items() if key not in _INDIFFERENT}
 
 
+def setting_key(settings: Settings, left_open: Container[str] = ()) -> str:
+    """The same text for the same setting, whatever the keys in `left_open`."""
+    kept = {key: value for key, value in comparable(settings).items() if key not in left_open}
+    return json.dumps(kept, sort_keys=True, default=str)
+
+
 class Matcher:
     """Compares runs with printed settings.
 
@@ -56,25 +62,23 @@ class Matcher:
 
     def __init__(self, runs: pd.DataFrame, folder: Path) -> None:
         self._runs = runs
-        self._folder = folder
-        self._configs: dict[str, dict[str, Any]] = {}
-        self._same: dict[str, list[Any]] | None = None
+        self._config = functools.cache(lambda run: resolved_config(folder / run / "config.yaml"))
 
-    def exactly(self, settings: Settings) -> list[Any]:
+    def exactly(self, settings: Settings) -> list[Hashable]:
         """The index of each run of exactly these settings, seeds aside, by this version of the code."""
-        if self._same is None:
-            self._same = {}
-            for index, run in self._runs.iterrows():
-                try:
-                    here = load_settings(OmegaConf.create(self._config(run["folder"])))
-                except UserError as error:
-                    log.debug("run %s: %s", run["run_id"], error)
-                    continue
-                if run["method.revision"] == str(here.method.revision):
-                    self._same.setdefault(_text(here), []).append(index)
-        return self._same.get(_text(settings), [])
+        return self._same.get(setting_key(settings), [])
 
-    def differences(self, cell: pd.Series) -> dict[Any, list[str]]:
+    @functools.cached_property
+    def _same(self) -> dict[str, list[Hashable]]:
+        """The runs by their settings."""
+        found: dict[str, list[Hashable]] = {}
+        for index, run in self._runs.iterrows():
+            settings = _loaded(run, self._config(run["folder"]))
+            if settings is not None and run["method.revision"] == str(settings.method.revision):
+                found.setdefault(setting_key(settings), []).append(index)
+        return found
+
+    def differences(self, cell: pd.Series) -> dict[Hashable, list[str]]:
         """Of each run that has the method, tasks, clients, beta and data of a printed number: what else differs.
 
         What the paper leaves open may be anything; every other key must have the value that the printed setting gives
@@ -91,70 +95,64 @@ class Matcher:
             return {}
         wanted = settings_of(overrides(cell))
         candidates = candidates[candidates["data"] == wanted.data.name]
-        left_open = {key for key in STATED if not cell[key]}
-        return {index: self._differing(run, cell, wanted, left_open) for index, run in candidates.iterrows()}
+        return {index: self._differing(run, cell, wanted) for index, run in candidates.iterrows()}
 
-    def _differing(self, run: pd.Series, cell: pd.Series, wanted: Settings, left_open: set[str]) -> list[str]:
-        here = self._identity(run, cell)
-        if here is None:
+    def _differing(self, run: pd.Series, cell: pd.Series, wanted: Settings) -> list[str]:
+        settings = _loaded(run, self._whole(run, cell))
+        if settings is None:
             return ["a configuration of another version"]
-        there = _flat(wanted.identity())
+        here, there = comparable(settings), comparable(wanted)
+        left_open = {key for key in STATED if not cell[key]}
         found = [
             f"{key}={_shown(there, key)}, here {_shown(here, key)}"
-            for key in sorted({*there, *here})
-            if key not in _INDIFFERENT | left_open and there.get(key) != here.get(key)
+            for key in sorted({*there, *here} - left_open)
+            if there.get(key) != here.get(key)
         ]
         if run["method.revision"] != str(wanted.method.revision):
             found.append(f"revision {wanted.method.revision} of the method, here {run['method.revision']}")
         return found
 
-    def _identity(self, run: pd.Series, cell: pd.Series) -> dict[str, Any] | None:
-        """The run's whole identity; keys that are newer than the run have their defaults."""
+    def _whole(self, run: pd.Series, cell: pd.Series) -> dict[str, Any]:
+        """The run's whole configuration; keys that are newer than the run have their defaults."""
         config = self._config(run["folder"])
         groups = tuple(word for word in overrides(cell) if "." not in word.partition("=")[0])
         defaults = settings_of(tuple(word for word in groups if word.partition("=")[0] not in ("adapt", "label_rate")))
-        whole: dict[str, Any] = {**defaults.resolved, **{key: config[key] for key in config if key not in GROUPS}}
+        whole = {**defaults.resolved, **config}
         for group in GROUPS:
-            ours, chosen = dict(settings_of(groups).resolved[group]), config.get(group)
-            if chosen is None:
-                whole[group] = defaults.resolved[group]
-            elif chosen.get("_target_") == ours.get("_target_"):
-                whole[group] = {**ours, **chosen}
-            else:
-                whole[group] = chosen
+            ours = settings_of(groups).resolved[group]
+            if whole[group].get("_target_") == ours.get("_target_"):
+                whole[group] = {**ours, **whole[group]}
         for section in ("wire", "cache"):
-            whole[section] = {**defaults.resolved[section], **config.get(section, {})}
+            whole[section] = {**defaults.resolved[section], **whole[section]}
         # A file that need no longer be there; what it held is told by the fingerprints.
         if "checkpoint" in whole["backbone"]:
             whole["backbone"] = {**whole["backbone"], "checkpoint": None}
-        try:
-            return _flat(load_settings(OmegaConf.create(whole)).identity())
-        except UserError as error:
-            log.debug("run %s: %s", run["run_id"], error)
-            return None
-
-    def _config(self, folder: str) -> dict[str, Any]:
-        if folder not in self._configs:
-            self._configs[folder] = resolved_config(self._folder / folder / "config.yaml")
-        return self._configs[folder]
+        return whole
 
 
-def _text(settings: Settings) -> str:
-    return json.dumps(comparable(settings), sort_keys=True, default=str)
-
-
-def groups_of(differences: dict[Any, list[str]], runs: pd.DataFrame, left_open: Sequence[str]) -> dict[str, list[Any]]:
+def groups_of(
+    differences: dict[Hashable, list[str]], runs: pd.DataFrame, left_open: Sequence[str]
+) -> dict[str, list[Hashable]]:
     """The runs that differ in nothing, by the values of what the paper leaves open: "beta 0.1" -> indices.
 
     Runs on other features or files than others (their fingerprints tell) are kept apart from these, too.
     """
     exact = [index for index, differing in differences.items() if not differing]
     prints = [key for key in ("features", "data_fingerprint") if key in runs and runs.loc[exact, key].nunique() > 1]
-    found: dict[str, list[Any]] = {}
+    found: dict[str, list[Hashable]] = {}
     for index in exact:
         told = ", ".join(f"{key} {text(runs.loc[index, key])}" for key in (*left_open, *prints))
         found.setdefault(told, []).append(index)
     return found
+
+
+def _loaded(run: pd.Series, config: dict[str, Any]) -> Settings | None:
+    """A run's settings; None where this version of the code has no such configuration."""
+    try:
+        return load_settings(OmegaConf.create(config))
+    except UserError as error:
+        log.debug("run %s: %s", run["run_id"], error)
+        return None
 
 
 def _shown(identity: dict[str, Any], key: str) -> str:

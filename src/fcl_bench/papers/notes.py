@@ -3,40 +3,11 @@
 from __future__ import annotations
 
 import pandas as pd
+import yaml
 
 from fcl_bench.papers.nominal import SIZES
+from fcl_bench.papers.printed import paper_files
 
-_LOST = "The copy of the paper has lost this table; what the text says of it is here."
-#: By paper and table; None: of all tables of the paper.
-_NOTES: dict[tuple[str, str | None], str] = {
-    ("fedran", "Table 3"): _LOST,
-    ("fedran", "Table 4"): (
-        "Erratum 5 (docs/errata.md): the paper counts float64, all classes of the data in every task and the nominal "
-        "rank. Its megabytes (MiB) are not in the copy of the paper; they are as the project's specification lists "
-        "them. The paper's STSA is STSA-E. TARGET: a ResNet-18's float32 state, 100 rounds; on CIFAR-100 with the "
-        "3 x 3 stem."
-    ),
-    ("fedran", "Table 5"): _LOST,
-    ("fedran", "Table 6"): f"{_LOST} Erratum 5 (docs/errata.md): its megabytes are counted as in Table 4.",
-    ("stsa", None): (
-        "Errata 1 and 7 (docs/errata.md): STSA-E's estimator is biased as printed, and method.estimator=paper is what "
-        "is compared; Eq. 60 forgets its 1/T, the tables do not."
-    ),
-    ("afl", None): "Erratum 3 (docs/errata.md): wrong signs in Eq. 6, 8 and 10, on which the tables do not depend.",
-    ("fedprotip", "Table 8"): "Erratum 8 (docs/errata.md): FT at threshold 0.7 differs from Table 11.",
-    ("fedprotip", "Table 9"): (
-        "Erratum 8 (docs/errata.md): FOT's activations are counted by another rule than in Table 20, and the model "
-        "grows by more than its classes need."
-    ),
-    ("fedprotip", "Table 11"): (
-        "Erratum 8 (docs/errata.md): the forgetting of the columns +TIP and task-agnostic, and DomainNet's accuracies, "
-        "are interchanged against Tables 1, 8 and 16; FT at threshold 0.7 differs from Table 8. Kept as printed."
-    ),
-    ("fedprotip", None): (
-        "The paper's test batches are of one task each (method.tip.route=batch); our numbers under that protocol have "
-        "columns of their own."
-    ),
-}
 _LEGEND = (
     "Printed: as printed. Ours: mean ± standard deviation over seeds (number of seeds) of complete runs in exactly the "
     "printed setting, every key that it does not name at its default; the difference is ours less printed. In each "
@@ -52,7 +23,13 @@ _COUNTED = (
 
 
 def notes(paper: str, table: str, cells: pd.DataFrame) -> list[str]:
-    """Paragraphs below the table."""
-    own = [_NOTES[key] for key in ((paper, table), (paper, None)) if key in _NOTES]
-    counts = cells["metric"].isin(SIZES).any()
-    return [*own, _LEGEND, *([_COUNTED] if counts else [])]
+    """Paragraphs below a table: those of the paper's notes.yaml, then what is said of any.
+
+    Args:
+        paper, table: as in `printed()`.
+        cells: the table's rows there.
+    """
+    file = paper_files("notes.yaml").get(paper)
+    own = {} if file is None else yaml.safe_load(file.read_text(encoding="utf-8"))
+    counted = [_COUNTED] if cells["metric"].isin(SIZES).any() else []
+    return [*(own[key] for key in (table, "all tables") if key in own), _LEGEND, *counted]

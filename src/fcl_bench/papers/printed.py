@@ -1,9 +1,9 @@
 """The numbers that the papers print, as printed, with the setting of each in our own keys; README.md beside this says
-which tables these are and what the copies of the papers have lost."""
+what the columns are, each paper's own README.md which tables are kept and what the copy of the paper has lost."""
 
 from __future__ import annotations
 
-from importlib.resources import files
+from pathlib import Path
 
 import pandas as pd
 
@@ -14,6 +14,11 @@ COLUMNS = (
     *("table", "row", "column", "method", "metric", "value", "spread", "unit"),
     *("data", "backbone", "tasks", "clients", "beta", "setting"),
 )
+
+
+def paper_files(name: str) -> dict[str, Path]:
+    """Paper -> the file of this name in its folder, of the papers that have it, ascending."""
+    return {file.parent.name: file for file in sorted(Path(__file__).parent.glob(f"*/{name}"))}
 
 
 def printed(paper: str | None = None) -> pd.DataFrame:
@@ -29,23 +34,28 @@ def printed(paper: str | None = None) -> pd.DataFrame:
     Raises:
         UserError: a paper of which no numbers are kept.
     """
-    tables = {
-        file.name.removesuffix(".csv"): file for file in files(__package__).iterdir() if file.name.endswith(".csv")
-    }
+    tables = paper_files("printed.csv")
     if paper is not None:
         require_choice("paper", paper, tables)
-    frames = []
-    for name in sorted(tables) if paper is None else [paper]:
-        with tables[name].open(encoding="utf-8") as file:
-            # As text: neither "n/a" nor "" is to become NaN, nor 37.50 a number.
-            frame = pd.read_csv(file, dtype=str, keep_default_na=False)
-        frames.append(
-            frame.assign(paper=name, number=_numbers(frame["value"]), spread_number=_numbers(frame["spread"]))
-        )
-    return pd.concat(frames, ignore_index=True)
+        tables = {paper: tables[paper]}
+    return pd.concat([_numbers_of(name, file) for name, file in tables.items()], ignore_index=True)
 
 
-def _numbers(cells: pd.Series) -> pd.Series:
+def lost_megabytes() -> pd.DataFrame:
+    """Table 4's megabytes of FedRAN and STSA-E, lost in the copy, as the project's specification lists them.
+
+    The columns are those of `printed`.
+    """
+    return _numbers_of("fedran", paper_files("specified.csv")["fedran"])
+
+
+def _numbers_of(paper: str, file: Path) -> pd.DataFrame:
+    # As text: neither "n/a" nor "" is to become NaN, nor 37.50 a number.
+    frame = pd.read_csv(file, dtype=str, keep_default_na=False)
+    return frame.assign(paper=paper, number=_floats(frame["value"]), spread_number=_floats(frame["spread"]))
+
+
+def _floats(cells: pd.Series) -> pd.Series:
     """Text -> floats; thousands may be set apart by commas.
 
     Raises:

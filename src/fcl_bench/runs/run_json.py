@@ -78,12 +78,12 @@ class Result(TypedDict):
     split: str
     partition: str
     adapt: str
-    experiment: str | None
-    profile: str
+    experiment: str | None  # which of the papers' experiments the run belongs to
+    profile: str  # of an experiment: full, or quick for its miniature
     seed: int
     beta: float | None  # concentration of the Dirichlet law; None where the partition does not use it
-    clients: int
-    tasks: int
+    clients: int  # K
+    tasks: int  # T
     # What it ran on.
     data_fingerprint: str
     data_origin: str  # which files the data came from; empty where the name says it all

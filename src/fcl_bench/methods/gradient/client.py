@@ -39,7 +39,9 @@ class GradientClient(Client):
             derived_seed(half.problem.seed, "training", shard.task, int(broadcast["round"]), shard.client),
             self.objective(shard, broadcast, state),
         )
-        upload = Message(half.network.changing(), samples=len(shard.labels))
+        # Copies: the network is the next client's before a transport has to pass this on.
+        trained = {name: value.clone() for name, value in half.network.changing().items()}
+        upload = Message(trained, samples=len(shard.labels))
         return upload, self.remember(shard, broadcast, state)
 
     def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from fcl_bench.config import is_number, text
 from fcl_bench.results.figures.canvas import ACCURACIES, canvas, legend, title
 from fcl_bench.results.figures.selection import names, panels, seeds_told, shared, styles
-from fcl_bench.results.figures.style import ANNOTATION, CEILING_LOOKS, FRONT
+from fcl_bench.results.figures.style import ANNOTATION, CEILING_LOOKS, FRONT, Look
 from fcl_bench.results.summarise import CEILINGS, knobs, signature
 
 _MOST_PANELS = 4
@@ -113,7 +112,7 @@ def pareto_front(rows: pd.DataFrame, cost: str, gain: str) -> pd.DataFrame:
     return ordered[ordered[gain] > before]
 
 
-def _nested(looks: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _nested(looks: dict[str, Look]) -> dict[str, Look]:
     """Ever smaller markers, since the exact methods reach the same point."""
     return {family: {**look, "markersize": 10 - 0.8 * (i % 7)} for i, (family, look) in enumerate(looks.items())}
 
@@ -131,7 +130,7 @@ def _legend(family: str, numeric: list[str]) -> str:
 
 
 def _draw(
-    axes: Axes, rows: pd.DataFrame, over: tuple[str, str], numeric: list[str], look: dict[str, Any], annotate: bool
+    axes: Axes, rows: pd.DataFrame, over: tuple[str, str], numeric: list[str], look: Look, annotate: bool
 ) -> None:
     """The points of one family in one panel; what has no accuracy or cost nothing has no place there."""
     cost, measure = over

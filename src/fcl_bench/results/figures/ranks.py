@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from fcl_bench.config import is_number, text
-from fcl_bench.results.figures.canvas import ACCURACIES, canvas, legend, title
-from fcl_bench.results.figures.selection import seeds_told, shared
-from fcl_bench.results.figures.style import COLOUR_MAP, SMALL_SIZE
+from fcl_bench.results.figures.canvas import ACCURACIES, canvas, legend, ticks, title
+from fcl_bench.results.figures.selection import Panel, seeds_told, shared
+from fcl_bench.results.figures.style import COLOUR_MAP, SMALL_SIZE, Look
 from fcl_bench.results.summarise import knobs, setting, signature, varying_setting
 
 RANK, WIDTH = "method.rank", "method.M"
@@ -25,16 +21,8 @@ _MARKERS = ("o", "s", "^", "D", "v")
 _DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
 
 
-@dataclass(frozen=True)
-class Grid:
-    """The runs of one method in one setting that differ in r and M only: at least two of each."""
-
-    title: str
-    rows: pd.DataFrame
-
-
-def grids(summary: pd.DataFrame) -> list[Grid]:
-    """Every grid there is; the largest first."""
+def grids(summary: pd.DataFrame) -> list[Panel]:
+    """The runs of one method in one setting that differ in r and M only, at least two of each; the largest first."""
     if not {RANK, WIDTH} <= set(summary):
         return []
     rows = summary[summary[RANK].map(is_number) & summary[WIDTH].map(is_number)]
@@ -47,7 +35,7 @@ def grids(summary: pd.DataFrame) -> list[Grid]:
         return []
     together = pd.concat(full)
     told = [*varying_setting(together), *(knob for knob in others if together[knob].map(text).nunique() > 1)]
-    found = [Grid(_title(block, told), block) for block in full]
+    found = [Panel(_title(block, told), block) for block in full]
     return sorted(found, key=lambda grid: -len(grid.rows))
 
 
@@ -62,7 +50,7 @@ def _crossed(rows: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-def rank_by_width(found: list[Grid]) -> Figure:
+def rank_by_width(found: list[Panel]) -> Figure:
     """A row of two panels a grid: A_avg against r with a line for each M, and both with the upload as a heat map."""
     shown, rows = found[:_MOST], pd.concat([grid.rows for grid in found[:_MOST]])
     more = len(found) - len(shown)
@@ -84,28 +72,23 @@ def rank_by_width(found: list[Grid]) -> Figure:
     return figure
 
 
-def _look(position: int, count: int) -> dict[str, Any]:
+def _look(position: int, count: int) -> Look:
     """M is a quantity, so its lines run through the colour map; the palest yellow is left out on white."""
     colour = colormaps[COLOUR_MAP](0.75 * position / max(1, count - 1))
     dashes, marker = _DASHES[position % len(_DASHES)], _MARKERS[position % len(_MARKERS)]
     return {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 6}
 
 
-def _lines(axes: Axes, grid: Grid, looks_of: dict[int, dict[str, Any]]) -> None:
+def _lines(axes: Axes, grid: Panel, looks_of: dict[int, Look]) -> None:
     for width, rows in grid.rows.groupby(WIDTH):
         rows = rows.assign(**{RANK: rows[RANK].astype(float)}).sort_values(RANK)
         axes.errorbar(rows[RANK], rows["A_avg_mean"], rows["A_avg_std"].fillna(0), capsize=3, **looks_of[int(width)])
-    ranks = sorted({float(rank) for rank in grid.rows[RANK]})
-    if ranks[0] > 0:
-        axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(ranks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda rank, _: f"{rank:g}"))
+    ticks(axes, list(grid.rows[RANK].astype(float)), log_base=2)
     axes.set_xlabel("rank, r")
     axes.set_ylabel(ACCURACIES["A_avg"])
 
 
-def _heat(figure: Figure, axes: Axes, grid: Grid) -> None:
+def _heat(figure: Figure, axes: Axes, grid: Panel) -> None:
     table = grid.rows.assign(**{key: grid.rows[key].astype(int) for key in (RANK, WIDTH)})
     accuracy = table.pivot(index=WIDTH, columns=RANK, values="A_avg_mean")
     sizes = table.pivot(index=WIDTH, columns=RANK, values="up_max_mib_mean").to_numpy(float)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
 from fcl_bench.config import is_number, text
-from fcl_bench.results.figures.style import CEILING_LOOKS, line_look, looks
+from fcl_bench.results.figures.style import CEILING_LOOKS, Look, line_look, looks
 from fcl_bench.results.summarise import CEILINGS, knobs, setting, signature, varying_setting
 
 MOST_PANELS = 6
@@ -88,7 +87,7 @@ def names(rows: pd.DataFrame, column: str = "label") -> dict[str, str]:
     return found
 
 
-def styles(rows: pd.DataFrame, column: str = "label") -> dict[str, dict[str, Any]]:
+def styles(rows: pd.DataFrame, column: str = "label") -> dict[str, Look]:
     """Label (or family) -> how its line looks; those of one method share colour and marker. Ceilings have no marker.
 
     Dashes and filling go by family, so that figures with the same families draw them alike.
@@ -102,7 +101,7 @@ def styles(rows: pd.DataFrame, column: str = "label") -> dict[str, dict[str, Any
     }
 
 
-def named_looks(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
+def named_looks(rows: pd.DataFrame) -> dict[str, Look]:
     """Name, with ceilings called so -> look: what a legend lists."""
     called, method_of = names(rows), dict(zip(rows["label"], rows["method"], strict=True))
     ends = {label: " (ceiling)" if method_of[label] in CEILINGS else "" for label in called}

@@ -12,6 +12,9 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
+#: Keywords for `plot` and `errorbar`.
+Look = dict[str, Any]
+
 #: Okabe and Ito's colours, which colour-blind readers tell apart, without the yellow that is faint on white.
 BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, BLACK = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"),
@@ -38,13 +41,13 @@ _MORE_MARKERS = ("8", "H", "o", "s", "^", "v", "D", "P", "X", "p", "h")
 _LINES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
 _FILLS = ("none", "full", "left", "bottom")
 #: Methods with all data in one place: ceilings, no competitors.
-CEILING_LOOKS: dict[str, dict[str, Any]] = {
+CEILING_LOOKS: dict[str, Look] = {
     "joint": {"color": "0.35", "linestyle": ":", "linewidth": 1.6},
     "joint_training": {"color": "0.35", "linestyle": (0, (1, 3)), "linewidth": 1.6},
 }
 #: Dark for high values in no direction: its lightness rises evenly, for colour-blind readers and in grey as well.
 COLOUR_MAP = "cividis"
-FRONT: dict[str, Any] = {"color": "0.8", "linewidth": 5, "solid_joinstyle": "round", "zorder": 1}
+FRONT: Look = {"color": "0.8", "linewidth": 5, "solid_joinstyle": "round", "zorder": 1}
 #: Of texts inside a panel: under the points themselves, with a halo.
 _HALO = withStroke(linewidth=2, foreground="white")
 ANNOTATION: dict[str, Any] = {"fontsize": 9, "zorder": 1.9, "path_effects": [_HALO]}
@@ -71,8 +74,8 @@ def looks(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
     return found
 
 
-def line_look(pair: tuple[str, str], variant: int = 0) -> dict[str, Any]:
-    """Keywords for `plot` and `errorbar`: a method's colour and marker, in the dashes and filling of its n-th variant.
+def line_look(pair: tuple[str, str], variant: int = 0) -> Look:
+    """A method's colour and marker, in the dashes and filling of its n-th variant.
 
     The first 16 variants of a method differ from each other.
     """

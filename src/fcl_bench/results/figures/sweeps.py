@@ -5,20 +5,18 @@ from __future__ import annotations
 from itertools import product
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from fcl_bench.config import is_number, text
-from fcl_bench.results.figures.canvas import ACCURACIES, canvas, legend, title
-from fcl_bench.results.figures.selection import Panel, lines, named_looks, panels, seeds_told, shared, styles
+from fcl_bench.config import is_number
+from fcl_bench.results.figures.canvas import ACCURACIES, canvas, legend, ticks, title
+from fcl_bench.results.figures.selection import lines, named_looks, panels, seeds_told, shared, styles
 from fcl_bench.results.summarise import setting, signature
 
-#: Quantity -> how its axis is called, and its scale.
+#: Quantity -> how its axis is called, and the base of its log scale.
 SWEPT = {
-    "label_rate": ("label rate: labelled fraction of the training samples", "linear"),
-    "beta": ("Dirichlet beta: the smaller, the more skewed the clients' classes", "log"),
-    "clients": ("clients, K", "log"),
+    "label_rate": ("label rate: labelled fraction of the training samples", None),
+    "beta": ("Dirichlet beta: the smaller, the more skewed the clients' classes", 10),
+    "clients": ("clients, K", 10),
 }
 
 
@@ -43,7 +41,7 @@ def accuracy_against(summary: pd.DataFrame, quantity: str) -> Figure:
     shown, fewer = lines(shown)
     rows = pd.concat([panel.rows for panel in shown])
     looks = styles(rows)
-    label, scale = SWEPT[quantity]
+    label, log_base = SWEPT[quantity]
     caption = [
         f"A line joins runs that differ in {quantity} only. Point: mean over seeds; bar: one standard deviation",
         f"either way; {seeds_told(rows)}.",
@@ -58,16 +56,6 @@ def accuracy_against(summary: pd.DataFrame, quantity: str) -> Figure:
         title(axes, panel.title, len(ACCURACIES))
         axes.set_xlabel(label if len(label) < 50 else label.split(":")[0])
         axes.set_ylabel(ACCURACIES[measure])
-        _ticks(axes, panel, quantity, scale)
+        ticks(axes, list(panel.rows[quantity].astype(float)), log_base)
     legend(figure, named_looks(rows))
     return figure
-
-
-def _ticks(axes: Axes, panel: Panel, quantity: str, scale: str) -> None:
-    """A tick at each value that was run, as the user typed it."""
-    values = sorted(set(panel.rows[quantity].astype(float)))
-    if scale == "log" and values[0] > 0:
-        axes.set_xscale("log")
-    axes.xaxis.set_major_locator(FixedLocator(values))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: text(float(f"{value:.6g}"))))

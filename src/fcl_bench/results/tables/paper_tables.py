@@ -15,9 +15,9 @@ from fcl_bench.engine.checkpoint import read_json
 from fcl_bench.errors import UserError, choices
 from fcl_bench.papers import miniature
 from fcl_bench.papers.matching import STATED, Matcher, groups_of, overrides, settings_of, words_without_key
-from fcl_bench.papers.nominal import SIZES, as_sent, lost_megabytes, nominal
+from fcl_bench.papers.nominal import SIZES, as_sent, nominal
 from fcl_bench.papers.notes import notes
-from fcl_bench.papers.printed import printed
+from fcl_bench.papers.printed import lost_megabytes, printed
 from fcl_bench.results.measures import direction
 from fcl_bench.results.tables.cells import NOT_RUN, NOTHING, Table
 from fcl_bench.results.tables.paper_sheet import (
@@ -51,9 +51,8 @@ def printed_cells(paper: str, table: str | None = None) -> pd.DataFrame:
         if table not in tables:
             raise UserError(f"--table {table} is not in --paper {paper}", choices(tables, table))
         cells = cells[cells["table"] == table]
-    return cells.sort_values(
-        ["paper", "table"], key=lambda names: names.map(_natural), kind="stable", ignore_index=True
-    )
+    by_name = ["paper", "table"]
+    return cells.sort_values(by_name, key=lambda names: names.map(_natural), kind="stable", ignore_index=True)
 
 
 def paper_tables(cells: pd.DataFrame, runs: pd.DataFrame, folder: Path, profile: str = "full") -> Iterator[Table]:
@@ -66,20 +65,13 @@ def paper_tables(cells: pd.DataFrame, runs: pd.DataFrame, folder: Path, profile:
         profile: full: runs of the printed settings; quick: of the experiments' miniatures of them.
     """
     matcher = Matcher(runs, folder)
-    records = {index: read_json(folder / run["folder"] / "run.json") for index, run in runs.iterrows()}
+    # Where their records are.
+    runs = runs.assign(record=[folder / name / "run.json" for name in runs["folder"]]) if len(runs) else runs
     for (paper, table), group in cells.groupby(["paper", "table"], sort=False):
-        yield _table(paper, table, group.reset_index(drop=True), runs, matcher, records, profile == "quick")
+        yield _table(paper, table, group.reset_index(drop=True), runs, matcher, profile == "quick")
 
 
-def _table(
-    paper: str,
-    table: str,
-    cells: pd.DataFrame,
-    runs: pd.DataFrame,
-    matcher: Matcher,
-    records: dict[Any, dict[str, Any]],
-    quick: bool,
-) -> Table:
+def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matcher: Matcher, quick: bool) -> Table:
     lines: list[dict[str, Any]] = []
     behind: list[dict[str, Any]] = []
     for position, cell in cells.iterrows():
@@ -96,7 +88,8 @@ def _table(
         found = groups_of(differences, runs, [key for key in STATED if not cell[key]]) or {"": []}
         for at, indices in found.items():
             line = {"cell": position, "at": at, "state": state or (HAS_RUNS if indices else NOT_RUN)}
-            lines.append(line | command | _counted(cell) | _ours(cell, runs.loc[indices], records))
+            counted = {"nominal": nominal(cell), "as_sent": as_sent(cell)}
+            lines.append(line | command | counted | _ours(cell, runs.loc[indices]))
         for index, differing in differences.items():
             known = {key: cell[key] for key in ("row", "column", "metric")}
             known |= {key: runs.loc[index, key] for key in ("run_id", "seed", "device", "protocol")}
@@ -104,7 +97,8 @@ def _table(
     title, said = f"{paper}, {table}", notes(paper, table, cells)
     if quick:
         title, said = f"{title}, in miniature", [miniature.NOTE, *said]
-    frame = pd.DataFrame(lines)
+    # NaN where nothing is counted.
+    frame = pd.DataFrame(lines).astype({"nominal": float, "as_sent": float})
     whole = cells.loc[frame.pop("cell")].reset_index(drop=True)
     return Table(
         "-".join(re.findall(r"\w+", f"{paper} {table}".lower())),
@@ -131,18 +125,13 @@ def _natural(name: str) -> tuple[str, ...]:
     return (str(kind == "Figure"), kind, *(part.rjust(6) for part in number.split(".")))
 
 
-def _counted(cell: pd.Series) -> dict[str, float]:
-    counted, sent = nominal(cell), as_sent(cell)
-    return {"nominal": np.nan if counted is None else counted, "as_sent": np.nan if sent is None else sent}
-
-
-def _ours(cell: pd.Series, runs: pd.DataFrame, records: dict[Any, dict[str, Any]]) -> dict[str, float]:
+def _ours(cell: pd.Series, runs: pd.DataFrame) -> dict[str, float]:
     """Mean, standard deviation and n of the runs, apart by device and protocol."""
     columns = _SENT if cell["metric"] in SIZES else {OURS: cell["metric"]}
     found: dict[str, float] = {}
     for (device, protocol), part in runs.groupby(["device", "protocol"]) if len(runs) else ():
         for column, metric in columns.items():
-            values = [measured(records[index], metric) for index in part.index]
+            values = [measured(read_json(file), metric) for file in part["record"]]
             numbers = np.array([np.nan if value is None else value for value in values])
             name = f"{column}, {device}, {protocol}"
             found[f"{name} mean"] = float(numbers.mean())

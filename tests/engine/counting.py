@@ -1,0 +1,123 @@
+"""A method made for the purpose, and a federation of three clients over two tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from fcl_bench.data.splits.stream import Stream
+from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.transport import InProcess, Transport
+from fcl_bench.protocol.audit import Audit
+from fcl_bench.protocol.expected import real
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Client, Method, Server
+from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.wire import WireFormat
+
+PROBLEM = Problem(3, 0, torch.float64, torch.device("cpu"), WireFormat(torch.float32))
+
+
+class CountingClient(Client):
+    def __init__(self, log):
+        self.log = log
+
+    def update(self, shard, broadcast, state):
+        self.log.append((shard.task, int(broadcast["round"]), shard.client, sorted(shard.labels.tolist())))
+        return Message({"sum": shard.inputs.sum(dim=0)}), state
+
+
+class CountingServer(Server):
+    """Two rounds in every task; scores are the first C_t features."""
+
+    def __init__(self, log):
+        self.log = log
+        self.seen = 0
+        self.total = torch.zeros(3, dtype=torch.float64)
+
+    def start_task(self, task):
+        self.log.append(("start", task.index))
+        self.seen = task.columns_seen
+
+    def rounds(self, task):
+        return 2
+
+    def broadcast(self, task, round_):
+        return Message({"round": torch.tensor(round_)})
+
+    def expects(self, task, round_):
+        return {"sum": real(3)}
+
+    def absorb(self, client_id, message):
+        self.log.append(("absorb", client_id, message["sum"].dtype))
+        self.total += message["sum"]
+
+    def finish_round(self):
+        self.log.append("finish round")
+
+    def finish_task(self):
+        self.log.append("finish task")
+
+    def predict(self, inputs):
+        return inputs[:, : self.seen]
+
+    def model(self):
+        return {}
+
+    def state_dict(self):
+        return {"total": self.total}
+
+    def load_state_dict(self, state):
+        self.total = state["total"].clone()
+
+
+class Counting(Method):
+    name = "counting"
+
+    def __init__(self, client: type[CountingClient] = CountingClient):
+        self.log = []
+        self._client = client
+
+    def client(self, problem):
+        return self._client(self.log)
+
+    def server(self, problem):
+        return CountingServer(self.log)
+
+
+def federation(
+    client: type[CountingClient] = CountingClient,
+    transport: Callable[..., Transport] = InProcess.of,
+    audits: Mapping[str, Audit] | None = None,
+    middleware: Sequence[Middleware] = (),
+) -> tuple[Federation, list]:
+    """Two tasks of one and two classes; features are one-hot, but sample 3 of the test set is wrong.
+
+    Args:
+        client: the client half, which gets the log.
+        transport: makes one of what `InProcess.of` takes.
+        audits, middleware: of the federation.
+    """
+    columns = np.array([0, 0, 1, 2, 1])
+    features = torch.eye(3)[columns]
+    test = features.clone()
+    test[3] = torch.tensor([9.0, 0, 0])
+    stream = Stream(
+        (Task(0, range(1), 1), Task(1, range(1, 3), 3)),
+        np.array([5, 6, 7]),
+        columns,
+        columns,
+        (np.array([0, 1]), np.array([2, 3, 4])),
+        (np.array([0, 1]), np.array([2, 3, 4])),
+    )
+    shards = [
+        [np.array([1]), np.array([0]), np.array([], dtype=int)],
+        [np.array([2, 4]), np.array([], dtype=int), np.array([3])],
+    ]
+    method = Counting(client)
+    made = transport(method, PROBLEM, shards, columns, np.ones(5, dtype=bool), features)
+    return Federation(method, PROBLEM, stream, made, test, audits, middleware), method.log

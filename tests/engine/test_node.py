@@ -1,0 +1,287 @@
+"""One turn of a client, which needs neither the server nor the others; and what clients keep between their turns."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+import torch
+
+from fcl_bench.engine.codec import Codec
+from fcl_bench.engine.node import UNKNOWN, ClientData, Node, Turn, stored_bytes
+from fcl_bench.engine.transport import InProcess
+from fcl_bench.methods.closed_form.fedran import FedRAN
+from fcl_bench.methods.gradient.fedprotip import FedProTIP
+from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.protocol.message import Message
+from fcl_bench.training.knobs import Training
+from tests.engine.counting import CountingClient, federation
+from tests.methods.harness import problem_of, turn
+from tests.methods.test_every_method import METHODS
+from tests.methods.test_fedprotip_tip import UPDATED
+from tests.methods.training_harness import (
+    feature_tasks,
+    federation_of,
+    image_shard,
+    image_tasks,
+    images_stream,
+    learn_image_task,
+    tiny_problem,
+)
+
+FAST = Training(rounds=1, epochs=1, batch_size=8, lr=0.05, augment="none")
+GRADIENT = {"finetune": FineTune(training=FAST), "fedprotip": FedProTIP(training=FAST, frozen_stages=1, columns=8)}
+
+
+# A turn ---------------------------------------------------------------------------------------------------------------
+
+
+def node_of(method, problem, tasks, spoilt: float | int | None = None, keep: int = 1) -> Node:
+    """A node with everyone's samples; `spoilt` is put over all samples but those of client `keep`."""
+    images, labels = (torch.cat([parts[i] for clients in tasks for parts in clients]) for i in (0, 1))
+    sizes = [[len(part) for _, part in clients] for clients in tasks]
+    ends = np.cumsum(np.concatenate(sizes))
+    parts = iter(np.split(np.arange(len(labels)), ends[:-1]))
+    holdings = [[next(parts) for _ in clients] for clients in tasks]
+    if spoilt is not None:
+        mine = np.concatenate([clients[keep] for clients in holdings])
+        others = np.setdiff1d(np.arange(len(labels)), mine)
+        images[others] = spoilt
+        labels[others] = 0
+    data = ClientData(problem, holdings, labels.numpy(), images)
+    return Node(method.client(problem), problem, data, Codec.of_clients(problem))
+
+
+def broadcasts(method, problem, tasks) -> list[Message]:
+    """What a server sends in each round of the first task; everyone has answered the rounds before."""
+    server, task, sent = method.server(problem), images_stream(tasks)[0], []
+    broadcast = server.broadcast
+    server.broadcast = lambda *where: sent.append(copy.deepcopy(broadcast(*where))) or sent[-1]
+    learn_image_task(method, problem, server, task, tasks[0])
+    return sent
+
+
+def same(a: Message, b: Message) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(value, b[name]) for name, value in a.items())
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+def test_a_turn_needs_no_server_and_nobody_elses_features(method):
+    problem, tasks = problem_of(6), feature_tasks(0, [3], [[20, 15, 12]])
+    for broadcast in broadcasts(method, problem, tasks):
+        plain, alone = (
+            node_of(method, problem, tasks, spoilt).turn(Turn(0, broadcast.round, 1), broadcast)
+            for spoilt in (None, torch.nan)
+        )
+        assert plain.upload.stage == broadcast.stage
+        assert all(bool(torch.isfinite(value).all()) for value in alone.upload.values())
+        assert same(plain.upload, alone.upload)
+
+
+@pytest.mark.parametrize("method", GRADIENT.values(), ids=GRADIENT.keys())
+def test_a_turn_needs_no_server_and_nobody_elses_images(method):
+    problem, tasks = tiny_problem(), image_tasks(np.random.default_rng(0), [3], [[9, 11, 8]])
+    stages = set()
+    for round_, broadcast in enumerate(broadcasts(method, problem, tasks)):
+        plain, alone = (
+            node_of(method, problem, tasks, spoilt).turn(Turn(0, round_, 1), broadcast) for spoilt in (None, 255)
+        )
+        stages.add(alone.upload.stage)
+        assert same(plain.upload, alone.upload)
+        assert plain.upload.samples == alone.upload.samples
+    assert stages == set(method.stages(images_stream(tasks)[0]))
+
+
+def test_who_went_before_does_not_matter_and_an_upload_stays_as_it_is():
+    """One network serves all clients, so an upload must not be a part of it."""
+    method, problem = GRADIENT["finetune"], tiny_problem()
+    tasks = image_tasks(np.random.default_rng(0), [3], [[9, 11, 8]])
+    [broadcast] = broadcasts(method, problem, tasks)
+    node = node_of(method, problem, tasks)
+    first = node.turn(Turn(0, 0, 1), broadcast).upload
+    before = {name: value.clone() for name, value in first.items()}
+    node.turn(Turn(0, 0, 2), broadcast)
+    assert all(torch.equal(value, before[name]) for name, value in first.items())
+    assert same(first, node.turn(Turn(0, 0, 1), broadcast).upload)
+
+
+def test_the_upload_says_which_turn_it_is_of():
+    made, _ = federation()
+    node = made.transport._node
+    reply = node.turn(Turn(1, 7, 2), Message({"round": torch.tensor(1)}, "a stage of its own"))
+    upload = reply.upload
+    assert (upload.stage, upload.task, upload.round) == ("a stage of its own", 1, 7)
+    assert (reply.client, reply.guesses, reply.stored) == (2, None, {})
+    assert reply.seconds > 0
+
+
+# What a client does not know ------------------------------------------------------------------------------------------
+
+
+def test_true_labels_of_unlabelled_samples_are_not_among_the_clients_data():
+    columns, labelled = np.array([3, 1, 2, 0]), np.array([True, False, True, False])
+    method, problem = FedRAN(M=4, rank=2), problem_of(2)
+    transport = InProcess.of(method, problem, [[np.arange(4)]], columns, labelled, torch.zeros(4, 2))
+    data = transport.everything
+    assert data._columns.tolist() == [3, UNKNOWN, 2, UNKNOWN]
+    shard = data.shard(0, 0)
+    assert (shard.labels.tolist(), len(shard.unlabelled)) == ([3, 2], 2)
+    assert [indices.tolist() for indices in data.samples(0, 0)] == [[0, 2], [1, 3]]
+    assert columns.tolist() == [3, 1, 2, 0]  # the engine's own are as they were
+
+
+@pytest.mark.parametrize("ssl", [True, False])
+def test_other_true_labels_of_unlabelled_samples_change_the_count_of_right_guesses_only(ssl):
+    method, problem = FedRAN(M=12, rank=4, ssl=ssl, tau=-1.0), problem_of(6)
+    tasks = feature_tasks(0, [3], [[60, 45]])
+
+    def learnt(shift: int):
+        """With the labels of every other sample's classes turned round."""
+        turned = []
+        for Z, labels in tasks[0]:
+            other = labels.clone()
+            other[1::2] = (other[1::2] + shift) % 3
+            turned.append((Z, other))
+
+        def transport(method, problem, shards, columns, labelled, inputs):
+            labelled = labelled.copy()
+            for indices in shards[0]:
+                labelled[indices[1::2]] = False
+            return InProcess.of(method, problem, shards, columns, labelled, inputs)
+
+        made = federation_of(method, problem, [turned], transport=transport)
+        uploads, exchange = [], made.transport.exchange
+
+        def noted(*where):
+            for reply in exchange(*where):
+                uploads.append(reply.upload)
+                yield reply
+
+        made.transport.exchange = noted
+        made.run(lambda _: None)
+        return uploads, made.state.ledger.uploads
+
+    (first, rows), (second, others) = learnt(0), learnt(1)
+    assert all(same(*pair) for pair in zip(first, second, strict=True))
+    for row, other in zip(rows, others, strict=True):
+        assert (row.right != other.right) == ssl
+        assert row.accepted == (30, 22)[row.client] * ssl
+        changed = {"right", "client_seconds"}
+        ours, theirs = (
+            {name: value for name, value in dataclasses.asdict(each).items() if name not in changed}
+            for each in (row, other)
+        )
+        assert ours == theirs
+
+
+# What clients keep ----------------------------------------------------------------------------------------------------
+
+
+class Keeping(CountingClient):
+    """Counts its own turns in what it keeps, and keeps as many bytes as its number and the round say."""
+
+    def update(self, shard, broadcast, state):
+        assert all(name in ("turns.all", "images.a", "images.b") for name in state)
+        turns = int(state["turns.all"]) if state else 0
+        self.log.append(("turn", shard.client, turns))
+        round_ = int(broadcast["round"])
+        kept = {
+            "turns.all": torch.tensor(turns + 1),
+            "images.a": torch.full((10 * shard.client + round_,), shard.client, dtype=torch.uint8),
+            "images.b": torch.zeros(1 - round_, dtype=torch.int32),
+        }
+        return Message({"sum": shard.inputs.sum(dim=0)}), MappingProxyType(kept)
+
+
+def test_each_client_gets_back_what_it_returned_and_nobody_elses():
+    made, log = federation(Keeping)
+    made.run(lambda _: None)
+    turns = [entry[1:] for entry in log if entry[0] == "turn"]
+    assert turns == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (2, 0), (0, 3), (2, 1)]
+    kept = made.transport.state_dict()
+    assert {name: int(value) for name, value in kept.items() if "turns" in name} == {
+        "0.turns.all": 4,
+        "1.turns.all": 2,
+        "2.turns.all": 2,
+    }
+    assert kept["2.images.a"].tolist() == [2] * 21
+
+
+def test_storage_is_the_most_that_any_client_kept_after_any_turn_by_kind():
+    """Round 1 of client 2: 21 bytes of "images.a"; "images.b" of 4 bytes beside 20 in round 0 is more."""
+    made, _ = federation(Keeping)
+    state = made.run(lambda _: None)
+    assert state.client_storage_bytes == {"turns": 8, "images": 24}
+    plain, _ = federation()
+    assert plain.run(lambda _: None).client_storage_bytes == {}
+
+
+def test_bytes_are_counted_by_what_stands_before_the_first_dot():
+    state = {
+        "images.3": torch.zeros(2, 5, dtype=torch.uint8),
+        "images.4": torch.zeros(3),
+        "model.body.w": torch.zeros(1),
+    }
+    assert stored_bytes({**state, "c": torch.zeros(2, dtype=torch.int16)}) == {"images": 22, "model": 4, "c": 4}
+
+
+def test_states_are_part_of_a_checkpoint_and_a_resumed_run_goes_on_with_them():
+    whole, log = federation(Keeping)
+    saved = []
+    whole.run(lambda done: saved.append(copy.deepcopy(done.save())))
+    record, tensors = saved[0]
+    assert {name for name in tensors if name.startswith("client.")} == {
+        f"client.{k}.{name}" for k in (0, 1) for name in ("turns.all", "images.a", "images.b")
+    }
+    resumed, again = federation(Keeping)
+    resumed.restore(json.loads(json.dumps(record)), tensors)
+    state = resumed.run(lambda _: None)
+    second = log.index(("start", 1))
+    assert again == log[second:]
+    assert state.client_storage_bytes == whole.state.client_storage_bytes
+    ours, theirs = resumed.transport.state_dict(), whole.transport.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+class Forgetting(CountingClient):
+    """Keeps something in even rounds, and nothing in odd ones."""
+
+    def update(self, shard, broadcast, state):
+        self.log.append(("kept", shard.client, list(state)))
+        even = int(broadcast["round"]) % 2 == 0
+        return Message({"sum": shard.inputs.sum(dim=0)}), {"a": torch.zeros(3)} if even else {}
+
+
+def test_a_client_that_returns_nothing_keeps_nothing():
+    made, log = federation(Forgetting)
+    made.run(lambda _: None)
+    assert [entry[2] for entry in log if entry[0] == "kept"] == [[], [], ["a"], ["a"], [], [], ["a"], ["a"]]
+    assert made.transport.state_dict() == {}
+    assert made.state.client_storage_bytes == {"a": 12}
+
+
+@pytest.mark.parametrize("tip", [UPDATED, {"route": "sample"}], ids=["with memory", "without"])
+def test_a_method_returns_a_new_state_and_leaves_the_one_it_got(tip):
+    """Of every stage of two tasks; a state that can't be written to would be told."""
+    method = FedProTIP(training=FAST, frozen_stages=1, columns=8, tip=tip)
+    problem, tasks = tiny_problem(), image_tasks(np.random.default_rng(0), [2, 2], [[9], [8]])
+    server, client, state = method.server(problem), method.client(problem), {}
+    for task, clients in zip(images_stream(tasks), tasks, strict=True):
+        server.start_task(task)
+        for round_ in range(server.rounds(task)):
+            broadcast = server.broadcast(task, round_)
+            before = {name: value.clone() for name, value in state.items()}
+            states = {0: MappingProxyType(state)}
+            upload = turn(client, image_shard(0, task.index, *clients[0]), broadcast, states, round_)
+            assert state.keys() == before.keys()
+            assert all(torch.equal(value, before[name]) for name, value in state.items())
+            state = dict(states[0])
+            server.absorb(0, upload)
+            server.finish_round()
+        server.finish_task()
+    assert set(state) == ({"inputs.0", "inputs.1"} if tip is UPDATED else set())
