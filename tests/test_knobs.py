@@ -36,6 +36,11 @@ def test_defaults_are_those_that_are_declared():
     assert typed_instance(Knobs, {"given": "a", "most": None, "rounds": [1, 2]}, "group").rounds == [1, 2]
 
 
+@pytest.mark.parametrize("off", [None, False])
+def test_a_part_with_keys_of_its_own_can_be_switched_off(off):
+    assert typed_instance(Knobs, {"given": "a", "second": off}, "group").second is None
+
+
 @pytest.mark.parametrize(
     ("knobs", "told"),
     [
@@ -51,6 +56,7 @@ def test_defaults_are_those_that_are_declared():
         ({"rounds": [3, 0]}, "group.rounds=0 is out of range (an integer of at least 1)"),
         ({"inner": {"share": 2}}, "group.inner.share=2.0 is out of range (a share, 0 to 1)"),
         ({"second": {"share": -1}}, "group.second.share=-1.0 is out of range (a share, 0 to 1)"),
+        ({"inner": None}, "group.inner=None has the wrong type (keys of its own: share)"),
         ({"count": None}, "group.count=null has the wrong type (an integer)"),
         ({"given": "???"}, "group.given has no value (group.given=...)"),
     ],

@@ -35,20 +35,6 @@ def require_choice(key: str, value: str, options: Iterable[str]) -> None:
         raise UserError(f"{key}={value} is not known", choices(options, str(value)))
 
 
-def require_positive(key: str, value: float | None, zero: bool = False) -> None:
-    """Raise a `UserError` unless `value` is None or a finite number above zero (or zero itself, where allowed)."""
-    if value is not None and not (0 < value < float("inf") or (zero and value == 0)):
-        raise UserError(
-            f"{key}={value} is out of range", "a finite number, 0 or more" if zero else "a finite number above 0"
-        )
-
-
-def require_count(key: str, value: int | None, least: int = 1) -> None:
-    """Raise a `UserError` unless `value` is None or an integer of at least `least`."""
-    if value is not None and value < least:
-        raise UserError(f"{key}={value} is out of range", f"an integer of at least {least}")
-
-
 def require_memory(key: str, size: int, what: str) -> None:
     """Raise a `UserError` if `size` bytes are more than the machine has (where the system tells)."""
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:

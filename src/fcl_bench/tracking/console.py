@@ -96,7 +96,7 @@ def progress(total: int, what: str, unit: str, done: int = 0) -> tqdm:
     Args:
         total: units of work in all.
         what: the text before the bar.
-        unit: what is counted ("image").
+        unit: what is counted ("image"); of bytes ("B") in millions and the like.
         done: units that an earlier, interrupted pass already did (not counted in the rate).
     """
     # Here, so that `--help` does not wait for it.
@@ -107,6 +107,7 @@ def progress(total: int, what: str, unit: str, done: int = 0) -> tqdm:
         total=total,
         desc=what,
         unit=f" {unit}",
+        unit_scale=unit == "B",
         initial=done,
         delay=2,
         mininterval=0.1 if live else 30,
