@@ -294,9 +294,11 @@ def typed_instance(schema: type, knobs: dict[str, Any], group: str) -> Any:
     known = [field.name for field in dataclasses.fields(schema)]
     for field in dataclasses.fields(schema):
         given, declared = knobs.get(field.name, {}), str(field.type)
-        if given is False and "| None" in declared and _nested(schema, declared):
+        if isinstance(given, dict) or not _nested(schema, declared):
+            continue
+        if "| None" in declared and (given is None or given is False):
             knobs = {**knobs, field.name: None}  # as it is natural to switch a part with keys of its own off
-        elif _nested(schema, declared) and not isinstance(given, dict):
+        else:
             raise UserError(f"{prefix}{field.name}={given} has the wrong type", _wanted(schema, field.name))
     try:
         node = OmegaConf.merge(OmegaConf.structured(schema), knobs)
