@@ -13,7 +13,8 @@ from dataclasses import MISSING, dataclass
 from importlib import import_module
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -169,18 +170,10 @@ class Settings:
 
     def identity(self) -> dict[str, Any]:
         """The part of the configuration that determines the result: no paths, no worker counts, no output folder."""
-        scalars = self.scalars
-        return {
-            "seed": scalars.seed,
-            "beta": self.beta,
-            "clients": scalars.clients,
-            "tasks": scalars.tasks,
-            "label_rate": scalars.label_rate,
-            "drift": scalars.drift,
-            "dtype": scalars.dtype,
-            "wire": dataclasses.asdict(scalars.wire),
-            **{group: _identity(getattr(self, group)) for group in GROUPS},
-        }
+        scalars = dataclasses.asdict(self.scalars)
+        counted = ("seed", "beta", "clients", "tasks", "label_rate", "drift", "dtype", "wire")
+        chosen = {group: _identity(getattr(self, group)) for group in GROUPS}
+        return {**{key: scalars[key] for key in counted}, "beta": self.beta, **chosen}
 
 
 def _identity(choice: Any) -> dict[str, Any]:
@@ -291,15 +284,15 @@ def target_class(group: str, path: Any) -> type:
 def typed_instance(schema: type, knobs: dict[str, Any], group: str) -> Any:
     """An instance of the dataclass `schema`; errors name the key as the user typed it."""
     prefix = f"{group}." if group else ""
-    known = [field.name for field in dataclasses.fields(schema)]
-    for field in dataclasses.fields(schema):
-        given, declared = knobs.get(field.name, {}), str(field.type)
-        if isinstance(given, dict) or not _nested(schema, declared):
+    known = _types(schema)
+    for name, declared in known.items():
+        given = knobs.get(name, {})
+        if isinstance(given, dict) or not _nested(declared):
             continue
-        if "| None" in declared and (given is None or given is False):
-            knobs = {**knobs, field.name: None}  # false: as it is natural to switch a part with keys of its own off
+        if NoneType in get_args(declared) and (given is None or given is False):
+            knobs = {**knobs, name: None}  # false: as it is natural to switch a part with keys of its own off
         else:
-            raise UserError(f"{prefix}{field.name}={given} has the wrong type", _wanted(schema, field.name))
+            raise UserError(f"{prefix}{name}={given} has the wrong type", _wanted(schema, name))
     try:
         node = OmegaConf.merge(OmegaConf.structured(schema), knobs)
         _check_knobs(node, prefix)
@@ -316,7 +309,7 @@ def typed_instance(schema: type, knobs: dict[str, Any], group: str) -> Any:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from error
         key = str(error.full_key or error.key or "")
-        value = _lookup(knobs, key)
+        value = OmegaConf.select(OmegaConf.create(knobs), key)
         typed = "null" if value is None else str(value)
         raise UserError(f"{prefix}{key}={typed} has the wrong type", _wanted(schema, key)) from error
 
@@ -337,21 +330,15 @@ def _check_knobs(node: Any, prefix: str) -> None:
                 _check_value(name, entry, field.metadata)
 
 
-def _lookup(knobs: dict[str, Any], key: str) -> Any:
-    value: Any = knobs
-    for part in re.findall(r"[^.\[\]]+", key):
-        if isinstance(value, list) and part.isdigit() and int(part) < len(value):
-            value = value[int(part)]
-        else:
-            value = value.get(part) if isinstance(value, dict) else None
-    return value
+def _types(schema: type) -> dict[str, Any]:
+    """The declared type of each field of a dataclass."""
+    hints = get_type_hints(schema)
+    return {field.name: hints[field.name] for field in dataclasses.fields(schema)}
 
 
-def _nested(schema: type, declared: str) -> type | None:
-    """The dataclass that a field of `schema` is declared as, in the module of the class that declares it."""
-    modules = [import_module(base.__module__) for base in schema.__mro__]
-    found = (getattr(module, declared.removesuffix(" | None"), None) for module in modules)
-    return next((kind for kind in found if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
+def _nested(declared: Any) -> Any:
+    """The dataclass of a field that is declared as one, or as one or null; None for every other field."""
+    return next(filter(dataclasses.is_dataclass, (declared, *get_args(declared))), None)
 
 
 def _wanted(schema: type, key: str) -> str:
@@ -366,12 +353,10 @@ def _wanted(schema: type, key: str) -> str:
     }
     for part in key.split("."):
         name, _, _ = part.partition("[")
-        hints = {field.name: str(field.type) for field in dataclasses.fields(schema)}
-        declared = hints.get(name, "")
-        nested = _nested(schema, declared)
-        if nested is not None:
+        declared = next((str(field.type) for field in dataclasses.fields(schema) if field.name == name), "")
+        if nested := _nested(_types(schema).get(name)):
             schema = nested
-            declared = "keys of its own: " + ", ".join(field.name for field in dataclasses.fields(nested))
+            declared = "keys of its own: " + ", ".join(_types(nested))
     return " or ".join(words.get(kind.strip(), kind.strip()) for kind in declared.split("|")) or "see the YAML"
 
 
