@@ -15,7 +15,7 @@ def test_a_preset_is_written_as_a_command_line():
     chosen = (settings.method.name, settings.data.name, settings.backbone.name)
     assert chosen == ("fedprotip", "domainnet", "resnet18.tv_in1k")
     assert (settings.method.training.rounds, settings.method.training.epochs) == (20, 5)
-    assert (settings.method.tip["references"], settings.split.order[1]) == ("updated", "infograph")
+    assert (settings.method.tip.references, settings.split.order[1]) == ("updated", "infograph")
 
 
 def test_later_presets_win_and_what_is_typed_wins_over_all():
