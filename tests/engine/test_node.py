@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from fcl_bench.engine.codec import Codec
-from fcl_bench.engine.node import UNKNOWN, ClientData, Node, Turn, stored_bytes
+from fcl_bench.engine.node import UNKNOWN, ClientData, Node, stored_bytes
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.methods.closed_form.fedran import FedRAN
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
+from fcl_bench.methods.gradient.fedprotip import FedProTIP, Tip
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
@@ -74,7 +74,7 @@ def test_a_turn_needs_no_server_and_nobody_elses_features(method):
     problem, tasks = problem_of(6), feature_tasks(0, [3], [[20, 15, 12]])
     for broadcast in broadcasts(method, problem, tasks):
         plain, alone = (
-            node_of(method, problem, tasks, spoilt).turn(Turn(0, broadcast.round, 1), broadcast)
+            node_of(method, problem, tasks, spoilt).turn(1, broadcast)
             for spoilt in (None, torch.nan)
         )
         assert plain.upload.stage == broadcast.stage
@@ -88,7 +88,7 @@ def test_a_turn_needs_no_server_and_nobody_elses_images(method):
     stages = set()
     for round_, broadcast in enumerate(broadcasts(method, problem, tasks)):
         plain, alone = (
-            node_of(method, problem, tasks, spoilt).turn(Turn(0, round_, 1), broadcast) for spoilt in (None, 255)
+            node_of(method, problem, tasks, spoilt).turn(1, broadcast.of_round(0, round_)) for spoilt in (None, 255)
         )
         stages.add(alone.upload.stage)
         assert same(plain.upload, alone.upload)
@@ -102,17 +102,17 @@ def test_who_went_before_does_not_matter_and_an_upload_stays_as_it_is():
     tasks = image_tasks(np.random.default_rng(0), [3], [[9, 11, 8]])
     [broadcast] = broadcasts(method, problem, tasks)
     node = node_of(method, problem, tasks)
-    first = node.turn(Turn(0, 0, 1), broadcast).upload
+    first = node.turn(1, broadcast).upload
     before = {name: value.clone() for name, value in first.items()}
-    node.turn(Turn(0, 0, 2), broadcast)
+    node.turn(2, broadcast)
     assert all(torch.equal(value, before[name]) for name, value in first.items())
-    assert same(first, node.turn(Turn(0, 0, 1), broadcast).upload)
+    assert same(first, node.turn(1, broadcast).upload)
 
 
 def test_the_upload_says_which_turn_it_is_of():
     made, _ = federation()
     node = made.transport._node
-    reply = node.turn(Turn(1, 7, 2), Message({"round": torch.tensor(1)}, "a stage of its own"))
+    reply = node.turn(2, Message({"round": torch.tensor(1)}, "a stage of its own", task=1, round=7))
     upload = reply.upload
     assert (upload.stage, upload.task, upload.round) == ("a stage of its own", 1, 7)
     assert (reply.client, reply.guesses, reply.stored) == (2, None, {})
@@ -265,7 +265,7 @@ def test_a_client_that_returns_nothing_keeps_nothing():
     assert made.state.client_storage_bytes == {"a": 12}
 
 
-@pytest.mark.parametrize("tip", [UPDATED, {"route": "sample"}], ids=["with memory", "without"])
+@pytest.mark.parametrize("tip", [UPDATED, Tip("sample")], ids=["with memory", "without"])
 def test_a_method_returns_a_new_state_and_leaves_the_one_it_got(tip):
     """Of every stage of two tasks; a state that can't be written to would be told."""
     method = FedProTIP(training=FAST, frozen_stages=1, columns=8, tip=tip)

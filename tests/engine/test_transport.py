@@ -35,8 +35,8 @@ class Delegating:
     def samples(self, task):
         return self.inner.samples(task)
 
-    def exchange(self, task, round_, present, broadcast):
-        return self.inner.exchange(task, round_, present, broadcast)
+    def exchange(self, present, broadcast):
+        return self.inner.exchange(present, broadcast)
 
     def state_dict(self):
         return self.inner.state_dict()
@@ -50,9 +50,9 @@ class Unordered(Delegating):
 
     turns: list[int] = []  # noqa: RUF012
 
-    def exchange(self, task, round_, present, broadcast):
+    def exchange(self, present, broadcast):
         replies = {}
-        for reply in self.inner.exchange(task, round_, list(reversed(present)), broadcast):
+        for reply in self.inner.exchange(list(reversed(present)), broadcast):
             self.turns.append(reply.client)
             replies[reply.client] = reply
         for client in present:
@@ -94,8 +94,8 @@ def test_replies_taken_in_another_order_would_change_bits():
     """So that the test above can fail: FedRAN's sequential merge."""
 
     class Turned(Delegating):
-        def exchange(self, task, round_, present, broadcast):
-            return self.inner.exchange(task, round_, list(reversed(present)), broadcast)
+        def exchange(self, present, broadcast):
+            return self.inner.exchange(list(reversed(present)), broadcast)
 
     sketches = []
     for transport in (InProcess.of, Turned):
@@ -108,9 +108,9 @@ def test_replies_taken_in_another_order_would_change_bits():
 class Losing(Delegating):
     """Client 2 is lost in the second round of task 1."""
 
-    def exchange(self, task, round_, present, broadcast):
-        for reply in self.inner.exchange(task, round_, present, broadcast):
-            lost = (task, round_, reply.client) == (1, 1, 2)
+    def exchange(self, present, broadcast):
+        for reply in self.inner.exchange(present, broadcast):
+            lost = (broadcast.task, broadcast.round, reply.client) == (1, 1, 2)
             yield Lost(2, "its connection closed") if lost else reply
 
 

@@ -170,10 +170,10 @@ def test_a_run_interrupted_in_any_stage_ends_like_an_uninterrupted_one(runs, tmp
     whole = runs[1]["sample"]
     exchange = InProcess.exchange
 
-    def interrupted(self, at, number, *rest):
-        if (at, number) == (task, round_):
+    def interrupted(self, present, broadcast):
+        if (broadcast.task, broadcast.round) == (task, round_):
             raise KeyboardInterrupt
-        return exchange(self, at, number, *rest)
+        return exchange(self, present, broadcast)
 
     choice = (*SMALL, "method.theory=3", "checkpoint_rounds=1")
     with monkeypatch.context() as patch:

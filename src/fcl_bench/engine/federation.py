@@ -188,7 +188,7 @@ class Federation:
         with watch.running():
             expected = self.server.expects(task, round_)
         # Nothing of an upload outlives its turn.
-        for reply in self.transport.exchange(task.index, round_, present, broadcast):
+        for reply in self.transport.exchange(present, broadcast):
             if isinstance(reply, Lost):
                 raise UserError(
                     f"client {reply.client} was lost in task {task.index}, round {round_}: {reply.reason}",

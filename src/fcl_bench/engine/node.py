@@ -73,15 +73,6 @@ def on_device(samples: torch.Tensor, indices: np.ndarray, problem: Problem) -> t
 
 
 @dataclass(frozen=True)
-class Turn:
-    """Whose turn it is: task, round and client, from 0."""
-
-    task: int
-    round: int
-    client: int
-
-
-@dataclass(frozen=True)
 class Reply:
     """What came of a turn.
 
@@ -126,24 +117,25 @@ class Node:
         self._middleware = middleware
         self._states: dict[int, State] = {}
 
-    def turn(self, turn: Turn, broadcast: Message) -> Reply:
-        """One client's turn. Nothing of it stays here but the client's state."""
-        shard = self.data.shard(turn.task, turn.client)
-        state = self._states.get(turn.client, {})
+    def turn(self, client: int, broadcast: Message) -> Reply:
+        """One client's turn in the broadcast's task and round. Nothing of it stays here but the client's state."""
+        task, round_ = broadcast.task, broadcast.round
+        shard = self.data.shard(task, client)
+        state = self._states.get(client, {})
         watch = Stopwatch(self._problem.device)
         with watch.running():
-            received = self._middleware.receive(broadcast, turn.client)
+            received = self._middleware.receive(broadcast, client)
             guesses = self._client.pseudo_labels(shard)
             if guesses is not None:
                 shard = shard.with_pseudo_labels(guesses)
             upload, state = self._client.update(shard, received, state)
-            upload = dataclasses.replace(upload, stage=received.stage, task=turn.task, round=turn.round)
-            upload = self._middleware.send(upload, turn.client)
+            upload = dataclasses.replace(upload, stage=received.stage, task=task, round=round_)
+            upload = self._middleware.send(upload, client)
         if state:
-            self._states[turn.client] = state
+            self._states[client] = state
         else:
-            self._states.pop(turn.client, None)
-        return Reply(turn.client, upload, watch.seconds, guesses, stored_bytes(state))
+            self._states.pop(client, None)
+        return Reply(client, upload, watch.seconds, guesses, stored_bytes(state))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What the clients keep: `<client>.<name>`."""

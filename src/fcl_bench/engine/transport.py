@@ -10,7 +10,7 @@ import torch
 
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.middleware import Chain, Middleware
-from fcl_bench.engine.node import UNKNOWN, ClientData, Lost, Node, Reply, Turn
+from fcl_bench.engine.node import UNKNOWN, ClientData, Lost, Node, Reply
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.problem import Problem
@@ -33,8 +33,8 @@ class Transport(Protocol):
     def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
         """(K,) and (K,): how many samples of a task each client has, and how many of them are labelled."""
 
-    def exchange(self, task: int, round_: int, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost]:
-        """One round: a reply for each client of `present`, in this order, whatever order they arrive in.
+    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost]:
+        """The broadcast's round: a reply for each client of `present`, in this order, whatever order they arrive in.
 
         The order matters: FedRAN's sequential merge gives another result in another one.
         """
@@ -89,9 +89,9 @@ class InProcess:
     def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
         return self._node.data.holdings[task].sizes(), self._node.data.labelled(task)
 
-    def exchange(self, task: int, round_: int, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost]:
+    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost]:
         for client in present:
-            yield self._node.turn(Turn(task, round_, client), broadcast)
+            yield self._node.turn(client, broadcast)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return self._node.state_dict()
