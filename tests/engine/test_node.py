@@ -73,10 +73,7 @@ def same(a: Message, b: Message) -> bool:
 def test_a_turn_needs_no_server_and_nobody_elses_features(method):
     problem, tasks = problem_of(6), feature_tasks(0, [3], [[20, 15, 12]])
     for broadcast in broadcasts(method, problem, tasks):
-        plain, alone = (
-            node_of(method, problem, tasks, spoilt).turn(1, broadcast)
-            for spoilt in (None, torch.nan)
-        )
+        plain, alone = (node_of(method, problem, tasks, spoilt).turn(1, broadcast) for spoilt in (None, torch.nan))
         assert plain.upload.stage == broadcast.stage
         assert all(bool(torch.isfinite(value).all()) for value in alone.upload.values())
         assert same(plain.upload, alone.upload)

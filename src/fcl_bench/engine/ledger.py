@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.growing import GROWING, Rows
-from fcl_bench.engine.reports import LabelCounts, Seconds, StagesExchanged
+from fcl_bench.engine.reports import LabelCounts, Seconds, StageExchanged, StagesExchanged
 from fcl_bench.protocol.message import Message
 
 
@@ -165,12 +165,8 @@ class Ledger:
 
     def _tasks(self) -> Iterator[np.ndarray]:
         """The rows of each task that has any, in order."""
-        rows = self._rows.array
-        begin = 0
-        while begin < len(rows):
-            end = _first(rows, int(rows["task"][begin]) + 1)
-            yield rows[begin:end]
-            begin = end
+        tasks = 1 + int(self._rows.array["task"][-1]) if len(self) else 0
+        return filter(len, map(self._of_task, range(tasks)))
 
     def task_totals(self, task: int) -> dict[str, float]:
         """Bytes up and down, client and server seconds of one task, summed over clients and rounds."""
@@ -194,45 +190,41 @@ class Ledger:
     def communication(self) -> StagesExchanged:
         """FedRAN 2.3: bytes per client and task, summed over rounds, then the maximum; and totals.
 
-        `up_max_bytes`: most that one client uploads for one task; `up_total_max_bytes`: the busiest client over the
-        stream; `down_max_bytes`: most that one client receives for one task; `by_stage`: totals over everyone, and per
-        task the most that one client uploads in that stage (as FedProTIP's Table 9 splits it).
+        `by_stage` splits them as FedProTIP's Table 9 does.
         """
-        up_total = np.zeros(self._width(), dtype=np.int64)
+        up_total = np.zeros(self.clients, dtype=np.int64)
         up_max = down_max = down_total = 0
-        stages: dict[str, dict[str, Any]] = {}
+        stages: dict[str, StageExchanged] = {}
         for rows in self._tasks():
-            up, down = _per_client(rows, "up_bytes"), _per_client(rows, "down_bytes")
-            up_total[: len(up)] += up
+            up, down = self._per_client(rows, "up_bytes"), self._per_client(rows, "down_bytes")
+            up_total += up
             up_max, down_max = max(up_max, int(up.max())), max(down_max, int(down.max()))
             down_total += int(down.sum())
             for number in np.unique(rows["stage"]).tolist():
-                own = stages.setdefault(self._stages[number], {"most": [], "up": 0, "down": 0})
-                of_stage = rows[rows["stage"] == number]
-                sent = _per_client(of_stage, "up_bytes")
-                own["most"] += [0] * (int(rows["task"][0]) - len(own["most"])) + [int(sent.max())]
-                own["up"] += int(sent.sum())
-                own["down"] += int(of_stage["down_bytes"].sum())
+                own = stages.setdefault(
+                    self._stages[number],
+                    {"up_max_bytes": 0, "up_max_bytes_by_task": [], "up_total_bytes": 0, "down_total_bytes": 0},
+                )
+                of_stage, by_task = rows[rows["stage"] == number], own["up_max_bytes_by_task"]
+                sent = self._per_client(of_stage, "up_bytes")
+                by_task += [0] * (int(rows["task"][0]) - len(by_task)) + [int(sent.max())]
+                own["up_max_bytes"] = max(own["up_max_bytes"], by_task[-1])
+                own["up_total_bytes"] += int(sent.sum())
+                own["down_total_bytes"] += int(of_stage["down_bytes"].sum())
         return {
             "up_max_bytes": up_max,
             "up_total_max_bytes": int(up_total.max(initial=0)),
             "down_max_bytes": down_max,
             "up_total_bytes": int(up_total.sum()),
             "down_total_bytes": down_total,
-            "by_stage": {
-                stage: {
-                    "up_max_bytes": max(own["most"]),
-                    "up_max_bytes_by_task": own["most"],
-                    "up_total_bytes": own["up"],
-                    "down_total_bytes": own["down"],
-                }
-                for stage, own in sorted(stages.items())
-            },
+            "by_stage": dict(sorted(stages.items())),
         }
 
-    def _width(self) -> int:
-        """One more than the largest client's number."""
-        return max((int(rows["client"].max()) + 1 for rows in self._tasks()), default=0)
+    def _per_client(self, rows: np.ndarray, column: str) -> np.ndarray:
+        """(K,) sums of a column over each client's rows."""
+        sums = np.zeros(self.clients, dtype=np.int64)
+        np.add.at(sums, rows["client"], rows[column])
+        return sums
 
     def runtime(self) -> Seconds:
         """`seconds_per_task` (FedRAN Eq. 1): mean over tasks of (mean over the K clients of client time + server's)."""
@@ -249,10 +241,3 @@ class Ledger:
 def _first(rows: np.ndarray, task: int) -> int:
     """The first of `rows`, which are in order of tasks, whose task is not before `task`."""
     return bisect_left(rows, task, key=lambda row: row["task"])
-
-
-def _per_client(rows: np.ndarray, column: str) -> np.ndarray:
-    """Sums of a column over each client's rows, by the client's number."""
-    sums = np.zeros(int(rows["client"].max(initial=-1)) + 1, dtype=np.int64)
-    np.add.at(sums, rows["client"], rows[column])
-    return sums

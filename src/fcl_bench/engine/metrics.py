@@ -35,13 +35,10 @@ def _percent(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 def metrics(correct: np.ndarray, tests: np.ndarray) -> Metrics:
-    """All metrics in percent; None where a metric is not defined.
+    """All metrics in percent, as `Metrics` defines them; None where one is not defined.
 
-    `accuracy`: [A_1..A_T], pooled; `A_avg`, `A_T`: their mean and last. `A_avg_tasks`, `A_T_tasks`: the same with
-    A_t = mean over tau <= t of a[t, tau] (STSA Eq. 60). `forgetting` (STSA): 1/(T-1) sum over tau < T of
-    max_{t < T} a[t, tau] - a[T, tau]; `forgetting_fedprotip`: the same sum over T. `retention`:
-    mean over tau of a[T, tau] / a[tau, tau]; `stability`: mean over s = 2..T of mean_{tau < s} a[s, tau];
-    `plasticity`: mean over tau of a[tau, tau] (AFCL).
+    Args:
+        correct, tests: see `accuracy_matrix`.
 
     Tasks without test samples are left out of every mean, as if the stream had none such.
     """
@@ -54,7 +51,7 @@ def metrics(correct: np.ndarray, tests: np.ndarray) -> Metrics:
     drops = np.array([np.nanmax(a[tau : tasks - 1, tau]) - a[-1, tau] for tau in range(tasks - 1)])
     several = tasks > 1
     return {
-        "accuracy": [float(value) if np.isfinite(value) else None for value in pooled],
+        "accuracy": finite(pooled),
         "A_avg": _mean(pooled[tested]),
         "A_T": _last(pooled),
         "A_avg_tasks": _mean(by_task),
@@ -67,9 +64,14 @@ def metrics(correct: np.ndarray, tests: np.ndarray) -> Metrics:
     }
 
 
+def finite(values: np.ndarray) -> list[float | None]:
+    """The values (n,), None for one that is not finite."""
+    return [float(value) if np.isfinite(value) else None for value in values]
+
+
 def _mean(values: np.ndarray) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
 def _last(values: np.ndarray) -> float | None:
-    return float(values[-1]) if len(values) and np.isfinite(values[-1]) else None
+    return finite(values[-1:])[0] if len(values) else None

@@ -20,7 +20,7 @@ class Metrics(TypedDict):
     forgetting_fedprotip: float | None  # the same sum over T
     retention: float | None  # mean over tau of a[T, tau] / a[tau, tau]
     stability: float | None  # mean over s >= 2 of the mean over tau < s of a[s, tau]
-    plasticity: float | None  # mean over tau of a[tau, tau]
+    plasticity: float | None  # mean over tau of a[tau, tau] (AFCL)
 
 
 class Exchanged(TypedDict):

@@ -10,7 +10,7 @@ from fcl_bench import environment
 from fcl_bench.audits.chosen import drift_of, rows_of
 from fcl_bench.engine.examination import Answers
 from fcl_bench.engine.federation import Federation
-from fcl_bench.engine.metrics import accuracy_matrix, metrics, pooled_accuracy
+from fcl_bench.engine.metrics import accuracy_matrix, finite, metrics, pooled_accuracy
 from fcl_bench.papers.byte_conventions import accounting
 from fcl_bench.runs.folder import SCHEMA
 from fcl_bench.runs.inputs import Inputs
@@ -82,14 +82,10 @@ def _routing(answers: Answers, tests: np.ndarray) -> Routing | None:
     if not answers.routes:
         return None
     return {
-        "accuracy": _finite(pooled_accuracy(answers["routed"], tests)),
-        "by_task": _finite(accuracy_matrix(answers["routed"], tests)[-1]),
+        "accuracy": finite(pooled_accuracy(answers["routed"], tests)),
+        "by_task": finite(accuracy_matrix(answers["routed"], tests)[-1]),
         "unrouted": metrics(answers["unrouted"], tests),
     }
-
-
-def _finite(values: np.ndarray) -> list[float | None]:
-    return [float(value) if np.isfinite(value) else None for value in values]
 
 
 def _runtime(federation: Federation, inputs: Inputs, seconds: float) -> Runtime:
