@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from fcl_bench.engine.growing import GROWING
-from fcl_bench.files import Hash, appending, content_hash, file_checksum, replacing
+from fcl_bench.files import Hash, appending, content_hash, file_checksum, json_hash, replacing
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +30,13 @@ class _Grown:
     """What a file of rows holds so far.
 
     Attributes:
+        file: its name; "" for none yet.
         rows: how many.
         size: their bytes; what a file holds beyond them is of a state that was never completed.
         digest: the hash of these bytes, to go on with.
     """
 
+    file: str = ""
     rows: int = 0
     size: int = 0
     digest: Hash = field(default_factory=content_hash)
@@ -55,8 +57,8 @@ class Checkpoint:
     def __init__(self, folder: Path, schema: int) -> None:
         self.folder = folder
         self._schema = schema
-        #: Per growing tensor, its file's name and what of it belongs to the last state saved or loaded.
-        self._grown: dict[str, tuple[str, _Grown]] = {}
+        #: Per growing tensor, its file and what of it belongs to the last state saved or loaded.
+        self._grown: dict[str, _Grown] = {}
 
     def save(self, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Keep `state` (JSON) and `tensors`."""
@@ -72,29 +74,29 @@ class Checkpoint:
             **{"tensors": file.name, "tensors_checksum": file_checksum(file)},
             "row_files": {
                 name: {
-                    **{"file": where, "size": done.size, "checksum": done.digest.hexdigest()},
+                    **{"file": done.file, "size": done.size, "checksum": done.digest.hexdigest()},
                     **{"shape": list(tensors[name].shape), "dtype": str(tensors[name].dtype).removeprefix("torch.")},
                 }
-                for name, (where, done) in grown.items()
+                for name, done in grown.items()
             },
         }
         write_json(self.folder / "state.json", {**header, **state})
         self._grown = grown
-        for old in before - {self.folder / where for where, _ in grown.values()}:
+        for old in before - {self.folder / done.file for done in grown.values()}:
             old.unlink()
 
-    def _add(self, name: str, tensor: torch.Tensor, number: int) -> tuple[str, _Grown]:
+    def _add(self, name: str, tensor: torch.Tensor, number: int) -> _Grown:
         """Bring the file of a growing tensor up to it; a file that can't be gone on with is left, for a new one."""
-        where, done = self._grown.get(name, ("", _Grown()))
-        if not where or len(tensor) < done.rows:
-            where, done = f"rows-{name.removeprefix(GROWING)}-{number}.bin", _Grown()
+        done = self._grown.get(name)
+        if done is None or len(tensor) < done.rows:
+            done = _Grown(f"rows-{name.removeprefix(GROWING)}-{number}.bin")
         new = tensor[done.rows :].cpu().contiguous().numpy().reshape(-1).view(np.uint8).data
         digest = done.digest.copy()
         digest.update(new)
         # From the end of what the last state has: a process killed since may have left more.
-        with appending(self.folder / where, done.size) as file:
+        with appending(self.folder / done.file, done.size) as file:
             file.write(new)
-        return where, _Grown(len(tensor), done.size + len(new), digest)
+        return _Grown(done.file, len(tensor), done.size + len(new), digest)
 
     def load(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
         """What `save` kept; None where there is none, or it is damaged or of another schema."""
@@ -113,7 +115,7 @@ class Checkpoint:
             read = {name: self._read(entry) for name, entry in state["row_files"].items()}
             whole = load_file(tensors)
             # Only now: what is found to be damaged is not to be gone on with.
-            self._grown = {name: (state["row_files"][name]["file"], done) for name, (_, done) in read.items()}
+            self._grown = {name: done for name, (_, done) in read.items()}
             return state, {**whole, **{name: rows for name, (rows, _) in read.items()}}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             log.warning("checkpoint %s is damaged (%s); starting from the first task", self.folder, error)
@@ -122,12 +124,11 @@ class Checkpoint:
     def _read(self, entry: dict[str, Any]) -> tuple[torch.Tensor, _Grown]:
         """A growing tensor, and where to go on. Raises ValueError where the file does not match its checksum."""
         content = np.fromfile(self.folder / entry["file"], dtype=np.uint8, count=entry["size"])
-        digest = content_hash()
-        digest.update(content.data)
+        digest = content_hash(content.data)
         if digest.hexdigest() != entry["checksum"]:
             raise ValueError(f"{entry['file']} does not match its checksum")
         rows = torch.from_numpy(content.view(entry["dtype"]).reshape(entry["shape"]))
-        return rows, _Grown(len(rows), entry["size"], digest)
+        return rows, _Grown(entry["file"], len(rows), entry["size"], digest)
 
     def remove(self) -> None:
         """Forget it."""
@@ -141,31 +142,23 @@ def for_disk(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     Copies only where that takes one: a model's largest matrix is as large as all else that a run holds.
     """
     made: dict[str, torch.Tensor] = {}
+    kept: set[int] = set()
     for name, tensor in tensors.items():
         plain = tensor.detach().cpu()
-        alone = plain.is_contiguous() and plain.untyped_storage().nbytes() == plain.nbytes
-        made[name] = plain if alone else plain.clone(memory_format=torch.contiguous_format)
-    # Of those that share, all but the first are copied.
-    seen: set[int] = set()
-    for name, tensor in made.items():
-        where = tensor.untyped_storage().data_ptr()
-        if tensor.nbytes and where in seen:
-            made[name] = tensor.clone()
-        seen.add(where)
+        memory = plain.untyped_storage()
+        if plain.is_contiguous() and memory.nbytes() == plain.nbytes and memory.data_ptr() not in kept:
+            made[name] = plain
+            kept.add(memory.data_ptr())
+        else:
+            made[name] = plain.clone(memory_format=torch.contiguous_format)
     return made
-
-
-def _checksum(content: dict[str, Any]) -> str:
-    digest = content_hash()
-    digest.update(json.dumps({k: v for k, v in content.items() if k != "checksum"}, sort_keys=True).encode())
-    return digest.hexdigest()
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """Write `content` with a checksum of itself; returns what was written."""
     # Through JSON once, so that the checksum is of what a reader will see (lists for tuples, text for keys).
     written: dict[str, Any] = json.loads(json.dumps(content, allow_nan=False))
-    written["checksum"] = _checksum(written)
+    written["checksum"] = json_hash(written)
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(written, indent=2) + "\n")
     return written
@@ -174,6 +167,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
 def read_json(path: Path) -> dict[str, Any]:
     """What `write_json` wrote. Raises ValueError where it does not match its own checksum."""
     content = json.loads(path.read_text())
-    if content["checksum"] != _checksum(content):
+    if content["checksum"] != json_hash({key: value for key, value in content.items() if key != "checksum"}):
         raise ValueError("it does not match its own checksum")
     return content

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import logging
 import shutil
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from safetensors.torch import save_file
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import Checkpoint, for_disk, read_json, write_json
-from fcl_bench.files import content_hash, file_checksum, replacing
+from fcl_bench.files import file_checksum, json_hash, replacing
 from fcl_bench.runs.run_json import Result, RunRecord
 
 log = logging.getLogger(__name__)
@@ -40,9 +39,7 @@ def run_id(identity: Mapping[str, object]) -> str:
 
 def identity_hash(schema: int, identity: Mapping[str, object]) -> str:
     """Hash of everything that determines a result, and of the version of its files."""
-    digest = content_hash()
-    digest.update(json.dumps({"schema": schema, **identity}, sort_keys=True, default=str).encode())
-    return digest.hexdigest()
+    return json_hash({"schema": schema, **identity})
 
 
 class RunFolder:
