@@ -316,7 +316,7 @@ def typed_instance(schema: type, knobs: dict[str, Any], group: str) -> Any:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from error
         key = str(error.full_key or error.key or "")
-        value = _lookup(knobs, key)
+        value = OmegaConf.select(OmegaConf.create(knobs), key)
         typed = "null" if value is None else str(value)
         raise UserError(f"{prefix}{key}={typed} has the wrong type", _wanted(schema, key)) from error
 
@@ -335,16 +335,6 @@ def _check_knobs(node: Any, prefix: str) -> None:
                 entries = [(key, entry) for entry in (value if OmegaConf.is_list(value) else [value])]
             for name, entry in entries:
                 _check_value(name, entry, field.metadata)
-
-
-def _lookup(knobs: dict[str, Any], key: str) -> Any:
-    value: Any = knobs
-    for part in re.findall(r"[^.\[\]]+", key):
-        if isinstance(value, list) and part.isdigit() and int(part) < len(value):
-            value = value[int(part)]
-        else:
-            value = value.get(part) if isinstance(value, dict) else None
-    return value
 
 
 def _nested(schema: type, declared: str) -> type | None:
