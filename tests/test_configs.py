@@ -79,7 +79,7 @@ def test_the_papers_settings_are_the_experiments():
     assert (training.rounds, training.epochs, training.batch_size, training.lr) == (100, 2, 128, 0.04)
     assert (training.momentum, training.weight_decay, training.schedule) == (0.9, 5e-4, "cosine")
     scratch = compose_settings("experiment=fedprotip_scratch_cifar100").method
-    assert (scratch.threshold, scratch.tip["route"], scratch.columns, scratch.frozen_stages) == (0.95, "batch", 512, 2)
+    assert (scratch.threshold, scratch.tip.route, scratch.columns, scratch.frozen_stages) == (0.95, "batch", 512, 2)
 
 
 def test_every_folder_of_choices_is_a_group():
