@@ -24,13 +24,8 @@ from tests.conftest import shared, write_features
 
 
 def hub(path: Path | None, **changes) -> HubImages:
-    knobs = {
-        "name": "tiny",
-        "repo": "someone/tiny",
-        "revision": "a" * 40,
-        "image_column": "img",
-        "label_column": "label",
-    }
+    knobs = {"name": "tiny", "repo": "someone/tiny", "revision": "a" * 40}
+    knobs |= {"image_column": "img", "label_column": "label"}
     return HubImages(**{**knobs, **changes}, path=None if path is None else str(path))
 
 

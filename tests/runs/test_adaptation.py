@@ -235,7 +235,7 @@ def test_another_method_takes_it_over_and_another_setting_does_not(adapted, trai
 
 def interrupted(round_: int, monkeypatch, out: Path, *choice: str) -> None:
     """A run that is interrupted before a round of its first stage."""
-    exchange = engine.Federation._exchange_all
+    exchange = engine.Federation._round
 
     def stops(self, task, number, *rest):
         if number == round_:
@@ -243,7 +243,7 @@ def interrupted(round_: int, monkeypatch, out: Path, *choice: str) -> None:
         return exchange(self, task, number, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.Federation, "_exchange_all", stops)
+        patch.setattr(engine.Federation, "_round", stops)
         with pytest.raises(KeyboardInterrupt):
             run_in(out, *choice)
 

@@ -17,6 +17,7 @@ import yaml
 from safetensors.torch import load_file
 
 from fcl_bench.engine import federation as engine
+from fcl_bench.engine.examination import Examination
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.random_features import RandomFeatures
 from fcl_bench.runs.run import Outcome
@@ -217,14 +218,14 @@ def test_a_damaged_folder_is_redone_not_trusted(finished, tmp_path, name, damage
 
 def interrupt_after(tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next run is interrupted while it evaluates the task after `tasks` complete ones."""
-    evaluate = engine.Federation._examine
+    evaluate = Examination.take
 
-    def interrupted(self, task):
+    def interrupted(self, task, *others):
         if task.index == tasks:
             raise KeyboardInterrupt
-        return evaluate(self, task)
+        return evaluate(self, task, *others)
 
-    monkeypatch.setattr(engine.Federation, "_examine", interrupted)
+    monkeypatch.setattr(Examination, "take", interrupted)
 
 
 @pytest.mark.parametrize("tasks", [0, 1, 3])

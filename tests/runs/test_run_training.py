@@ -73,7 +73,7 @@ def choice(method: str, images: tuple[str, ...]) -> tuple[str, ...]:
 @contextmanager
 def interrupted(task: int, round_: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A run in this block is interrupted in the middle of this round; the block must contain nothing else."""
-    exchange = engine.Federation._exchange_all
+    exchange = engine.Federation._round
 
     def until(self, at, number, present, *others) -> None:
         if (at.index, number) != (task, round_):
@@ -82,7 +82,7 @@ def interrupted(task: int, round_: int, monkeypatch: pytest.MonkeyPatch) -> Iter
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.Federation, "_exchange_all", until)
+        patch.setattr(engine.Federation, "_round", until)
         with pytest.raises(KeyboardInterrupt):
             yield
 
