@@ -58,6 +58,7 @@ def knob(
     below: float | None = None,
     words: str = "",
     choices: Collection[str] = (),
+    filled: bool = False,
     identity: bool = True,
 ) -> Any:
     """A dataclass field whose value `typed_instance` checks.
@@ -69,12 +70,13 @@ def knob(
         least, above, most, below: limits of a number, which also has to be finite.
         words: what the limits mean ("a share, 0 to 1"); "": what they say.
         choices: what a text may be.
+        filled: whether a text has to hold more than blanks; `words` are then an example.
         identity: whether the value determines the result. A path or a number of workers does not, and is no part of
             the run id.
     """
     bounds = {"least": least, "above": above, "most": most, "below": below}
     given = {name: limit for name, limit in bounds.items() if limit is not None}
-    metadata = {"bounds": given, "words": words, "choices": choices, "identity": identity}
+    metadata = {"bounds": given, "words": words, "choices": choices, "filled": filled, "identity": identity}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -84,6 +86,8 @@ def _check_value(key: str, value: Any, limits: Mapping[str, Any]) -> None:
     """Raise a `UserError` for a value outside of the limits in a knob's metadata."""
     if limits["choices"]:
         require_choice(key, value, limits["choices"])
+    elif limits["filled"] and not value.strip():
+        raise UserError(f"{key} is empty", limits["words"])
     elif isinstance(value, int | float):
         bounds, whole = limits["bounds"], isinstance(value, int)
         if not math.isfinite(value) or not all(_BOUNDS[name][0](value, limit) for name, limit in bounds.items()):
@@ -114,11 +118,7 @@ class Cache:
     """`cache`: where extracted features are kept."""
 
     enabled: bool
-    dir: str
-
-    def __post_init__(self) -> None:
-        if not self.dir.strip():
-            raise UserError("cache.dir is empty", "a folder, such as cache.dir=outputs/cache")
+    dir: str = knob(filled=True, words="a folder, such as cache.dir=outputs/cache")
 
 
 @dataclass
@@ -126,7 +126,7 @@ class _Scalars:
     """The top-level keys."""
 
     device: str
-    out: str
+    out: str = knob(filled=True, words="a folder, such as out=outputs")
     force: bool
     preview: bool
     experiment: str | None
@@ -146,8 +146,6 @@ class _Scalars:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
             raise UserError(f"device={self.device} is not known", "auto, cpu, cuda or cuda:N")
-        if not self.out.strip():
-            raise UserError("out is empty", "a folder, such as out=outputs")
 
 
 @dataclass

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.files import locked, writable
 from fcl_bench.tracking.base import TrackedRun, Tracker, require_package
@@ -31,13 +32,11 @@ class MLflow:
     """
 
     uri: str
-    experiment: str
+    experiment: str = knob(filled=True, words="a name, such as track.experiment=fcl-bench")
 
     def __post_init__(self) -> None:
         if "://" not in self.uri:
             raise UserError(f"track.uri={self.uri} is not a store", "sqlite:///FILE or http://SERVER")
-        if not self.experiment.strip():
-            raise UserError("track.experiment is empty", "a name, such as track.experiment=fcl-bench")
 
     def start(self, run: TrackedRun) -> Tracker:
         """See `Tracking`."""

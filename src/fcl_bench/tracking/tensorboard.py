@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fcl_bench.errors import UserError
+from fcl_bench.config import knob
 from fcl_bench.files import writable
 from fcl_bench.tracking.base import TrackedRun, Tracker, require_package
 
@@ -20,11 +20,7 @@ class TensorBoard:
         dir: root of the event files.
     """
 
-    dir: str
-
-    def __post_init__(self) -> None:
-        if not self.dir.strip():
-            raise UserError("track.dir is empty", "a folder, such as track.dir=outputs/tensorboard")
+    dir: str = knob(filled=True, words="a folder, such as track.dir=outputs/tensorboard")
 
     def start(self, run: TrackedRun) -> Tracker:
         """See `Tracking`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fcl_bench.errors import UserError, require_choice
+from fcl_bench.config import knob
 from fcl_bench.files import writable
 from fcl_bench.tracking.base import TrackedRun, Tracker, require_package
 
@@ -22,16 +22,10 @@ class WandB:
         dir: root of W&B's files.
     """
 
-    project: str
+    project: str = knob(filled=True, words="track.project=NAME")
     entity: str | None
-    mode: str
-    dir: str
-
-    def __post_init__(self) -> None:
-        require_choice("track.mode", self.mode, ("offline", "online"))
-        for key in ("project", "dir"):
-            if not getattr(self, key).strip():
-                raise UserError(f"track.{key} is empty", f"track.{key}=NAME")
+    mode: str = knob(choices=("offline", "online"))
+    dir: str = knob(filled=True, words="track.dir=NAME")
 
     def start(self, run: TrackedRun) -> Tracker:
         """See `Tracking`."""
