@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from fcl_bench.engine import checkpoint as checkpoint_module
-from fcl_bench.engine.checkpoint import Checkpoint, for_disk, read_json, write_json
-from fcl_bench.engine.growing import GROWING
+from fcl_bench.engine.checkpoint import GROWING, Checkpoint, for_disk, read_json, write_json
 
 STATE = {"tasks_done": 2, "seconds": 0.1 + 0.2, "rows": [{"drift": 1e-17, "none": None}], "kept": {"3": ["a", "b"]}}
 

@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.engine.growing import Rows
-from fcl_bench.engine.ledger import Ledger, Upload
+from fcl_bench.engine.ledger import Ledger, Rows, Upload
 from fcl_bench.protocol.message import Message
 
 STAGES = ("model", "statistics", "bases")
@@ -171,7 +170,7 @@ def test_growing_moves_each_row_a_few_times_however_many_there_are(monkeypatch):
     """Counts the bytes of every new room: proportional to the rows, where a copy each time would make it the square."""
     made, zeros = [], np.zeros
     monkeypatch.setattr(
-        "fcl_bench.engine.growing.np.zeros", lambda *given, **named: made.append(zeros(*given, **named)) or made[-1]
+        "fcl_bench.engine.ledger.np.zeros", lambda *given, **named: made.append(zeros(*given, **named)) or made[-1]
     )
     rows = Rows(np.dtype(np.int64))
     for number in range(3000):

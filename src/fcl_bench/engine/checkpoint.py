@@ -15,12 +15,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from fcl_bench.engine.growing import GROWING
 from fcl_bench.files import Hash, appending, content_hash, file_checksum, json_hash, replacing
 
 log = logging.getLogger(__name__)
 
 
+#: Tensors of a run's state whose names start so only ever gain rows, so that each row is written once.
+GROWING = "rows."
 #: Version of the files below; a checkpoint of another one is left alone, and the run starts from its first task.
 FORMAT = 3
 

@@ -11,9 +11,9 @@ import torch
 
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.admission import admitted
+from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.examination import Answers, Examination
-from fcl_bench.engine.growing import GROWING
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.middleware import Chain, Middleware
 from fcl_bench.engine.node import ClientData, Lost, Reply
