@@ -75,19 +75,14 @@ def encoded(message: Message, wire: WireFormat) -> Message:
         else:
             parts = _scaled(name, tensor, wire.dtype)
         if not all(map(all_finite, parts.values())):
-            _refuse(name, tensor, wire)
+            if not all_finite(tensor):
+                raise FloatingPointError(f"the upload's {name} is not finite")
+            raise UserError(
+                f"wire.dtype={wire} can't hold the upload's {name}: out of the type's range",
+                "wire.dtype=float64, or features of a smaller scale",
+            )
         sent.update(parts)
     return message.with_tensors(sent)
-
-
-def _refuse(name: str, tensor: torch.Tensor, wire: WireFormat) -> None:
-    """A value left the range of the wire's type, or was no number to begin with."""
-    if not bool(torch.isfinite(tensor).all()):
-        raise FloatingPointError(f"the upload's {name} is not finite")
-    raise UserError(
-        f"wire.dtype={wire} can't hold the upload's {name}: out of the type's range",
-        "wire.dtype=float64, or features of a smaller scale",
-    )
 
 
 def decoded(message: Message, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Message:

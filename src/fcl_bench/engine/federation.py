@@ -30,6 +30,8 @@ from fcl_bench.tracking.console import progress
 #: Prefixes of what a checkpoint keeps beside the server's tensors; an audit's name follows its.
 _AUDIT, _CLIENT = "audit.", "client."
 _ANSWERS = GROWING + "answers"
+#: What of a `FederationState` is JSON as it is.
+_PLAIN = ("tasks_done", "rounds_done", "server_seconds", "client_storage_bytes")
 
 
 @dataclass
@@ -54,24 +56,16 @@ class FederationState:
 
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """All of it: a little JSON, and what grows with tasks, clients and rounds as tensors that only gain rows."""
-        saved = {
-            "tasks_done": self.tasks_done,
-            "answers": self.answers.state(),
-            "ledger": self.ledger.state(),
-            "rounds_done": self.rounds_done,
-            "server_seconds": self.server_seconds,
-            "client_storage_bytes": self.client_storage_bytes,
-        }
+        saved = {name: getattr(self, name) for name in _PLAIN}
+        saved |= {"answers": self.answers.state(), "ledger": self.ledger.state()}
         return saved, {**self.ledger.tensors(), _ANSWERS: self.answers.tensor(self.tasks_done)}
 
     def restore(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Take over what `save` returned."""
-        self.tasks_done = saved["tasks_done"]
+        for name in _PLAIN:
+            setattr(self, name, saved[name])
         self.answers.restore(saved["answers"], tensors[_ANSWERS])
         self.ledger.restore(saved["ledger"], tensors)
-        self.rounds_done = saved["rounds_done"]
-        self.server_seconds = saved["server_seconds"]
-        self.client_storage_bytes = saved["client_storage_bytes"]
 
 
 class Federation:
@@ -154,7 +148,7 @@ class Federation:
         for round_ in range(state.rounds_done, rounds):
             with watch.running():
                 present = server.participants(task, round_, available)
-                broadcast = self._stamped(server.broadcast(task, round_), task, round_)
+                broadcast = self._middleware.send(server.broadcast(task, round_).of_round(task.index, round_), None)
             self._round(task, round_, present, broadcast, watch, {"samples": samples, "labelled": labelled})
             with watch.running():
                 server.finish_round()
@@ -181,7 +175,7 @@ class Federation:
         Args:
             known: (K,) `samples` and `labelled` samples of each client.
         """
-        ledger, clients = self.state.ledger, self.transport.clients
+        ledger, clients, stored = self.state.ledger, self.transport.clients, self.state.client_storage_bytes
         counted = ("accepted", "right", "up_bytes", "down_bytes")
         columns: dict[str, np.ndarray] = {name: np.zeros(clients, dtype=np.int64) for name in counted}
         columns |= {"client": np.arange(clients), "client_seconds": np.zeros(clients), **known}
@@ -201,7 +195,8 @@ class Federation:
             columns["up_bytes"][client] = reply.upload.nbytes
             columns["down_bytes"][client] = ledger.send(client, broadcast)
             columns["client_seconds"][client] = reply.seconds
-            self._keep_most(reply.stored)
+            for kind, size in reply.stored.items():
+                stored[kind] = max(stored.get(kind, 0), size)
             if (data := self.transport.everything) is not None:
                 columns["accepted"][client], columns["right"][client] = self._guessed(task, reply, data)
                 self._observe(task, round_, client, data, reply.guesses)
@@ -210,15 +205,6 @@ class Federation:
             for client in sorted(set(np.flatnonzero(known["labelled"]).tolist()) - set(present)):
                 self._observe(task, round_, client, data)
         ledger.add_round(task.index, round_, broadcast.stage, columns)
-
-    def _stamped(self, broadcast: Message, task: Task, round_: int) -> Message:
-        """The broadcast with its task and round, as it travels."""
-        return self._middleware.send(broadcast.of_round(task.index, round_), None)
-
-    def _keep_most(self, stored: dict[str, int]) -> None:
-        most = self.state.client_storage_bytes
-        for kind, size in stored.items():
-            most[kind] = max(most.get(kind, 0), size)
 
     def _guessed(self, task: Task, reply: Reply, data: ClientData) -> tuple[int, int]:
         """How many labels a client gave itself, and how many of them are right: the engine knows the truth."""
