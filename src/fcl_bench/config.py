@@ -126,13 +126,13 @@ class _Scalars:
     """The top-level keys."""
 
     device: str
-    out: str = knob(filled=True, words="a folder, such as out=outputs")
     force: bool
     preview: bool
     experiment: str | None
     profile: str
     wire: Wire
     cache: Cache
+    out: str = knob(filled=True, words="a folder, such as out=outputs")
     seed: int = knob(least=0)
     # For the partitions that have a beta, which take it from here.
     beta: float = knob(above=0)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from fcl_bench.sweep import launchers, workers
+from fcl_bench.sweep import workers
 from fcl_bench.sweep.jobs import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, JobReport, read_reports, write_report
 from fcl_bench.sweep.summary import duration, failures, progress_line
 from fcl_bench.sweep.watch import Sweep
@@ -92,8 +92,8 @@ def test_slurm_is_composed_with_what_a_run_needs(tmp_path):
         launcher = compose("config", overrides=chosen, return_hydra_config=True).hydra.launcher
     assert launcher._target_.endswith(".SlurmLauncher")
     assert (launcher.partition, launcher.gpus_per_node, launcher.max_num_timeout) == ("gpu", 1, 3)
-    assert launchers.jobs_at_once(launcher, 8) is None
-    assert not launchers.runs_here(launcher)
+    assert workers.jobs_at_once(launcher, 8) is None
+    assert not workers.runs_here(launcher)
 
 
 def test_a_killed_worker_is_told_with_its_command(command, tmp_path, plain_environment):
@@ -160,12 +160,12 @@ def launcher(kind: str, **knobs):
 
 
 def test_how_many_jobs_run_at_once():
-    assert launchers.jobs_at_once(launcher("BasicLauncher"), 7) == 1
-    assert launchers.jobs_at_once(launcher("JoblibLauncher", n_jobs=3), 7) == 3
-    assert launchers.jobs_at_once(launcher("JoblibLauncher", n_jobs=3), 2) == 2
-    assert launchers.jobs_at_once(launcher("JoblibLauncher", n_jobs=-1), None) == cores()
-    assert launchers.jobs_at_once(launcher("LocalLauncher"), 7) == 7
-    assert launchers.jobs_at_once(launcher("SlurmLauncher"), 7) is None
+    assert workers.jobs_at_once(launcher("BasicLauncher"), 7) == 1
+    assert workers.jobs_at_once(launcher("JoblibLauncher", n_jobs=3), 7) == 3
+    assert workers.jobs_at_once(launcher("JoblibLauncher", n_jobs=3), 2) == 2
+    assert workers.jobs_at_once(launcher("JoblibLauncher", n_jobs=-1), None) == cores()
+    assert workers.jobs_at_once(launcher("LocalLauncher"), 7) == 7
+    assert workers.jobs_at_once(launcher("SlurmLauncher"), 7) is None
 
 
 @pytest.mark.parametrize(("jobs", "machine", "threads"), [(2, 8, "4"), (3, 8, "2"), (16, 8, "1")])

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from fcl_bench.engine.checkpoint import Checkpoint
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.metrics import metrics
+from fcl_bench.engine.reports import Exchanged
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.files import locked
 from fcl_bench.methods.gradient.finetune import FineTune
@@ -90,14 +91,11 @@ class Adapted:
     def record(self, weights: str | None) -> Adaptation:
         """Its part of the run record, given the hash of the adapted network."""
         sent, seconds = self.ledger.communication(), self.ledger.runtime()
+        exchanged = cast(Exchanged, {name: size for name, size in sent.items() if name != "by_stage"})
         return {
             "rounds": 1 + max(row.round for row in self.ledger.uploads),
             "accuracy": self.accuracy,
-            "up_max_bytes": sent["up_max_bytes"],
-            "up_total_max_bytes": sent["up_total_max_bytes"],
-            "down_max_bytes": sent["down_max_bytes"],
-            "up_total_bytes": sent["up_total_bytes"],
-            "down_total_bytes": sent["down_total_bytes"],
+            **exchanged,
             "client_seconds": seconds["client_seconds"],
             "server_seconds": seconds["server_seconds"],
             "seconds": self.seconds,

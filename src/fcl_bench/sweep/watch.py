@@ -16,9 +16,8 @@ from hydra.experimental.callback import Callback
 
 from fcl_bench.config import combinations
 from fcl_bench.sweep.jobs import DONE, FAILED, RUNNING, WAITING, JobReport, output_path, read_reports
-from fcl_bench.sweep.launchers import jobs_at_once, runs_here
 from fcl_bench.sweep.summary import end_line, failures, job_name, progress_line
-from fcl_bench.sweep.workers import announce_gpus, share_cores
+from fcl_bench.sweep.workers import announce_gpus, jobs_at_once, runs_here, share_cores
 from fcl_bench.tracking.console import say
 
 #: Added to a multirun's arguments, so that Hydra says when the sweep starts, and with which configuration.
