@@ -201,7 +201,8 @@ class Ledger:
         """The rows of one task."""
         # Not `.searchsorted` on the field of all rows, which would copy the column each time.
         rows = self._rows.array
-        return rows[_first(rows, task) : _first(rows, task + 1)]
+        first, end = (bisect_left(rows, number, key=lambda row: row["task"]) for number in (task, task + 1))
+        return rows[first:end]
 
     def _tasks(self) -> Iterator[np.ndarray]:
         """The rows of each task that has any, in order."""
@@ -211,12 +212,8 @@ class Ledger:
     def task_totals(self, task: int) -> dict[str, float]:
         """Bytes up and down, client and server seconds of one task, summed over clients and rounds."""
         rows = self._of_task(task)
-        return {
-            "up_bytes": int(rows["up_bytes"].sum()),
-            "down_bytes": int(rows["down_bytes"].sum()),
-            "client_seconds": float(rows["client_seconds"].sum()),
-            "server_seconds": self.server_seconds[task],
-        }
+        totals = {name: rows[name].sum().item() for name in ("up_bytes", "down_bytes", "client_seconds")}
+        return {**totals, "server_seconds": self.server_seconds[task]}
 
     def labels(self, task: int | None = None) -> LabelCounts:
         """Samples, labels, accepted pseudo-labels and right ones, of one task or of all; each client counts once."""
@@ -276,8 +273,3 @@ class Ledger:
             "client_seconds": client,
             "server_seconds": server,
         }
-
-
-def _first(rows: np.ndarray, task: int) -> int:
-    """The first of `rows`, which are in order of tasks, whose task is not before `task`."""
-    return bisect_left(rows, task, key=lambda row: row["task"])
