@@ -28,6 +28,7 @@ class Knobs:
     inner: Inner = knob(Inner)
     second: Inner | None = None
     most: int | None = knob(None, least=1)
+    out: str = knob("a", filled=True, words="a folder")
 
 
 def test_defaults_are_those_that_are_declared():
@@ -53,6 +54,7 @@ def test_a_part_with_keys_of_its_own_can_be_switched_off(off):
         ({"fraction": 0}, "group.fraction=0.0 is out of range (above 0, at most 1)"),
         ({"momentum": 1}, "group.momentum=1.0 is out of range (0 or more, below 1)"),
         ({"kind": "plian"}, "group.kind=plian is not known (did you mean plain? choices: other, plain)"),
+        ({"out": " "}, "group.out is empty (a folder)"),
         ({"rounds": [3, 0]}, "group.rounds=0 is out of range (an integer of at least 1)"),
         ({"inner": {"share": 2}}, "group.inner.share=2.0 is out of range (a share, 0 to 1)"),
         ({"second": {"share": -1}}, "group.second.share=-1.0 is out of range (a share, 0 to 1)"),

@@ -76,6 +76,12 @@ def test_the_newest_state_replaces_the_older_ones(tmp_path):
     assert files(checkpoint) != first
 
 
+def test_files_have_the_mode_that_the_users_umask_gives(tmp_path):
+    (tmp_path / "plain").touch()
+    files = [*saved(tmp_path).folder.iterdir(), tmp_path / "plain"]
+    assert len({file.stat().st_mode for file in files}) == 1
+
+
 def test_removing_forgets_all_and_can_be_done_twice(tmp_path):
     checkpoint = saved(tmp_path)
     checkpoint.remove()
