@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from fcl_bench.config import knob
+from fcl_bench.data.groups import parts
 from fcl_bench.data.partitions.base import Partition
 from fcl_bench.errors import UserError
 
@@ -47,7 +48,8 @@ class Dirichlet(DirichletPartition):
                 f" and a task has {len(labels)}",
                 f"partition.min_size={len(labels) // clients} at most, or fewer clients or tasks",
             )
-        by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(np.unique(labels, return_counts=True)[1])[:-1])
+        classes, class_of_sample = np.unique(labels, return_inverse=True)
+        by_class = parts(class_of_sample, len(classes))
         fullest = 0
         for _ in range(self.retries):
             owner = self._draw(by_class, clients, rng)

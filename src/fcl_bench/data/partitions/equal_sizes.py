@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import softmax
 
+from fcl_bench.data.groups import rank_in_group
 from fcl_bench.data.partitions.dirichlet import DirichletPartition, log_dirichlet, owners
 
 
@@ -37,7 +38,7 @@ class DirichletEqualSizes(DirichletPartition):
         while len(places):
             there = np.flatnonzero(left)
             drawn = there[_draws(softmax(preferences[:, there], axis=1), places, rng)]
-            served = _first(drawn, left)
+            served = rank_in_group(drawn) < left[drawn]
             np.add.at(counts, (drawn[served], places[served]), 1)
             left = left - np.bincount(drawn[served], minlength=classes)
             places = places[~served]
@@ -51,12 +52,3 @@ def _draws(shares: np.ndarray, places: np.ndarray, rng: np.random.Generator) -> 
     edges = (np.cumsum(shares, axis=1) + np.arange(clients)[:, None]).ravel()
     found = np.searchsorted(edges, places + rng.random(len(places)), side="right") - classes * places
     return np.clip(found, 0, classes - 1)  # a running sum may miss 1 by rounding
-
-
-def _first(drawn: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Which places (m,) bool get a sample of the class that they drew: the first `left[c]` of those that drew c."""
-    by_class = np.argsort(drawn, kind="stable")
-    ordered = drawn[by_class]
-    served = np.empty(len(drawn), dtype=bool)
-    served[by_class] = np.arange(len(drawn)) - np.searchsorted(ordered, ordered) < left[ordered]
-    return served

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fcl_bench.config import knob
+from fcl_bench.data.groups import rank_in_group
 from fcl_bench.data.images.stored import Images
 from fcl_bench.data.sources.base import Dataset, Source, Split
 from fcl_bench.data.sources.sides import Side
@@ -62,7 +63,7 @@ class ImageSource(Source):
         keep = np.ones(len(labels), dtype=bool) if classes is None else np.isin(labels, classes)
         if most is not None:
             groups = labels if domains is None or not len(domains) else labels * (domains.max() + 1) + domains
-            keep &= rank_in_class(groups) < most
+            keep &= rank_in_group(groups) < most
         return np.flatnonzero(keep)
 
     def _assembled(self, sides: Mapping[str, Side], origin: str = "", domain_names: tuple[str, ...] = ()) -> Dataset:
@@ -79,12 +80,3 @@ class ImageSource(Source):
     def _key(self) -> str:
         """What to call the data set in messages: as the user typed it."""
         return f"data.path={self.path}" if self.path else f"data={self.name}"
-
-
-def rank_in_class(labels: np.ndarray) -> np.ndarray:
-    """How many samples of its class come before each sample (n,)."""
-    by_class = np.argsort(labels, kind="stable")
-    ordered = labels[by_class]
-    rank = np.empty(len(labels), dtype=np.int64)
-    rank[by_class] = np.arange(len(labels)) - np.searchsorted(ordered, ordered)
-    return rank

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from fcl_bench.config import knob
+from fcl_bench.data.groups import parts, rank_in_group
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.splits.base import (
     TaskSplit,
@@ -15,7 +16,7 @@ from fcl_bench.data.splits.base import (
     class_order,
     even_sizes,
 )
-from fcl_bench.data.splits.stream import Stream, columns_of, parts, stream_of_samples
+from fcl_bench.data.splits.stream import Stream, columns_of, stream_of_samples
 from fcl_bench.errors import UserError
 from fcl_bench.randomness import generator
 
@@ -72,11 +73,7 @@ class ClassOverlap(TaskSplit):
 
 def _halves(place: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """A random half of the samples of each class (n,) bool, given the class of each."""
-    by_class = np.lexsort((rng.random(len(place)), place))
-    ordered = place[by_class]
-    first = np.searchsorted(ordered, ordered)
+    rank = rank_in_group(place, rng.random(len(place)))
     # Every second one in a random order, from the first or from the second on: which of them is random too.
-    offset = rng.integers(0, 2, len(place))
-    half = np.empty(len(place), dtype=bool)
-    half[by_class] = (np.arange(len(place)) - first + offset[first]) % 2 == 0
-    return half
+    offset = rng.integers(0, 2, len(place))[np.searchsorted(np.sort(place), place)]
+    return (rank + offset) % 2 == 0

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from fcl_bench.config import knob
+from fcl_bench.data.groups import parts
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.splits.base import (
     TaskSplit,
@@ -16,7 +17,7 @@ from fcl_bench.data.splits.base import (
     even_sizes,
     require_classes,
 )
-from fcl_bench.data.splits.stream import Stream, columns_of, parts, stream_of_samples
+from fcl_bench.data.splits.stream import Stream, columns_of, stream_of_samples
 from fcl_bench.randomness import generator
 
 

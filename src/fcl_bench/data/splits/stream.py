@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fcl_bench.data.groups import parts
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.task import Task
@@ -89,10 +90,3 @@ def columns_of(labels: np.ndarray, order: np.ndarray) -> np.ndarray:
     place = np.minimum(np.searchsorted(order, labels, sorter=sorter), len(order) - 1)
     columns = sorter[place]
     return np.where(order[columns] == labels, columns, -1)
-
-
-def parts(task_of_sample: np.ndarray, tasks: int) -> list[np.ndarray]:
-    """Per task, the ascending indices of its samples, given the task of each (n,); -1: of none."""
-    by_task = np.argsort(task_of_sample, kind="stable")
-    counts = np.bincount(task_of_sample + 1, minlength=tasks + 1)
-    return np.split(by_task, np.cumsum(counts)[:-1])[1:]
