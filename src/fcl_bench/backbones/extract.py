@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -51,11 +51,7 @@ def extract_features(name: str, extractor: Extractor, dataset: Dataset, cache: F
         label = "-".join(map(slug, (dataset.name, side, name)))
         if cache is not None and extractor.cacheable:
             key = {**extractor.identity, "data": split.fingerprint}
-
-            def batches(start: int, split: Split = split) -> Iterator[torch.Tensor]:
-                return extractor.batches(split, start)
-
-            made[side] = cache.get(label, key, len(split), batches)
+            made[side] = cache.get(label, key, len(split), partial(extractor.batches, split))
         else:
             made[side] = _uncached(label, extractor, split)
         _require_finite(made[side].features, name, side)

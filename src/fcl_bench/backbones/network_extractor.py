@@ -32,10 +32,11 @@ class FrozenNetwork(Extractor):
         device: where it runs.
     """
 
+    cacheable = True
+
     def __init__(self, body: torch.nn.Module, dimension: int, precision: str, device: torch.device) -> None:
         if precision == "auto":
             precision = "float16" if device.type == "cuda" else "float32"
-        self.cacheable = True
         self.identity = {"weights": weights_hash(body), "precision": precision, "device": device.type}
         self._dimension = dimension
         self._device = device
@@ -49,15 +50,13 @@ class FrozenNetwork(Extractor):
 
     def batches(self, split: Split, start: int = 0) -> Iterator[torch.Tensor]:
         for images in self._images(split, start):
-            yield self._forward(images).to("cpu", torch.float32)
+            with torch.no_grad(), exact_kernels(), self._autocast():
+                features = self._body(images)
+            yield features.to("cpu", torch.float32)
 
     @abstractmethod
     def _images(self, split: Split, start: int) -> Iterator[torch.Tensor]:
         """Standardised images (b, 3, size, size), channels last, on the device: samples start, start + 1, ..."""
-
-    def _forward(self, images: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad(), exact_kernels(), self._autocast():
-            return self._body(images)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._dtype == torch.float32:

@@ -52,16 +52,14 @@ class Transform:
 
     def over(self, config: dict[str, Any]) -> dict[str, Any]:
         """timm's data config of a model with this laid over it."""
-        config = dict(config)
-        if self.size is not None:
-            config["input_size"] = (3, self.size, self.size)
-        for name in ("crop_pct", "interpolation"):
-            if getattr(self, name) is not None:
-                config[name] = getattr(self, name)
-        for name in ("mean", "std"):
-            if (values := getattr(self, name)) is not None:
-                config[name] = tuple(values) * (3 // len(values))
-        return config
+        own: dict[str, Any] = {
+            "input_size": self.size and (3, self.size, self.size),
+            "crop_pct": self.crop_pct,
+            "interpolation": self.interpolation,
+            "mean": self.mean and tuple(self.mean) * (3 // len(self.mean)),
+            "std": self.std and tuple(self.std) * (3 // len(self.std)),
+        }
+        return {**config, **{name: value for name, value in own.items() if value is not None}}
 
 
 @dataclass
@@ -96,22 +94,15 @@ class Timm(Backbone):
 
     def __post_init__(self) -> None:
         if self.checkpoint is not None:
+            key = f"backbone.checkpoint={self.checkpoint}"
             path = Path(self.checkpoint).expanduser()
             if path.suffix not in (".safetensors", ".pth", ".pt"):
-                raise UserError(
-                    f"backbone.checkpoint={self.checkpoint} is no checkpoint",
-                    "a .safetensors, .pth or .pt file",
-                )
+                raise UserError(f"{key} is no checkpoint", "a .safetensors, .pth or .pt file")
             if not path.is_file():
-                raise UserError(
-                    f"backbone.checkpoint={self.checkpoint} {'is a folder' if path.is_dir() else 'does not exist'}",
-                    "a .safetensors, .pth or .pt file",
-                )
+                trouble = "is a folder" if path.is_dir() else "does not exist"
+                raise UserError(f"{key} {trouble}", "a .safetensors, .pth or .pt file")
             if not self.pretrained:
-                raise UserError(
-                    f"backbone.checkpoint={self.checkpoint} would not be read: backbone.pretrained=false",
-                    "one of the two",
-                )
+                raise UserError(f"{key} would not be read: backbone.pretrained=false", "one of the two")
 
     @property
     def draws_weights(self) -> bool:
@@ -123,10 +114,9 @@ class Timm(Backbone):
         config = self._data_config(model)
         if not self.pretrained:
             log.warning("backbone.pretrained=false: the features are those of %s with random weights", self.name)
-        made_of = self._made_of()
         # Named only where they are not the plain network's, whose cached features stay valid.
         plain = {"stem": "own", "adapters": "null"}
-        made_of = {key: value for key, value in made_of.items() if plain.get(key) != value}
+        made_of = {key: value for key, value in self._made_of().items() if plain.get(key) != value}
         dimension = self._dimension(model, config)
         return TimmExtractor(model, dimension, made_of, config, self.precision, self.batch_size, self.workers, device)
 
