@@ -12,7 +12,7 @@ from typing import Any
 from fcl_bench.config import knob
 from fcl_bench.data.sources.base import About, Dataset, existing_path
 from fcl_bench.data.sources.hub import Repository, Snapshot, fetch, incomplete, split_files
-from fcl_bench.data.sources.hub_tables import class_labels, read_table, undecoded
+from fcl_bench.data.sources.hub_tables import class_labels, read_table
 from fcl_bench.data.sources.image_folder import ImageFolder, class_names
 from fcl_bench.data.sources.image_source import ImageSource
 from fcl_bench.data.sources.sides import Side, TableSide
@@ -47,6 +47,9 @@ class HubImages(ImageSource):
     test_split: str = knob("test", identity=False)
     about: About = knob(About, identity=False)
 
+    #: Where a user can put the files instead; no knob.
+    place = Repository.place
+
     def load(self) -> Dataset:
         if (folders := self._class_folders()) is not None:
             return folders.load()
@@ -59,7 +62,7 @@ class HubImages(ImageSource):
         if self.path is not None:
             return []
         splits = tuple(dict.fromkeys((self.train_split, self.test_split)))
-        return [Repository(self.name, self.repo, self.revision, splits)]
+        return [Repository(self.name, self.repo, self.revision, splits, self.place)]
 
     def sides(self) -> Mapping[str, Side]:
         """All of "train" and "test", as the source has them."""
@@ -72,14 +75,15 @@ class HubImages(ImageSource):
         return f"{self.repo} at {self._snapshot.commit}"
 
     def _labelled(self, side: str) -> TableSide:
-        """One side's table, its images not decoded, and its labels."""
-        table = undecoded(self._table(side), self.image_column, (self.label_column,), self._key, side)
+        """One side's table and its labels."""
+        table = self._table(side, self.label_column)
         return TableSide(class_labels(table, self.label_column, self._key, side), table, self.image_column)
 
-    def _table(self, side: str) -> Any:
+    def _table(self, side: str, *needed: str) -> Any:
+        """One side's table with the columns that are needed, its images not decoded."""
         split = self.train_split if side == "train" else self.test_split
         files = self._local_files(side, split) if self.path is not None else self._snapshot.files[split]
-        return read_table(files, self._key)
+        return read_table(files, self.image_column, needed, self._key, side)
 
     @cached_property
     def _snapshot(self) -> Snapshot:

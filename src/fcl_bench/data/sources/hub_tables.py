@@ -13,14 +13,18 @@ from fcl_bench.errors import UserError, choices, first_line
 _QUICK = 1 << 30
 
 
-def read_table(files: list[Path], key: str) -> Any:
-    """The parquet files, in order, as one `datasets.Dataset`. A `UserError` if they can't be read."""
+def read_table(files: list[Path], image_column: str, needed: tuple[str, ...], key: str, side: str) -> Any:
+    """The parquet files, in order, as one `datasets.Dataset` whose images are left as bytes.
+
+    Raises:
+        UserError: they can't be read, or the image column or a `needed` one is not there.
+    """
     import datasets
 
     if sum(file.stat().st_size for file in files) < _QUICK:
         datasets.disable_progress_bars()
     try:
-        return datasets.load_dataset("parquet", data_files={"train": list(map(str, files))}, split="train")
+        table: Any = datasets.load_dataset("parquet", data_files={"train": list(map(str, files))}, split="train")
     except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
         names = files[0].name if len(files) == 1 else f"one of {files[0].name} to {files[-1].name}"
         cause = error.__cause__ or error
@@ -30,12 +34,6 @@ def read_table(files: list[Path], key: str) -> Any:
         ) from error
     finally:
         datasets.enable_progress_bars()
-
-
-def undecoded(table: Any, image_column: str, needed: tuple[str, ...], key: str, side: str) -> Any:
-    """`table` with its images left as bytes. A `UserError` if a needed column is not there."""
-    import datasets
-
     for column in (image_column, *needed):
         if column not in table.column_names:
             raise UserError(f"{key}: no column {column} in {side}", choices(table.column_names, column))
