@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from fcl_bench.config import knob
+from fcl_bench.data.groups import parts
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.splits.base import (
     TaskSplit,
@@ -14,7 +17,7 @@ from fcl_bench.data.splits.base import (
     even_sizes,
     require_classes,
 )
-from fcl_bench.data.splits.stream import Stream, stream_of_classes
+from fcl_bench.data.splits.stream import Stream, columns_of, stream_of_samples
 from fcl_bench.errors import UserError
 
 
@@ -38,7 +41,11 @@ class ClassIncremental(TaskSplit):
     def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
         labels = checked_classes(dataset)
         sizes = self._sizes(len(labels), tasks)
-        return stream_of_classes(dataset, class_order(labels, self.own_seed(seed), self.shuffle), sizes)
+        order = class_order(labels, self.own_seed(seed), self.shuffle)
+        # Where a label is not in the order, its column is -1 and so is its task.
+        home = np.append(np.repeat(np.arange(tasks), sizes), -1)
+        train, test = (parts(home[columns_of(side.labels, order)], tasks) for side in (dataset.train, dataset.test))
+        return stream_of_samples(dataset, order, train, test)
 
     def _sizes(self, classes: int, tasks: int) -> list[int]:
         """Classes per task: equal, the remainder spread over the earlier ones."""
