@@ -10,9 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fcl_bench.config import _identity, typed_instance
-from fcl_bench.data.partitions.all_classes import DirichletAllClasses
-from fcl_bench.data.partitions.dirichlet import Dirichlet
-from fcl_bench.data.partitions.equal_sizes import DirichletEqualSizes
+from fcl_bench.data.partitions.dirichlet import Dirichlet, DirichletAllClasses, DirichletEqualSizes
 from fcl_bench.data.partitions.pieces import Iid, Shards
 from fcl_bench.data.splits.base import TaskSplit
 from fcl_bench.data.splits.class_incremental import ClassIncremental

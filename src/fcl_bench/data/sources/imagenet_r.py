@@ -14,7 +14,7 @@ from fcl_bench.data.sources.held_out import held_out, read_index, write_index
 from fcl_bench.data.sources.hub import own_folder
 from fcl_bench.data.sources.hub_images import HubImages
 from fcl_bench.data.sources.image_folder import class_names, labelled_files
-from fcl_bench.data.sources.sides import Side, TableSide
+from fcl_bench.data.sources.image_source import Side, TableSide
 from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash, file_checksum
 from fcl_bench.tracking.console import progress
