@@ -2,10 +2,12 @@
 
 import errno
 import hashlib
+import json
 import logging
 import os
 import re
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,9 +24,14 @@ log = logging.getLogger(__name__)
 Hash = hashlib.blake2b
 
 
-def content_hash() -> Hash:
-    """The hash behind every fingerprint and checksum (BLAKE2b, 128 bits)."""
-    return hashlib.blake2b(digest_size=16)
+def content_hash(content: Any = b"") -> Hash:
+    """The hash behind every fingerprint and checksum (BLAKE2b, 128 bits), of these bytes and of what is added."""
+    return hashlib.blake2b(content, digest_size=16)
+
+
+def json_hash(content: Any) -> str:
+    """Hash of what `content` says, whatever the order of its keys; what JSON has no form for counts as its text."""
+    return content_hash(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def file_checksum(path: Path, digest: Any = None) -> str:
@@ -45,12 +52,12 @@ def slug(name: str) -> str:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that replaces it, atomically, when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")
+    temporary.touch()
+    mode = temporary.stat().st_mode  # of a file that the user makes; some libraries would let nobody else read theirs
     try:
         yield temporary
-        os.chmod(temporary, 0o666 & ~_umask())
+        temporary.chmod(mode)
         _to_disk(temporary)
         os.replace(temporary, path)
         _to_disk(path.parent)
@@ -123,10 +130,3 @@ def _to_disk(path: Path) -> None:
         log.debug("%s: no fsync (%s)", path, error)  # some network file systems refuse it for folders
     finally:
         os.close(handle)
-
-
-def _umask() -> int:
-    """The process's umask, which can only be read by setting it."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask

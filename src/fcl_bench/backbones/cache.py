@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from fcl_bench.files import content_hash, locked, remove_leftovers, replacing
+from fcl_bench.files import content_hash, json_hash, locked, remove_leftovers, replacing
 from fcl_bench.tracking.console import progress
 
 log = logging.getLogger(__name__)
@@ -42,18 +42,14 @@ class Extraction:
 
 def tensor_checksum(tensor: torch.Tensor) -> str:
     """Hash of a tensor's type, shape and bytes."""
-    digest = content_hash()
-    digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    digest = content_hash(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
     digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def _save(path: Path, features: torch.Tensor, seconds: float, key: dict[str, str]) -> None:
-    metadata = {
-        "checksum": tensor_checksum(features),
-        "seconds": repr(seconds),
-        "key": json.dumps(key, sort_keys=True),
-    }
+    checksum = tensor_checksum(features)
+    metadata = {"checksum": checksum, "seconds": repr(seconds), "key": json.dumps(key, sort_keys=True)}
     with replacing(path) as temporary:
         save_file({"features": features.contiguous()}, temporary, metadata=metadata)
 
@@ -107,9 +103,7 @@ class FeatureCache:
             count: number of samples n.
             batches: yields features (b, d) in order from a given sample on.
         """
-        digest = content_hash()
-        digest.update(json.dumps(key, sort_keys=True).encode())
-        path = self.folder / f"{label}-{digest.hexdigest()}.safetensors"
+        path = self.folder / f"{label}-{json_hash(key)}.safetensors"
         if (found := _hit(path, count)) is not None:
             return found
         self.folder.mkdir(parents=True, exist_ok=True)

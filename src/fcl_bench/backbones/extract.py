@@ -54,7 +54,12 @@ def extract_features(name: str, extractor: Extractor, dataset: Dataset, cache: F
             made[side] = cache.get(label, key, len(split), partial(extractor.batches, split))
         else:
             made[side] = _uncached(label, extractor, split)
-        _require_finite(made[side].features, name, side)
+        bad = rows_not_finite(made[side].features)
+        if len(bad):
+            raise UserError(
+                f"backbone={name} gave a feature that is not finite for {side} sample {int(bad[0])}",
+                "backbone.precision=float32, or other weights",
+            )
     train, test = made["train"], made["test"]
     if train.features.shape[1] != test.features.shape[1]:
         raise UserError(
@@ -79,12 +84,3 @@ def _uncached(label: str, extractor: Extractor, split: Split) -> Extraction:
             bar.update(len(features))
     seconds = time.perf_counter() - begin
     return Extraction(parts[0] if len(parts) == 1 else torch.cat(parts), seconds, seconds, hit=False)
-
-
-def _require_finite(features: torch.Tensor, name: str, side: str) -> None:
-    bad = rows_not_finite(features)
-    if len(bad):
-        raise UserError(
-            f"backbone={name} gave a feature that is not finite for {side} sample {int(bad[0])}",
-            "backbone.precision=float32, or other weights",
-        )

@@ -81,9 +81,7 @@ class ImageNetR(HubImages):
     def _hashes(self, table: Any) -> Iterator[str]:
         for batch in table.select_columns([self.image_column]).with_format("arrow").iter(batch_size=1000):
             for value in batch.column(self.image_column).combine_chunks().field("bytes"):
-                digest = content_hash()
-                digest.update(value.as_buffer() if value.is_valid else b"")
-                yield digest.hexdigest()
+                yield content_hash(value.as_buffer() if value.is_valid else b"").hexdigest()
 
     def _digests(self, hashes: Iterable[str], count: int) -> list[str]:
         """The `count` hashes in a list, with a progress bar."""
