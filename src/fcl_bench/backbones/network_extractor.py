@@ -1,4 +1,4 @@
-"""A network's frozen forward pass over images: precision, layout, and nothing that differs between two runs."""
+"""Networks as extractors: precision, layout, batches, and nothing that differs between two runs."""
 
 from __future__ import annotations
 
