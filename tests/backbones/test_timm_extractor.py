@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 
+from fcl_bench.backbones.network_extractor import BATCHES_AHEAD
 from fcl_bench.backbones.timm_backbone import Timm, Transform
-from fcl_bench.backbones.timm_extractor import BATCHES_AHEAD
 from fcl_bench.data.images.stored import EncodedImages
 from fcl_bench.data.sources.base import Dataset, Split
 from fcl_bench.data.sources.image_source import image_split

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcl_bench.config import typed_instance
-from fcl_bench.data.splits.class_overlap import ClassOverlap
+from fcl_bench.data.splits.class_incremental import ClassOverlap
 from fcl_bench.errors import UserError
 from tests.data.split_cases import class_table, dataset_of, even_dataset
 

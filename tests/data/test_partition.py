@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.data.partitions.dirichlet import Dirichlet
-from fcl_bench.data.partitions.equal_sizes import DirichletEqualSizes
+from fcl_bench.data.partitions.dirichlet import Dirichlet, DirichletEqualSizes
 from fcl_bench.data.partitions.pieces import Iid, Shards
 from fcl_bench.errors import UserError
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.data.partitions.all_classes import DirichletAllClasses, _rounded
+from fcl_bench.data.partitions.dirichlet import DirichletAllClasses, _rounded
 from fcl_bench.errors import UserError
 from tests.data.partition_cases import counts, same_mean, uneven_labels
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.data.partitions.equal_sizes import DirichletEqualSizes
+from fcl_bench.data.partitions.dirichlet import DirichletEqualSizes
 from tests.data.partition_cases import counts, same_mean, uneven_labels
 
 

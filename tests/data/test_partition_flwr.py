@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fcl_bench.data.partitions.all_classes import DirichletAllClasses
 from fcl_bench.data.partitions.base import Partition
-from fcl_bench.data.partitions.dirichlet import Dirichlet
+from fcl_bench.data.partitions.dirichlet import Dirichlet, DirichletAllClasses
 from fcl_bench.data.partitions.pieces import Iid, Shards
 from tests.data.partition_cases import counts, same_mean
 

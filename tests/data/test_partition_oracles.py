@@ -12,10 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.data.partitions.all_classes import DirichletAllClasses
 from fcl_bench.data.partitions.base import Partition
-from fcl_bench.data.partitions.dirichlet import Dirichlet
-from fcl_bench.data.partitions.equal_sizes import DirichletEqualSizes
+from fcl_bench.data.partitions.dirichlet import Dirichlet, DirichletAllClasses, DirichletEqualSizes
 from fcl_bench.data.partitions.label_rate import keep_labels
 from fcl_bench.data.partitions.pieces import Iid, Shards
 from fcl_bench.randomness import generator

@@ -10,13 +10,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fcl_bench.config import _identity, typed_instance
-from fcl_bench.data.partitions.all_classes import DirichletAllClasses
-from fcl_bench.data.partitions.dirichlet import Dirichlet
-from fcl_bench.data.partitions.equal_sizes import DirichletEqualSizes
+from fcl_bench.data.partitions.dirichlet import Dirichlet, DirichletAllClasses, DirichletEqualSizes
 from fcl_bench.data.partitions.pieces import Iid, Shards
 from fcl_bench.data.splits.base import TaskSplit
-from fcl_bench.data.splits.class_incremental import ClassIncremental
-from fcl_bench.data.splits.class_overlap import ClassOverlap
+from fcl_bench.data.splits.class_incremental import ClassIncremental, ClassOverlap
 from fcl_bench.data.splits.domain_incremental import DomainIncremental
 from fcl_bench.data.splits.si_blurry import SiBlurry
 from fcl_bench.errors import UserError

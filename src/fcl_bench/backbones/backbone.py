@@ -25,7 +25,7 @@ class Extractor(ABC):
     """
 
     identity: dict[str, str]
-    cacheable: bool
+    cacheable = False
 
     def dimension(self, split: Split) -> int:
         """d, the number of features of a sample."""
@@ -88,7 +88,6 @@ class Identity(Backbone):
 class _IdentityExtractor(Extractor):
     def __init__(self) -> None:
         self.identity = {"backbone": "identity"}
-        self.cacheable = False
 
     def batches(self, split: Split, start: int = 0) -> Iterator[torch.Tensor]:
         assert isinstance(split.inputs, np.ndarray)
@@ -116,7 +115,6 @@ class _PixelExtractor(Extractor):
 
     def __init__(self, size: int | None) -> None:
         self.identity = {"backbone": "pixels", "size": str(size)}
-        self.cacheable = False
         self._size = size
 
     def batches(self, split: Split, start: int = 0) -> Iterator[torch.Tensor]:

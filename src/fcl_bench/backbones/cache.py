@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from fcl_bench.files import content_hash, locked, remove_leftovers, replacing
+from fcl_bench.files import content_hash, json_hash, locked, remove_leftovers, replacing
 from fcl_bench.tracking.console import progress
 
 log = logging.getLogger(__name__)
@@ -42,18 +42,14 @@ class Extraction:
 
 def tensor_checksum(tensor: torch.Tensor) -> str:
     """Hash of a tensor's type, shape and bytes."""
-    digest = content_hash()
-    digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    digest = content_hash(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
     digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def _save(path: Path, features: torch.Tensor, seconds: float, key: dict[str, str]) -> None:
-    metadata = {
-        "checksum": tensor_checksum(features),
-        "seconds": repr(seconds),
-        "key": json.dumps(key, sort_keys=True),
-    }
+    checksum = tensor_checksum(features)
+    metadata = {"checksum": checksum, "seconds": repr(seconds), "key": json.dumps(key, sort_keys=True)}
     with replacing(path) as temporary:
         save_file({"features": features.contiguous()}, temporary, metadata=metadata)
 
@@ -73,6 +69,13 @@ def _load(path: Path) -> tuple[torch.Tensor, float] | None:
         log.warning("cached features %s do not match their checksum; extracting again", path)
         return None
     return features, seconds
+
+
+def _hit(path: Path, count: int) -> Extraction | None:
+    found = _load(path)
+    if found is None or len(found[0]) != count:
+        return None
+    return Extraction(found[0], seconds=0.0, cost=found[1], hit=True)
 
 
 class FeatureCache:
@@ -100,45 +103,28 @@ class FeatureCache:
             count: number of samples n.
             batches: yields features (b, d) in order from a given sample on.
         """
-        digest = content_hash()
-        digest.update(json.dumps(key, sort_keys=True).encode())
-        path = self.folder / f"{label}-{digest.hexdigest()}.safetensors"
-        if (found := self._hit(path, count)) is not None:
+        path = self.folder / f"{label}-{json_hash(key)}.safetensors"
+        if (found := _hit(path, count)) is not None:
             return found
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(path.with_suffix(".lock"), f"extracting {label}"):
             remove_leftovers(path)
             # Another run may have finished while this one waited for the lock.
-            return self._hit(path, count) or self._extract(path, label, key, count, batches)
-
-    @staticmethod
-    def _hit(path: Path, count: int) -> Extraction | None:
-        found = _load(path)
-        if found is None or len(found[0]) != count:
-            return None
-        return Extraction(found[0], seconds=0.0, cost=found[1], hit=True)
-
-    @staticmethod
-    def _extract(
-        path: Path,
-        label: str,
-        key: dict[str, str],
-        count: int,
-        batches: Callable[[int], Iterator[torch.Tensor]],
-    ) -> Extraction:
-        partial = _Partial(path.with_suffix(".partial"), key)
-        before = partial.seconds
-        if partial.rows:
-            log.info("extraction of %s goes on after %d of %d samples", label, partial.rows, count)
-        with progress(count, f"extracting {label}", "image", done=partial.rows) as bar:
-            for features in batches(partial.rows):
-                partial.add(features)
-                bar.update(len(features))
-        features = partial.concatenated()
-        if len(features) != count:
-            raise RuntimeError(f"the backbone gave {len(features)} features for the {count} samples of {label}")
-        _save(path, features, partial.seconds, key)
-        partial.remove()
+            if (found := _hit(path, count)) is not None:
+                return found
+            partial = _Partial(path.with_suffix(".partial"), key)
+            before = partial.seconds
+            if partial.rows:
+                log.info("extraction of %s goes on after %d of %d samples", label, partial.rows, count)
+            with progress(count, f"extracting {label}", "image", done=partial.rows) as bar:
+                for features in batches(partial.rows):
+                    partial.add(features)
+                    bar.update(len(features))
+            features = partial.concatenated()
+            if len(features) != count:
+                raise RuntimeError(f"the backbone gave {len(features)} features for the {count} samples of {label}")
+            _save(path, features, partial.seconds, key)
+            shutil.rmtree(partial.folder, ignore_errors=True)
         return Extraction(features, seconds=partial.seconds - before, cost=partial.seconds, hit=False)
 
 
@@ -163,14 +149,10 @@ class _Partial:
 
     def add(self, features: torch.Tensor) -> None:
         self._pending.append(features)
-        if time.perf_counter() - self._since >= SECONDS_PER_CHUNK:
-            self._flush()
-
-    def _flush(self) -> None:
-        if not self._pending:
+        seconds = time.perf_counter() - self._since
+        if seconds < SECONDS_PER_CHUNK:
             return
         chunk = torch.cat(self._pending)
-        seconds = time.perf_counter() - self._since
         _save(self._next(), chunk, seconds, self._key)
         self._chunks.append(chunk)
         self._pending = []
@@ -179,13 +161,7 @@ class _Partial:
         self._since = time.perf_counter()
 
     def concatenated(self) -> torch.Tensor:
-        """All features (n, d), the pending ones included."""
+        """All features (n, d) at the end, the pending ones and their seconds included."""
         if self._pending:
-            seconds = time.perf_counter() - self._since
-            self._chunks += self._pending
-            self._pending = []
-            self.seconds += seconds
-        return torch.cat(self._chunks)
-
-    def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+            self.seconds += time.perf_counter() - self._since
+        return torch.cat([*self._chunks, *self._pending])

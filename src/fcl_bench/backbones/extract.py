@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -51,14 +51,15 @@ def extract_features(name: str, extractor: Extractor, dataset: Dataset, cache: F
         label = "-".join(map(slug, (dataset.name, side, name)))
         if cache is not None and extractor.cacheable:
             key = {**extractor.identity, "data": split.fingerprint}
-
-            def batches(start: int, split: Split = split) -> Iterator[torch.Tensor]:
-                return extractor.batches(split, start)
-
-            made[side] = cache.get(label, key, len(split), batches)
+            made[side] = cache.get(label, key, len(split), partial(extractor.batches, split))
         else:
             made[side] = _uncached(label, extractor, split)
-        _require_finite(made[side].features, name, side)
+        bad = rows_not_finite(made[side].features)
+        if len(bad):
+            raise UserError(
+                f"backbone={name} gave a feature that is not finite for {side} sample {int(bad[0])}",
+                "backbone.precision=float32, or other weights",
+            )
     train, test = made["train"], made["test"]
     if train.features.shape[1] != test.features.shape[1]:
         raise UserError(
@@ -83,12 +84,3 @@ def _uncached(label: str, extractor: Extractor, split: Split) -> Extraction:
             bar.update(len(features))
     seconds = time.perf_counter() - begin
     return Extraction(parts[0] if len(parts) == 1 else torch.cat(parts), seconds, seconds, hit=False)
-
-
-def _require_finite(features: torch.Tensor, name: str, side: str) -> None:
-    bad = rows_not_finite(features)
-    if len(bad):
-        raise UserError(
-            f"backbone={name} gave a feature that is not finite for {side} sample {int(bad[0])}",
-            "backbone.precision=float32, or other weights",
-        )

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fcl_bench.backbones.adapters import Adapters, add_adapters
 from fcl_bench.backbones.backbone import Backbone, Extractor, require_images
-from fcl_bench.backbones.network_extractor import PRECISIONS
-from fcl_bench.backbones.timm_extractor import TimmExtractor
-from fcl_bench.backbones.timm_stem import cifar_stem, has_stem, put_stem
+from fcl_bench.backbones.network_extractor import PRECISIONS, TimmExtractor
 from fcl_bench.backbones.timm_weights import hub_network, load_weights, random_network, read_checkpoint
 from fcl_bench.backbones.trainable import Trainable, copies, seeded, weights_hash
 from fcl_bench.config import knob
@@ -52,16 +51,14 @@ class Transform:
 
     def over(self, config: dict[str, Any]) -> dict[str, Any]:
         """timm's data config of a model with this laid over it."""
-        config = dict(config)
-        if self.size is not None:
-            config["input_size"] = (3, self.size, self.size)
-        for name in ("crop_pct", "interpolation"):
-            if getattr(self, name) is not None:
-                config[name] = getattr(self, name)
-        for name in ("mean", "std"):
-            if (values := getattr(self, name)) is not None:
-                config[name] = tuple(values) * (3 // len(values))
-        return config
+        own: dict[str, Any] = {
+            "input_size": self.size and (3, self.size, self.size),
+            "crop_pct": self.crop_pct,
+            "interpolation": self.interpolation,
+            "mean": self.mean and tuple(self.mean) * (3 // len(self.mean)),
+            "std": self.std and tuple(self.std) * (3 // len(self.std)),
+        }
+        return {**config, **{name: value for name, value in own.items() if value is not None}}
 
 
 @dataclass
@@ -96,22 +93,15 @@ class Timm(Backbone):
 
     def __post_init__(self) -> None:
         if self.checkpoint is not None:
+            key = f"backbone.checkpoint={self.checkpoint}"
             path = Path(self.checkpoint).expanduser()
             if path.suffix not in (".safetensors", ".pth", ".pt"):
-                raise UserError(
-                    f"backbone.checkpoint={self.checkpoint} is no checkpoint",
-                    "a .safetensors, .pth or .pt file",
-                )
+                raise UserError(f"{key} is no checkpoint", "a .safetensors, .pth or .pt file")
             if not path.is_file():
-                raise UserError(
-                    f"backbone.checkpoint={self.checkpoint} {'is a folder' if path.is_dir() else 'does not exist'}",
-                    "a .safetensors, .pth or .pt file",
-                )
+                trouble = "is a folder" if path.is_dir() else "does not exist"
+                raise UserError(f"{key} {trouble}", "a .safetensors, .pth or .pt file")
             if not self.pretrained:
-                raise UserError(
-                    f"backbone.checkpoint={self.checkpoint} would not be read: backbone.pretrained=false",
-                    "one of the two",
-                )
+                raise UserError(f"{key} would not be read: backbone.pretrained=false", "one of the two")
 
     @property
     def draws_weights(self) -> bool:
@@ -123,10 +113,9 @@ class Timm(Backbone):
         config = self._data_config(model)
         if not self.pretrained:
             log.warning("backbone.pretrained=false: the features are those of %s with random weights", self.name)
-        made_of = self._made_of()
         # Named only where they are not the plain network's, whose cached features stay valid.
         plain = {"stem": "own", "adapters": "null"}
-        made_of = {key: value for key, value in made_of.items() if plain.get(key) != value}
+        made_of = {key: value for key, value in self._made_of().items() if plain.get(key) != value}
         dimension = self._dimension(model, config)
         return TimmExtractor(model, dimension, made_of, config, self.precision, self.batch_size, self.workers, device)
 
@@ -165,7 +154,7 @@ class Timm(Backbone):
             "adapters": json.dumps(self.adapters and dataclasses.asdict(self.adapters), sort_keys=True),
         }
 
-    def _network(self, seed: int) -> torch.nn.Module:
+    def _network(self, seed: int) -> nn.Module:
         """The network with its weights, still on the CPU; what is random in it is drawn by `seed`."""
         # timm draws weights even where others replace them; none of it may disturb the caller's generator.
         with seeded(derived_seed(seed, "network")):
@@ -175,14 +164,15 @@ class Timm(Backbone):
         stem = None
         if self.stem == "cifar":
             with seeded(derived_seed(seed, "stem")):
-                stem = cifar_stem(model, self.name)
-            if state is not None and has_stem(state, stem):
-                put_stem(model, stem)
+                stem = _cifar_stem(model, self.name)
+            # A checkpoint whose first weights have this shape was made with such a stem.
+            if state is not None and "conv1.weight" in state and state["conv1.weight"].shape == stem.weight.shape:
+                _put_stem(model, stem)
                 stem = None
         if state is not None:
             load_weights(model, state, self.name, str(self.checkpoint))
         if stem is not None:
-            put_stem(model, stem)
+            _put_stem(model, stem)
             if self.pretrained:
                 log.warning("backbone.stem=cifar: the stem of %s is new, with random weights", self.name)
         if self.adapters is not None:
@@ -190,12 +180,12 @@ class Timm(Backbone):
                 add_adapters(model, self.adapters, self.name)
         return model
 
-    def _data_config(self, model: torch.nn.Module) -> dict[str, Any]:
+    def _data_config(self, model: nn.Module) -> dict[str, Any]:
         from timm.data import resolve_model_data_config
 
         return self.transform.over(resolve_model_data_config(model))
 
-    def _dimension(self, model: torch.nn.Module, config: dict[str, Any]) -> int:
+    def _dimension(self, model: nn.Module, config: dict[str, Any]) -> int:
         """d, found by a forward pass; the model is left in train mode."""
         try:
             with torch.no_grad():
@@ -209,9 +199,33 @@ class Timm(Backbone):
         return features.shape[1]
 
 
-def _stages(model: torch.nn.Module) -> tuple[str, ...]:
+def _stages(model: nn.Module) -> tuple[str, ...]:
     """The modules that timm lists as the network's feature levels, those without parameters left out."""
     modules = dict(model.named_modules())
     listed = [entry.get("module") for entry in getattr(model, "feature_info", None) or ()]
     owning = [name for name in listed if name in modules and any(True for _ in modules[name].parameters())]
     return tuple(dict.fromkeys(owning))
+
+
+def _cifar_stem(model: nn.Module, name: str) -> nn.Conv2d:
+    """The stem that the literature gives a ResNet for images of 32 pixels: a 3x3 convolution of stride 1.
+
+    It is to stand for the first convolution and pooling of `model` (see `_put_stem`). It is drawn from the generator of
+    torch, as timm draws the convolutions of a ResNet.
+
+    Raises:
+        UserError: the network is no ResNet.
+    """
+    first = getattr(model, "conv1", None)
+    convolutions = [m for m in first.modules() if isinstance(m, nn.Conv2d)] if isinstance(first, nn.Module) else []
+    if not convolutions or not isinstance(getattr(model, "maxpool", None), nn.Module):
+        raise UserError(f"backbone.stem=cifar: {name} has no conv1 and maxpool", "a ResNet, or backbone.stem=own")
+    # A deep stem is several convolutions; the last one's channels are what the rest of the network takes.
+    stem = nn.Conv2d(3, convolutions[-1].out_channels, kernel_size=3, stride=1, padding=1, bias=False)
+    nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")
+    return stem
+
+
+def _put_stem(model: nn.Module, stem: nn.Conv2d) -> None:
+    """Put `stem` in the place of `model`'s first convolution, and nothing in that of its pooling."""
+    model.conv1, model.maxpool = stem, nn.Identity()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -47,33 +46,18 @@ def load_pixels(split: Split, size: int, *, what: str = "data") -> torch.Tensor:
     """
     images = split.inputs
     assert not isinstance(images, np.ndarray), "ready features have no pixels"
-    height, width = _size_of(images[0]) if len(images) else (size, size)
+    width, height = images[0].size if len(images) else (size, size)
     threads = 1 if max(height, width) <= _TINY else available_cores()
     if max(height, width) <= size:
         if isinstance(images, ArrayImages) and images.pixels.shape[3:] in ((), (3,)):
-            return torch.from_numpy(_as_rgb(images.pixels, _room(len(images), height, width, what)))
+            out, pixels = _room(len(images), height, width, what), images.pixels
+            out[:] = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
+            return torch.from_numpy(out)
         try:
-            return _decode_all(images, height, width, _as_they_are(height, width), threads, what)
+            return _decode_all(images, height, width, threads, what, crop=False)
         except _SizesDifferError:
             pass
-    return _decode_all(images, size, size, _cropped(size), threads, what)
-
-
-def _size_of(image: Image.Image) -> tuple[int, int]:
-    return image.height, image.width
-
-
-def _as_they_are(height: int, width: int) -> Callable[[Image.Image], Image.Image]:
-    def checked(image: Image.Image) -> Image.Image:
-        if _size_of(image) != (height, width):
-            raise _SizesDifferError
-        return image.convert("RGB")
-
-    return checked
-
-
-def _cropped(size: int) -> Callable[[Image.Image], Image.Image]:
-    return lambda image: ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BICUBIC)
+    return _decode_all(images, size, size, threads, what, crop=True)
 
 
 def _room(count: int, height: int, width: int, what: str) -> np.ndarray:
@@ -82,21 +66,17 @@ def _room(count: int, height: int, width: int, what: str) -> np.ndarray:
     return np.empty((count, 3, height, width), dtype=np.uint8)
 
 
-def _as_rgb(pixels: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Copy grey (n, h, w) or colour (n, h, w, 3) pixels into `out` (n, 3, h, w)."""
-    out[:] = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
-    return out
-
-
-def _decode_all(
-    images: Images, height: int, width: int, convert: Callable[[Image.Image], Image.Image], threads: int, what: str
-) -> torch.Tensor:
-    """All images as (n, 3, height, width), each brought to that size by `convert`."""
+def _decode_all(images: Images, height: int, width: int, threads: int, what: str, *, crop: bool) -> torch.Tensor:
+    """All images as (n, 3, height, width), resized and cropped to that, or refused where one has another size."""
     out = _room(len(images), height, width, what)
 
     def decode(chunk: range) -> int:
         for index, image in zip(chunk, decoded(images, chunk), strict=True):
-            out[index] = np.asarray(convert(image)).transpose(2, 0, 1)
+            if not crop and image.size != (width, height):
+                raise _SizesDifferError
+            rgb = image.convert("RGB")
+            shown = ImageOps.fit(rgb, (width, height), Image.Resampling.BICUBIC) if crop else rgb
+            out[index] = np.asarray(shown).transpose(2, 0, 1)
         return len(chunk)
 
     chunks = [range(begin, min(begin + _CHUNK, len(images))) for begin in range(0, len(images), _CHUNK)]

@@ -73,8 +73,7 @@ class ArrayImages:
 
     def __init__(self, pixels: np.ndarray) -> None:
         self.pixels = np.ascontiguousarray(pixels, dtype=np.uint8)
-        digest = content_hash()
-        digest.update(repr(self.pixels.shape).encode())
+        digest = content_hash(repr(self.pixels.shape).encode())
         digest.update(self.pixels.data)
         self.fingerprint = digest.hexdigest()
 
@@ -106,21 +105,18 @@ class EncodedImages:
         self._name = name
         digest = content_hash()
         with progress(len(self), f"checking {name}", "image") as bar:
-            self._hash_into(digest, bar)
+            for batch in self._rows.iter(batch_size=1000):
+                for value in self._encoded(batch):
+                    if not value.is_valid:
+                        raise UserError(
+                            f"{name}: column {column} refers to files that are not embedded",
+                            "embed the image bytes in the parquet files",
+                        )
+                    buffer = value.as_buffer()
+                    digest.update(len(buffer).to_bytes(8, "little"))
+                    digest.update(buffer)
+                bar.update(len(batch))
         self.fingerprint = digest.hexdigest()
-
-    def _hash_into(self, digest: Any, bar: Any) -> None:
-        for batch in self._rows.iter(batch_size=1000):
-            for value in self._encoded(batch):
-                if not value.is_valid:
-                    raise UserError(
-                        f"{self._name}: column {self._column} refers to files that are not embedded",
-                        "embed the image bytes in the parquet files",
-                    )
-                buffer = value.as_buffer()
-                digest.update(len(buffer).to_bytes(8, "little"))
-                digest.update(buffer)
-            bar.update(len(batch))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -149,9 +145,14 @@ class FileImages:
         self._files = list(files)
         digest = content_hash()
         with progress(len(self._files), f"checking {root}", "image") as bar:
-            for file in self._files:
+            for index, file in enumerate(self._files):
                 digest.update(os.fsencode(file.relative_to(root).as_posix()))
-                digest.update(_file_digest(file))
+                try:
+                    digest.update(file_checksum(file).encode())
+                except OSError as error:
+                    raise UserError(
+                        f"{self.describe(index)} cannot be read: {error.strerror}", "make it readable or remove it"
+                    ) from error
                 bar.update()
         self.fingerprint = digest.hexdigest()
 
@@ -163,10 +164,3 @@ class FileImages:
 
     def describe(self, index: int) -> str:
         return f"image {self._files[index]}"
-
-
-def _file_digest(file: Path) -> bytes:
-    try:
-        return file_checksum(file).encode()
-    except OSError as error:
-        raise UserError(f"image {file} cannot be read: {error.strerror}", "make it readable or remove it") from error

@@ -7,6 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from fcl_bench.data.groups import parts
+
 
 class Partition(ABC):
     """What `partition=...` names: a rule that deals one task's samples out to K clients."""
@@ -28,6 +30,4 @@ class Partition(ABC):
 
     def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         """K disjoint, ascending index arrays that cover 0..n-1 exactly."""
-        owner = self.assign(labels, clients, rng)
-        counts = np.bincount(owner, minlength=clients)
-        return np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])
+        return parts(self.assign(labels, clients, rng), clients)

@@ -1,4 +1,4 @@
-"""Space: a Dirichlet partition balanced by a cap, and what the other two Dirichlet rules share with it."""
+"""Space: the partitions whose shares are drawn from a Dirichlet law."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from scipy.special import softmax
 
 from fcl_bench.config import knob
+from fcl_bench.data.groups import parts, rank_in_group
 from fcl_bench.data.partitions.base import Partition
 from fcl_bench.errors import UserError
 
@@ -47,7 +49,8 @@ class Dirichlet(DirichletPartition):
                 f" and a task has {len(labels)}",
                 f"partition.min_size={len(labels) // clients} at most, or fewer clients or tasks",
             )
-        by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(np.unique(labels, return_counts=True)[1])[:-1])
+        classes, class_of_sample = np.unique(labels, return_inverse=True)
+        by_class = parts(class_of_sample, len(classes))
         fullest = 0
         for _ in range(self.retries):
             owner = self._draw(by_class, clients, rng)
@@ -81,7 +84,98 @@ class Dirichlet(DirichletPartition):
         return owner
 
 
-def log_dirichlet(beta: float, rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
+@dataclass
+class DirichletAllClasses(DirichletPartition):
+    """Label skew by a Dirichlet law, every class at every client: FedProTIP's text (Appendix E.4).
+
+    Class by class, shares p ~ Dir(beta, ..., beta) over the clients; client k gets p_k n_c of the class's n_c samples,
+    rounded down or up with p_k n_c as its mean. "We prevent empty assignments": a client that comes out with none then
+    gets one sample, at random from those that the others can spare, which is all but one of each. There is no cap, so
+    clients differ in size.
+
+    Raises (in `assign`):
+        UserError: a class has fewer samples than there are clients.
+    """
+
+    name: ClassVar[str] = "dirichlet_all_classes"
+
+    def assign(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+        sizes = np.unique(labels, return_counts=True)[1]
+        if len(sizes) and sizes.min() < clients:
+            raise UserError(
+                f"partition={self.name} gives each of clients={clients} a sample of every class, and the smallest class"
+                f" of a task has {sizes.min()}",
+                f"clients={sizes.min()} at most, or partition=dirichlet",
+            )
+        counts = _rounded(softmax(_log_dirichlet(self.beta, len(sizes), clients, rng), axis=1), sizes, rng)
+        for of_class in counts:
+            _fill(of_class, rng)
+        return _owners(labels, counts, rng)
+
+
+def _rounded(shares: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Integers next to shares * sizes (C, K) that add up to `sizes` (C,) over each row, and are right in the mean.
+
+    One random shift moves all cuts of a row. Without it the cuts at the floor of the running sum, as public code has
+    them, would cost the first client half a sample of every class and give it to the last.
+    """
+    edges = np.floor(np.cumsum(shares, axis=1) * sizes[:, None] + rng.random((len(sizes), 1))).astype(np.int64)
+    # The last cut is the end of the class, and none is behind it, whatever rounding says.
+    edges = np.minimum(edges, sizes[:, None])
+    edges[:, -1] = sizes
+    return np.diff(edges, axis=1, prepend=0)
+
+
+def _fill(counts: np.ndarray, rng: np.random.Generator) -> None:
+    """Give each client that has none of a class one sample of those that others can spare; `counts` (K,), in place."""
+    empty = counts == 0
+    counts -= rng.multivariate_hypergeometric(np.maximum(counts - 1, 0), int(empty.sum()))
+    counts[empty] = 1
+
+
+@dataclass
+class DirichletEqualSizes(DirichletPartition):
+    """Label skew by a Dirichlet law at clients of equal size: AFCL's text (Appendix F.1).
+
+    Every client has n / K places (they differ by one at most, and who has one more is random) and a preference
+    q_k ~ Dir(beta, ..., beta) over the task's classes. Each place draws a class from its client's preference among the
+    classes that still have samples. Where more places draw a class than it has samples, a random choice of them gets
+    the samples, and the others draw again, from what is left of their preference, once all others have drawn. All
+    places are treated alike, so no client, such as the last, is left with what the others did not want.
+
+    Each round of draws but the last exhausts a class, so there are at most as many rounds as classes.
+    """
+
+    name: ClassVar[str] = "dirichlet_equal_sizes"
+
+    def assign(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+        left = np.unique(labels, return_counts=True)[1]
+        classes = len(left)
+        sizes = len(labels) // clients + (rng.permutation(clients) < len(labels) % clients)
+        preferences = _log_dirichlet(self.beta, clients, classes, rng)
+        # The clients of the open places in the order in which they are served; it is random, once for all rounds.
+        places = rng.permutation(np.repeat(np.arange(clients), sizes))
+        counts = np.zeros((classes, clients), dtype=np.int64)
+        while len(places):
+            there = np.flatnonzero(left)
+            drawn = there[_draws(softmax(preferences[:, there], axis=1), places, rng)]
+            served = rank_in_group(drawn) < left[drawn]
+            np.add.at(counts, (drawn[served], places[served]), 1)
+            left = left - np.bincount(drawn[served], minlength=classes)
+            places = places[~served]
+        return _owners(labels, counts, rng)
+
+
+def _draws(shares: np.ndarray, places: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """One draw (m,) of 0..C-1 for each of `places` (m,), from the row of `shares` (K, C) that it names."""
+    clients, classes = shares.shape
+    # One search for all rows: row k's running sums lie between k and k + 1.
+    edges = (np.cumsum(shares, axis=1) + np.arange(clients)[:, None]).ravel()
+    found = np.searchsorted(edges, places + rng.random(len(places)), side="right") - classes * places
+    return np.clip(found, 0, classes - 1)  # a running sum may miss 1 by rounding
+
+
+def _log_dirichlet(beta: float, rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
     """Logarithms of Dir(beta, ..., beta) shares up to a constant per row; their softmax over a row is one draw.
 
     In logarithms, because a small beta makes all shares but one vanish in float64, and then there is nothing left to
@@ -97,7 +191,7 @@ def log_dirichlet(beta: float, rows: int, columns: int, rng: np.random.Generator
     return np.maximum(logs, -1e300)
 
 
-def owners(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _owners(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """The client of each sample, when client k holds counts[c, k] samples of class c; which ones is random.
 
     Args:

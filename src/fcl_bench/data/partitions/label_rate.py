@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fcl_bench.data.groups import rank_in_group
+
 
 def keep_labels(labels: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
     """Which samples are labelled: `rate` of them to the nearest one, stratified by class.
@@ -27,9 +29,6 @@ def keep_labels(labels: np.ndarray, rate: float, rng: np.random.Generator) -> np
     first = np.unique(members, return_index=True)[1]
     by_remainder = np.lexsort((first, -(rate * sizes - quota)))
     quota[by_remainder[: max(missing, 0)]] += 1
-    by_class = np.argsort(members, kind="stable")
-    place = np.empty(len(labels), dtype=np.int64)
-    place[by_class] = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     kept = np.zeros(len(labels), dtype=bool)
-    kept[order] = place < quota[members]
+    kept[order] = rank_in_group(members) < quota[members]
     return kept

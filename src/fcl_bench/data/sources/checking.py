@@ -76,7 +76,6 @@ def _check_counts(source: Source, dataset: Dataset, findings: Findings) -> None:
     facts = source.facts()
     classes = len(np.unique(dataset.train.labels))
     train, test = len(dataset.train), len(dataset.test)
-    shown = f"{classes} classes, {train:,} training and {test:,} test samples"
     wrong = len(findings.wrong)
     if untested := len(np.setdiff1d(dataset.train.labels, dataset.test.labels)):
         findings.right.append(f"but {untested} classes have no test sample and count in no accuracy")
@@ -89,7 +88,7 @@ def _check_counts(source: Source, dataset: Dataset, findings: Findings) -> None:
         if facts.train is not None and facts.test is not None and train + test != facts.train + facts.test:
             findings.wrong.append(f"{train + test:,} samples, not {facts.train + facts.test:,}")
     if len(findings.wrong) == wrong:
-        findings.right.append(shown)
+        findings.right.append(f"{classes} classes, {train:,} training and {test:,} test samples")
 
 
 def _unreadable(split: Split) -> list[str]:

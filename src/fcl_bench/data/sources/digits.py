@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fcl_bench.data.groups import rank_in_group
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import About, Dataset, Source
-from fcl_bench.data.sources.image_source import image_split, rank_in_class
+from fcl_bench.data.sources.image_source import image_split
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Digits(Source):
         digits = load_digits()
         pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
         labels = digits.target.astype(np.int64)
-        test = rank_in_class(labels) % 5 == 4
+        test = rank_in_group(labels) % 5 == 4
         return Dataset(
             self.name,
             image_split(labels[~test], ArrayImages(pixels[~test])),

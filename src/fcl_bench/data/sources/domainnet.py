@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
 from fcl_bench.config import knob
 from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.sources.hub_images import HubImages
-from fcl_bench.data.sources.hub_tables import class_labels, label_names, undecoded
-from fcl_bench.data.sources.sides import FileSide, Side, TableSide
+from fcl_bench.data.sources.hub_images import HubImages, class_labels, label_names
+from fcl_bench.data.sources.image_source import FileSide, Side, TableSide
 from fcl_bench.errors import UserError
 from fcl_bench.randomness import generator
-
-_Side = TypeVar("_Side", bound=Side)
 
 #: In alphabetical order, as the hub copy numbers them.
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
@@ -46,7 +42,7 @@ class DomainNet(HubImages):
     def load(self) -> Dataset:
         if self.path is not None and self._lists("train"):
             return self._from_released_folder()
-        sides = self.sides()
+        sides = {side: self._labelled(side) for side in ("train", "test")}
         names = tuple(label_names(sides["train"].table, self.domain_column) or DOMAINS)
         for side, part in sides.items():
             if part.domains is not None and len(part.domains) and part.domains.max() >= len(names):
@@ -56,15 +52,13 @@ class DomainNet(HubImages):
                 )
         return self._assembled(sides, self.origin(), names)
 
-    def sides(self) -> dict[str, TableSide]:
-        return self._with_draw({side: self._labelled(side) for side in ("train", "test")})
-
-    def _with_draw(self, sides: Mapping[str, _Side]) -> dict[str, _Side]:
-        return {**sides, "train": sides["train"].taken(self._drawn(sides["train"].domains))}
+    def _assembled(self, sides: Mapping[str, Side], origin: str = "", domain_names: tuple[str, ...] = ()) -> Dataset:
+        drawn = sides["train"].taken(self._drawn(sides["train"].domains))
+        return super()._assembled({**sides, "train": drawn}, origin, domain_names)
 
     def _labelled(self, side: str) -> TableSide:
         needed = (self.label_column, self.domain_column)
-        table = undecoded(self._table(side), self.image_column, needed, self._key, side)
+        table = self._table(side, *needed)
         labels, domains = (class_labels(table, column, self._key, side) for column in needed)
         return TableSide(labels, table, self.image_column, domains=domains)
 
@@ -101,14 +95,12 @@ class DomainNet(HubImages):
                 f"data.path={self.path}: {odd} has only one of its two lists", f"{odd}_train.txt and {odd}_test.txt"
             )
         sides = {side: self._listed(side) for side in ("train", "test")}
-        return self._assembled(self._with_draw(sides), "local files as released", names)
+        return self._assembled(sides, "local files as released", names)
 
     def _listed(self, side: str) -> FileSide:
         """The files in the order of the lists."""
         root = self._folder()
-        files: list[Path] = []
-        labels: list[int] = []
-        domains: list[int] = []
+        files, labels, domains = list[Path](), list[int](), list[int]()
         for domain, text in enumerate(self._lists(side)):
             for number, line in enumerate(text.read_text().splitlines(), start=1):
                 name, _, label = line.rpartition(" ")

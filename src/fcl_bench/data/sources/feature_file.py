@@ -85,7 +85,6 @@ class FeatureFile(Source):
                 f"{where} x_{side} holds NaN or infinity in {len(bad)} rows, the first is row {int(bad[0])}",
                 "every feature is a finite number",
             )
-        digest = content_hash()
-        digest.update(f"{x.dtype} {x.shape}".encode())
+        digest = content_hash(f"{x.dtype} {x.shape}".encode())
         digest.update(x.data)
         return Split(y.astype(np.int64), x, digest.hexdigest())

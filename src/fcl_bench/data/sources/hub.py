@@ -106,9 +106,11 @@ def download(wanted: Repository) -> Snapshot:
         UserError: no network, no such repository, no room, or a file that arrived damaged (it is removed).
     """
     commit, files = _listing(wanted)
-    folder = writable("HF_HOME", _root() / wanted.repo / commit)
+    folder = writable("HF_HOME", own_folder(wanted, commit))
     with locked(folder.parent / f".{commit}.lock", f"downloading {wanted.repo}"):
-        _write_manifest(folder, files)
+        if manifest(folder) != files:
+            with replacing(folder / MANIFEST) as temporary:
+                temporary.write_text(json.dumps([asdict(file) for file in files], indent=1) + "\n")
         missing = [file for file in files if not _has_size(folder, file)]
         rest = sum(file.size - _part_size(folder, file) for file in missing)
         if missing:
@@ -168,23 +170,23 @@ def split_of(path: str, splits: tuple[str, ...]) -> str | None:
 
 def split_files(folder: Path, splits: tuple[str, ...]) -> dict[str, list[Path]]:
     """The parquet files of each split anywhere below `folder`, in order of their paths."""
-    files: dict[str, list[Path]] = {split: [] for split in splits}
-    for file in sorted(folder.rglob("*.parquet")):
-        split = split_of(file.relative_to(folder).as_posix(), splits)
-        if split is not None:
-            files[split].append(file)
-    return files
+    paths = [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*.parquet"))]
+    return _by_split(folder, paths, splits)
+
+
+def _by_split(folder: Path, paths: list[str], splits: tuple[str, ...]) -> dict[str, list[Path]]:
+    return {split: [folder / path for path in paths if split_of(path, splits) == split] for split in splits}
 
 
 def incomplete(files: list[Path]) -> str | None:
     """The name of a file that the others' names (train-00001-of-00003) say should be there too; None: all are."""
-    for file in files:
-        if found := re.search(r"-(\d+)-of-(\d+)", file.name):
-            numbers = {re.search(r"-(\d+)-of-", other.name) for other in files}
-            there = {int(number[1]) for number in numbers if number}
-            gone = next((number for number in range(int(found[2])) if number not in there), None)
-            return None if gone is None else file.name.replace(found[1], f"{gone:0{len(found[1])}d}", 1)
-    return None
+    found = [match for file in files if (match := re.search(r"-(\d+)-of-(\d+)", file.name))]
+    if not found:
+        return None
+    number, count = found[0].groups()
+    there = {int(match[1]) for match in found}
+    gone = next((other for other in range(int(count)) if other not in there), None)
+    return None if gone is None else found[0].string.replace(number, f"{gone:0{len(number)}d}", 1)
 
 
 def readable(size: float) -> str:
@@ -213,11 +215,7 @@ def _whole(folder: Path, wanted: Repository) -> Snapshot | None:
     listed = manifest(folder)
     if listed is None or not all(_has_size(folder, file) for file in listed):
         return None
-    files: dict[str, list[Path]] = {split: [] for split in wanted.splits}
-    for file in listed:
-        split = split_of(file.path, wanted.splits)
-        if split is not None:
-            files[split].append(folder / file.path)
+    files = _by_split(folder, [file.path for file in listed], wanted.splits)
     return Snapshot(folder, folder.name, files) if all(files.values()) else None
 
 
@@ -345,9 +343,3 @@ def _part_size(folder: Path, file: HubFile) -> int:
 def _has_size(folder: Path, file: HubFile) -> bool:
     target = folder / file.path
     return target.is_file() and target.stat().st_size == file.size
-
-
-def _write_manifest(folder: Path, files: list[HubFile]) -> None:
-    if manifest(folder) != files:
-        with replacing(folder / MANIFEST) as temporary:
-            temporary.write_text(json.dumps([asdict(file) for file in files], indent=1) + "\n")

@@ -9,16 +9,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fcl_bench.config import knob
 from fcl_bench.data.sources.base import About, Dataset, existing_path
 from fcl_bench.data.sources.hub import Repository, Snapshot, fetch, incomplete, split_files
-from fcl_bench.data.sources.hub_tables import class_labels, read_table, undecoded
 from fcl_bench.data.sources.image_folder import ImageFolder, class_names
-from fcl_bench.data.sources.image_source import ImageSource
-from fcl_bench.data.sources.sides import Side, TableSide
-from fcl_bench.errors import UserError
+from fcl_bench.data.sources.image_source import ImageSource, Side, TableSide
+from fcl_bench.errors import UserError, choices, first_line
 
 log = logging.getLogger(__name__)
+
+#: Bytes of parquet that are read in a few seconds; more shows a progress bar.
+_QUICK = 1 << 30
 
 
 @dataclass
@@ -47,6 +50,9 @@ class HubImages(ImageSource):
     test_split: str = knob("test", identity=False)
     about: About = knob(About, identity=False)
 
+    #: Where a user can put the files instead; no knob.
+    place = Repository.place
+
     def load(self) -> Dataset:
         if (folders := self._class_folders()) is not None:
             return folders.load()
@@ -59,7 +65,7 @@ class HubImages(ImageSource):
         if self.path is not None:
             return []
         splits = tuple(dict.fromkeys((self.train_split, self.test_split)))
-        return [Repository(self.name, self.repo, self.revision, splits)]
+        return [Repository(self.name, self.repo, self.revision, splits, self.place)]
 
     def sides(self) -> Mapping[str, Side]:
         """All of "train" and "test", as the source has them."""
@@ -72,14 +78,15 @@ class HubImages(ImageSource):
         return f"{self.repo} at {self._snapshot.commit}"
 
     def _labelled(self, side: str) -> TableSide:
-        """One side's table, its images not decoded, and its labels."""
-        table = undecoded(self._table(side), self.image_column, (self.label_column,), self._key, side)
+        """One side's table and its labels."""
+        table = self._table(side, self.label_column)
         return TableSide(class_labels(table, self.label_column, self._key, side), table, self.image_column)
 
-    def _table(self, side: str) -> Any:
+    def _table(self, side: str, *needed: str) -> Any:
+        """One side's table with the columns that are needed, its images not decoded."""
         split = self.train_split if side == "train" else self.test_split
         files = self._local_files(side, split) if self.path is not None else self._snapshot.files[split]
-        return read_table(files, self._key)
+        return _read_table(files, self.image_column, needed, self._key, side)
 
     @cached_property
     def _snapshot(self) -> Snapshot:
@@ -125,3 +132,44 @@ class HubImages(ImageSource):
             per_class=self.per_class,
             test_per_class=self.test_per_class,
         )
+
+
+def _read_table(files: list[Path], image_column: str, needed: tuple[str, ...], key: str, side: str) -> Any:
+    """The parquet files, in order, as one `datasets.Dataset` whose images are left as bytes.
+
+    Raises:
+        UserError: they can't be read, or the image column or a `needed` one is not there.
+    """
+    import datasets
+
+    if sum(file.stat().st_size for file in files) < _QUICK:
+        datasets.disable_progress_bars()
+    try:
+        table: Any = datasets.load_dataset("parquet", data_files={"train": list(map(str, files))}, split="train")
+    except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
+        names = files[0].name if len(files) == 1 else f"one of {files[0].name} to {files[-1].name}"
+        cause = error.__cause__ or error
+        raise UserError(
+            f"{key}: {names} in {files[0].parent} is not a readable parquet file: {first_line(cause)}",
+            "remove it and get it again; fcl-bench-data check names damaged files",
+        ) from error
+    finally:
+        datasets.enable_progress_bars()
+    for column in (image_column, *needed):
+        if column not in table.column_names:
+            raise UserError(f"{key}: no column {column} in {side}", choices(table.column_names, column))
+    return table.cast_column(image_column, datasets.Image(decode=False))
+
+
+def class_labels(table: Any, column: str, key: str, side: str) -> np.ndarray:
+    """The class labels (n,) in `column`. A `UserError` if they are no non-negative integers."""
+    labels = np.asarray(table.with_format("numpy")[column][:])
+    if labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
+        raise UserError(f"{key}: column {column} of {side} is not a class label", "non-negative integers")
+    return labels.astype(np.int64)
+
+
+def label_names(table: Any, column: str) -> list[str] | None:
+    """The names of the labels in `column`, in the labels' order; None where the table holds none."""
+    names = getattr(table.features[column], "names", None)
+    return None if names is None else [str(name) for name in names]

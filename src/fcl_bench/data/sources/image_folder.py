@@ -9,8 +9,7 @@ import numpy as np
 
 from fcl_bench.data.images.stored import IMAGE_SUFFIXES
 from fcl_bench.data.sources.base import Dataset, existing_path
-from fcl_bench.data.sources.image_source import ImageSource
-from fcl_bench.data.sources.sides import FileSide
+from fcl_bench.data.sources.image_source import FileSide, ImageSource
 from fcl_bench.errors import UserError
 
 

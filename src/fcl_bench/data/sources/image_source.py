@@ -2,21 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fcl_bench.config import knob
-from fcl_bench.data.images.stored import Images
+from fcl_bench.data.groups import rank_in_group
+from fcl_bench.data.images.stored import EncodedImages, FileImages, Images
 from fcl_bench.data.sources.base import Dataset, Source, Split
-from fcl_bench.data.sources.sides import Side
 from fcl_bench.errors import UserError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def image_split(labels: Any, images: Images, domains: np.ndarray | None = None) -> Split:
     return Split(np.asarray(labels, dtype=np.int64), images, images.fingerprint, domains)
+
+
+@dataclass(frozen=True)
+class Side(ABC):
+    """Samples of one side (train or test), before their images are opened.
+
+    Attributes:
+        labels: (n,) int64.
+        domains: (n,) int64, each sample's domain; None where there are none.
+        rows: (n,) which of the side's images these are, ascending; None: all of them.
+    """
+
+    labels: np.ndarray
+    domains: np.ndarray | None = field(default=None, kw_only=True)
+    rows: np.ndarray | None = field(default=None, kw_only=True)
+
+    def taken(self, kept: np.ndarray | None) -> Self:
+        """The samples `kept` (ascending) of these; None: all."""
+        if kept is None:
+            return self
+        rows = kept if self.rows is None else self.rows[kept]
+        domains = None if self.domains is None else self.domains[kept]
+        return replace(self, labels=self.labels[kept], domains=domains, rows=rows)
+
+    @abstractmethod
+    def images(self, name: str) -> Images:
+        """The images; messages call them `name`."""
+
+
+@dataclass(frozen=True)
+class TableSide(Side):
+    """Images in the column of a table: a `datasets.Dataset` that does not decode it."""
+
+    table: Any
+    column: str
+
+    def images(self, name: str) -> Images:
+        return EncodedImages(self.table, self.column, name, self.rows)
+
+
+@dataclass(frozen=True)
+class FileSide(Side):
+    """Images in files at or below the folder `root`."""
+
+    files: Sequence[Path]
+    root: Path
+
+    def images(self, name: str) -> Images:
+        return FileImages(self.root, self.files if self.rows is None else [self.files[row] for row in self.rows])
 
 
 @dataclass(kw_only=True)
@@ -62,7 +116,7 @@ class ImageSource(Source):
         keep = np.ones(len(labels), dtype=bool) if classes is None else np.isin(labels, classes)
         if most is not None:
             groups = labels if domains is None or not len(domains) else labels * (domains.max() + 1) + domains
-            keep &= rank_in_class(groups) < most
+            keep &= rank_in_group(groups) < most
         return np.flatnonzero(keep)
 
     def _assembled(self, sides: Mapping[str, Side], origin: str = "", domain_names: tuple[str, ...] = ()) -> Dataset:
@@ -79,12 +133,3 @@ class ImageSource(Source):
     def _key(self) -> str:
         """What to call the data set in messages: as the user typed it."""
         return f"data.path={self.path}" if self.path else f"data={self.name}"
-
-
-def rank_in_class(labels: np.ndarray) -> np.ndarray:
-    """How many samples of its class come before each sample (n,)."""
-    by_class = np.argsort(labels, kind="stable")
-    ordered = labels[by_class]
-    rank = np.empty(len(labels), dtype=np.int64)
-    rank[by_class] = np.arange(len(labels)) - np.searchsorted(ordered, ordered)
-    return rank

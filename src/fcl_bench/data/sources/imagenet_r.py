@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,8 @@ import numpy as np
 from fcl_bench.data.sources.held_out import held_out, read_index, write_index
 from fcl_bench.data.sources.hub import own_folder
 from fcl_bench.data.sources.hub_images import HubImages
-from fcl_bench.data.sources.hub_tables import read_table, undecoded
 from fcl_bench.data.sources.image_folder import class_names, labelled_files
-from fcl_bench.data.sources.sides import Side, TableSide
+from fcl_bench.data.sources.image_source import Side, TableSide
 from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash, file_checksum
 from fcl_bench.tracking.console import progress
@@ -42,7 +42,8 @@ class ImageNetR(HubImages):
 
     def sides(self) -> dict[str, Side]:
         whole, classes, digests = self._whole()
-        test = self._test(classes, whole.labels, digests)
+        index = self._index_path()
+        test = read_index(index, classes, whole.labels, digests) if index.exists() else held_out(whole.labels, digests)
         return {side: whole.taken(np.flatnonzero(chosen)) for side, chosen in (("train", ~test), ("test", test))}
 
     def prepare(self) -> None:
@@ -51,10 +52,6 @@ class ImageNetR(HubImages):
             whole, classes, digests = self._whole()
             write_index(index, classes, whole.labels, digests, held_out(whole.labels, digests))
             log.info("data %s: which image is on which side is in %s", self.name, index)
-
-    def _test(self, classes: list[str], labels: np.ndarray, digests: list[str]) -> np.ndarray:
-        index = self._index_path()
-        return read_index(index, classes, labels, digests) if index.exists() else held_out(labels, digests)
 
     def _index_path(self) -> Path:
         if self.path is not None:
@@ -70,29 +67,29 @@ class ImageNetR(HubImages):
         return self._released() if self._is_released() else self._table_of_all()
 
     def _table_of_all(self) -> tuple[Side, list[str], list[str]]:
-        split = self.test_split
-        files = self._local_files("test", split) if self.path is not None else self._snapshot.files[split]
-        table = undecoded(read_table(files, self._key), self.image_column, (self.label_column,), self._key, split)
+        table = self._table("test", self.label_column)
         names = table.with_format("numpy")[self.label_column][:]
         if any(not isinstance(name, str) for name in names):
             raise UserError(
-                f"{self._key}: column {self.label_column} of {split} holds no names",
+                f"{self._key}: column {self.label_column} of {self.test_split} holds no names",
                 "WordNet numbers such as n01443537",
             )
         classes, labels = np.unique(np.asarray(names), return_inverse=True)
         whole = TableSide(labels.astype(np.int64), table, self.image_column)
-        return whole, list(map(str, classes)), self._digests(table)
+        return whole, list(map(str, classes)), self._digests(self._hashes(table), len(table))
 
-    def _digests(self, table: Any) -> list[str]:
+    def _hashes(self, table: Any) -> Iterator[str]:
+        for batch in table.select_columns([self.image_column]).with_format("arrow").iter(batch_size=1000):
+            for value in batch.column(self.image_column).combine_chunks().field("bytes"):
+                yield content_hash(value.as_buffer() if value.is_valid else b"").hexdigest()
+
+    def _digests(self, hashes: Iterable[str], count: int) -> list[str]:
+        """The `count` hashes in a list, with a progress bar."""
         digests = []
-        images = table.select_columns([self.image_column]).with_format("arrow")
-        with progress(len(table), f"cutting {self._key} into train and test", "image") as bar:
-            for batch in images.iter(batch_size=1000):
-                for value in batch.column(self.image_column).combine_chunks().field("bytes"):
-                    digest = content_hash()
-                    digest.update(value.as_buffer() if value.is_valid else b"")
-                    digests.append(digest.hexdigest())
-                bar.update(len(batch))
+        with progress(count, f"cutting {self._key} into train and test", "image") as bar:
+            for digest in hashes:
+                digests.append(digest)
+                bar.update()
         return digests
 
     def _released(self) -> tuple[Side, list[str], list[str]]:
@@ -105,9 +102,4 @@ class ImageNetR(HubImages):
                 " or train/<class>/* and test/<class>/*",
             )
         whole = labelled_files(folder, {name: number for number, name in enumerate(classes)}, folder)
-        digests = []
-        with progress(len(whole.files), f"cutting {self._key} into train and test", "image") as bar:
-            for file in whole.files:
-                digests.append(file_checksum(file))
-                bar.update()
-        return whole, classes, digests
+        return whole, classes, self._digests(map(file_checksum, whole.files), len(whole.files))

@@ -12,11 +12,9 @@ import numpy as np
 from fcl_bench.config import knob
 from fcl_bench.data.sources.base import About, Dataset, existing_path
 from fcl_bench.data.sources.hub import Repository
-from fcl_bench.data.sources.hub_images import HubImages
-from fcl_bench.data.sources.hub_tables import label_names
+from fcl_bench.data.sources.hub_images import HubImages, label_names
 from fcl_bench.data.sources.image_folder import class_names, labelled_files
-from fcl_bench.data.sources.image_source import ImageSource
-from fcl_bench.data.sources.sides import Side, TableSide
+from fcl_bench.data.sources.image_source import ImageSource, Side, TableSide
 from fcl_bench.errors import UserError
 
 #: Classes taken of each data set.
@@ -87,13 +85,13 @@ class Vtab(ImageSource):
         return self.about
 
     def repositories(self) -> list[Repository]:
-        return (
-            [] if self.path is not None else [wanted for part in PARTS for wanted in self._source(part).repositories()]
-        )
+        return [wanted for part in PARTS for wanted in self._source(part).repositories()]
 
     def _source(self, part: Part) -> HubImages:
-        path = None if self.path is None else str(self._folder() / part.name)
-        return _PartImages(self.name, part.repo, part.revision, "image", "label", path=path, folder=part.name)
+        path = None if self.path is None else str(Path(self.path).expanduser() / part.name)
+        source = HubImages(self.name, part.repo, part.revision, "image", "label", path=path)
+        source.place = f"data.path=FOLDER and FOLDER/{part.name}"
+        return source
 
     def _folder(self) -> Path:
         folders = ", ".join(part.name for part in PARTS)
@@ -117,18 +115,6 @@ class Vtab(ImageSource):
         sides = {side: labelled_files(root / side, numbers, root) for side in there}
         sides = {side: replace(whole, domains=whole.labels // EACH) for side, whole in sides.items()}
         return self._assembled(sides, "local files as released", names)
-
-
-@dataclass
-class _PartImages(HubImages):
-    """One of the five, whose files go to a folder of its own below data.path."""
-
-    folder: str = ""
-
-    def repositories(self) -> list[Repository]:
-        return [
-            replace(wanted, place=f"data.path=FOLDER and FOLDER/{self.folder}") for wanted in super().repositories()
-        ]
 
 
 def _first_classes(part: Part, sides: Mapping[str, Side]) -> dict[str, TableSide]:

@@ -1,21 +1,19 @@
-"""Time: disjoint classes per task."""
+"""Time: class-incremental streams, of disjoint classes or with classes that neighbouring tasks share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from fcl_bench.config import knob
+from fcl_bench.data.groups import parts, rank_in_group
 from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.splits.base import (
-    TaskSplit,
-    checked_classes,
-    class_order,
-    even_sizes,
-    require_classes,
-)
-from fcl_bench.data.splits.stream import Stream, stream_of_classes
+from fcl_bench.data.splits.base import TaskSplit, checked_classes, class_order, even_sizes, require_classes
+from fcl_bench.data.splits.stream import Stream, columns_of, stream_of_samples
 from fcl_bench.errors import UserError
+from fcl_bench.randomness import generator
 
 
 @dataclass
@@ -38,7 +36,11 @@ class ClassIncremental(TaskSplit):
     def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
         labels = checked_classes(dataset)
         sizes = self._sizes(len(labels), tasks)
-        return stream_of_classes(dataset, class_order(labels, self.own_seed(seed), self.shuffle), sizes)
+        order = class_order(labels, self.own_seed(seed), self.shuffle)
+        # Where a label is not in the order, its column is -1 and so is its task.
+        home = np.append(np.repeat(np.arange(tasks), sizes), -1)
+        train, test = (parts(home[columns_of(side.labels, order)], tasks) for side in (dataset.train, dataset.test))
+        return stream_of_samples(dataset, order, train, test)
 
     def _sizes(self, classes: int, tasks: int) -> list[int]:
         """Classes per task: equal, the remainder spread over the earlier ones."""
@@ -53,3 +55,61 @@ class ClassIncremental(TaskSplit):
                 f"split.first={most}" if later == 0 else f"at most {most} with tasks={tasks}",
             )
         return [self.first, *(even_sizes(rest, later) if later else ())]
+
+
+@dataclass
+class ClassOverlap(TaskSplit):
+    """Tasks of equal size in a seeded order of the classes, each with its neighbour's `shared` classes (FedProTIP D.6).
+
+    With C classes, T tasks and s shared at each border the tasks' sizes add up to C + (T - 1) s, and differ by one at
+    most. That gives both of the paper's settings on CIFAR-100: s = 1 makes 11 tasks of 10 classes, s = 2 makes 14 of 9.
+    No class is in more than two tasks. The paper does not say what becomes of a shared class's samples: here a random
+    half is in either task, for training and for test (of an odd number, a random one of the two has one more; so the
+    one sample of a class is in one of the two tasks only).
+
+    Args:
+        shared: s, classes at each border.
+        shuffle: permute the classes by the seed; false: ascending labels.
+    """
+
+    name: ClassVar[str] = "class_overlap"
+    shared: int = knob(1, least=1)
+    shuffle: bool = True
+
+    def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
+        labels = checked_classes(dataset)
+        starts = self._starts(len(labels), tasks)
+        order = class_order(labels, self.own_seed(seed), self.shuffle)
+        places = np.arange(len(labels))
+        last = np.searchsorted(starts, places, side="right") - 1
+        # Its first `shared` classes a task has in common with the one before.
+        both = (last > 0) & (places - starts[last] < self.shared)
+
+        def members(labels: np.ndarray, side: int) -> list[np.ndarray]:
+            place = columns_of(labels, order)
+            earlier = _halves(place, generator(self.own_seed(seed), "shared classes", side)) & both[place]
+            return parts(np.where(place < 0, -1, last[place] - earlier), tasks)
+
+        return stream_of_samples(dataset, order, members(dataset.train.labels, 0), members(dataset.test.labels, 1))
+
+    def _starts(self, classes: int, tasks: int) -> np.ndarray:
+        """Where in the order of the classes each task begins (T,)."""
+        if tasks > 1 and classes < self.shared * (tasks + 1):
+            most = classes // self.shared - 1
+            raise UserError(
+                f"split.shared={self.shared} with tasks={tasks} needs {self.shared * (tasks + 1)} classes,"
+                f" and there are {classes}: no class may be in three tasks",
+                f"tasks={most} at most"
+                if most > 1
+                else f"split.shared={max(1, classes // (tasks + 1))}, or fewer tasks",
+            )
+        sizes = even_sizes(classes + (tasks - 1) * self.shared, tasks)
+        return np.cumsum([0, *(size - self.shared for size in sizes[:-1])])
+
+
+def _halves(place: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A random half of the samples of each class (n,) bool, given the class of each."""
+    rank = rank_in_group(place, rng.random(len(place)))
+    # Every second one in a random order, from the first or from the second on: which of them is random too.
+    offset = rng.integers(0, 2, len(place))[np.searchsorted(np.sort(place), place)]
+    return (rank + offset) % 2 == 0

@@ -8,9 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from fcl_bench.data.groups import parts
 from fcl_bench.data.sources.base import Dataset, Split
 from fcl_bench.data.splits.base import TaskSplit, checked_classes
-from fcl_bench.data.splits.stream import Stream, parts, stream_of_samples
+from fcl_bench.data.splits.stream import Stream, stream_of_samples
 from fcl_bench.errors import UserError, choices
 from fcl_bench.randomness import generator
 

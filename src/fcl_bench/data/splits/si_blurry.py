@@ -8,15 +8,10 @@ from typing import ClassVar
 import numpy as np
 
 from fcl_bench.config import knob
+from fcl_bench.data.groups import parts
 from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.splits.base import (
-    TaskSplit,
-    checked_classes,
-    class_order,
-    even_sizes,
-    require_classes,
-)
-from fcl_bench.data.splits.stream import Stream, columns_of, parts, stream_of_samples
+from fcl_bench.data.splits.base import TaskSplit, checked_classes, class_order, even_sizes, require_classes
+from fcl_bench.data.splits.stream import Stream, columns_of, stream_of_samples
 from fcl_bench.randomness import generator
 
 

@@ -1,4 +1,4 @@
-"""A data set cut into tasks, made from the samples or the classes of each task.
+"""A data set cut into tasks, made from the samples of each task.
 
 Every sample, for training or for test, belongs to one task at most. A task's classes may come back in later ones.
 """
@@ -40,18 +40,6 @@ class Stream:
         return int((self.test_columns < 0).sum())
 
 
-def stream_of_classes(dataset: Dataset, order: np.ndarray, sizes: list[int]) -> Stream:
-    """A stream whose task t holds all samples of its `sizes[t]` classes, taken in `order`."""
-    ends = np.cumsum(sizes)
-
-    def members(labels: np.ndarray) -> list[np.ndarray]:
-        columns = columns_of(labels, order)
-        return parts(np.where(columns < 0, -1, np.searchsorted(ends, columns, side="right")), len(sizes))
-
-    train, test = members(dataset.train.labels), members(dataset.test.labels)
-    return stream_of_samples(dataset, order, train, test)
-
-
 def stream_of_samples(
     dataset: Dataset, preference: np.ndarray, train: Sequence[np.ndarray], test: Sequence[np.ndarray]
 ) -> Stream:
@@ -67,17 +55,14 @@ def stream_of_samples(
         UserError: a task without a training sample.
     """
     labels, seen = dataset.train.labels, np.zeros(0, dtype=np.int64)
-    present = [np.unique(labels[indices]) for indices in train]
-    for index, found in enumerate(present):
-        if not len(found):
-            raise UserError(f"tasks={len(present)}: task {index} has no training sample", "fewer tasks")
+    tasks = []
+    for index, indices in enumerate(train):
+        if not len(indices):
+            raise UserError(f"tasks={len(train)}: task {index} has no training sample", "fewer tasks")
+        found, before = np.unique(labels[indices]), len(seen)
         seen = np.concatenate([seen, preference[np.isin(preference, found) & ~np.isin(preference, seen)]])
-    tasks, before = [], 0
-    for index, found in enumerate(present):
         columns = np.sort(columns_of(found, seen))
-        after = max(before, int(columns[-1]) + 1)
-        tasks.append(Task(index, range(before, after), after, tuple(columns.tolist())))
-        before = after
+        tasks.append(Task(index, range(before, len(seen)), len(seen), tuple(columns.tolist())))
     test_columns = columns_of(dataset.test.labels, seen)
     kept = tuple(indices[test_columns[indices] >= 0] for indices in test)
     return Stream(tuple(tasks), seen, columns_of(labels, seen), test_columns, tuple(train), kept)
@@ -89,10 +74,3 @@ def columns_of(labels: np.ndarray, order: np.ndarray) -> np.ndarray:
     place = np.minimum(np.searchsorted(order, labels, sorter=sorter), len(order) - 1)
     columns = sorter[place]
     return np.where(order[columns] == labels, columns, -1)
-
-
-def parts(task_of_sample: np.ndarray, tasks: int) -> list[np.ndarray]:
-    """Per task, the ascending indices of its samples, given the task of each (n,); -1: of none."""
-    by_task = np.argsort(task_of_sample, kind="stable")
-    counts = np.bincount(task_of_sample + 1, minlength=tasks + 1)
-    return np.split(by_task, np.cumsum(counts)[:-1])[1:]
