@@ -119,7 +119,7 @@ def _tables(arguments: argparse.Namespace) -> None:
 
 def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> list[Path]:
     """Today's runs as a table on the screen, and as files, which it returns."""
-    from fcl_bench.results.figures.costs import accuracy_against_bytes
+    from fcl_bench.results.figures.costs import accuracy_against_cost
     from fcl_bench.results.figures.figure_set import figure_set
     from fcl_bench.results.figures.style import drawn
     from fcl_bench.results.summarise import summarise, used_runs
@@ -134,7 +134,7 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
     knobs = [key for key in arguments.by if key.startswith("method.")]
     parts = sections(summarise(used_runs(frame, knobs)) if knobs else summary, measures, arguments.by)
     whole = summary_table(runs, summary, measures)
-    picture = accuracy_against_bytes(summary)
+    picture = accuracy_against_cost(summary, "bytes")
     contents: dict[str, str | bytes] = {
         **table_files(whole, arguments.format, summary_page),
         **{kind: drawn(picture, kind) for kind in ("png", "svg")},
