@@ -61,15 +61,11 @@ def looks(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Colour and marker of each method: from `METHODS`, or a free pair that the name of an unknown one picks."""
     taken = {*METHODS.values()}
     free = [pair for pair in itertools.product(_COLOURS, _MORE_MARKERS) if pair not in taken]
-    found = {}
-    for method in sorted(set(methods)):
-        if method in METHODS:
-            found[method] = METHODS[method]
-        else:
-            # The name decides, not which other methods are there, unless two of them want the same pair.
-            start = zlib.crc32(method.encode()) % len(free)
-            found[method] = free.pop(start) if len(free) > 1 else free[0]
-    return found
+    # The name decides, not which other methods are there, unless two of them want the same pair.
+    return {
+        method: METHODS.get(method) or free.pop(zlib.crc32(method.encode()) % len(free))
+        for method in sorted(set(methods))
+    }
 
 
 def line_look(pair: tuple[str, str], variant: int = 0) -> Look:
