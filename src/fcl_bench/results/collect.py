@@ -51,7 +51,9 @@ def collect(runs: Path) -> pd.DataFrame:
             others.append(path.parent.name)
         elif record is not None:
             config = resolved_config(path.parent / "config.yaml")
-            rows.append({**_configuration(record, config), **_results(record), **_run(record, path)})
+            run = {"seed": record["seed"], "run_id": record["run_id"], "folder": path.parent.name}
+            run |= {"git_commit": record["environment"].get("git_commit"), "written": path.stat().st_mtime}
+            rows.append({**_configuration(record, config), **_results(record), **run})
     if others:
         log.warning(
             "%s: runs by another version of fcl-bench are left out, %d in all, such as %s; run them again",
@@ -129,11 +131,6 @@ def _results(record: RunRecord) -> dict[str, Any]:
     if adaptation := record.get("adaptation"):
         found["adapt_up_mib"] = adaptation["up_max_bytes"] / 2**20
     return {measure: found.get(measure) for measure in MEASURES}
-
-
-def _run(record: RunRecord, path: Path) -> dict[str, Any]:
-    known = {"folder": path.parent.name, "git_commit": record["environment"].get("git_commit")}
-    return {"seed": record["seed"], "run_id": record["run_id"], **known, "written": path.stat().st_mtime}
 
 
 def _flat(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -36,8 +36,7 @@ def figure_set(runs: pd.DataFrame, folder: Path) -> dict[str, Figure]:
         figures["accuracy_over_tasks"] = accuracy_over_tasks(streams, folders)
     if not summary["method"].isin(CEILINGS).all():
         figures |= {f"accuracy_against_{cost}": accuracy_against_cost(summary, cost) for cost in COSTS}
-    found = grids(summary)
-    if found:
+    if found := grids(summary):
         figures["rank_by_M"] = rank_by_width(found)
     for quantity in SWEPT:
         rows = swept(summary, quantity)
