@@ -377,6 +377,15 @@ def text(value: Any) -> str:
     return "" if isna(value) else str(value)
 
 
+def number_text(typed: str) -> str:
+    """What stands for a finite number (0.10, 1e-1) as `text` writes it: 0.1; anything else as it is."""
+    try:
+        number = float(typed)
+    except ValueError:
+        return typed
+    return text(number) if math.isfinite(number) else typed
+
+
 def is_number(value: Any) -> bool:
     """Whether `value` is a finite number, numpy's included, and no truth value."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

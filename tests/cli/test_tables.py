@@ -226,7 +226,7 @@ def test_help_imports_neither_torch_nor_pandas():
 def test_a_reader_that_leaves_early_is_no_error():
     program = (
         "import sys; sys.argv = ['fcl-tables']; import fcl_bench.cli.tables as command\n"
-        "command._tables = lambda _: print('a long table' * 100_000, flush=True)\n"
+        "command._tables = lambda: print('a long table' * 100_000, flush=True)\n"
         "sys.exit(command.main())"
     )
     line = f'{sys.executable} -c "{program}" | true; echo ${{PIPESTATUS[0]}}'

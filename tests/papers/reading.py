@@ -12,6 +12,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from fcl_bench.config import composed, load_settings
+from fcl_bench.papers.printed import printed
 from tests.conftest import REPOSITORY
 from tests.papers.settings import overrides
 
@@ -21,6 +22,11 @@ CONF = REPOSITORY / "conf"
 SIGNS = {"\\alpha": "α", "\\gamma": "γ", "\\pm": "±", "\\uparrow": "↑", "\\downarrow": "↓"}
 
 Cells = dict[tuple[str, str], str]
+
+
+def printed_by(paper: str) -> pd.DataFrame:
+    """The printed numbers of one paper."""
+    return printed().query("paper == @paper").reset_index(drop=True)
 
 
 def grid(text: str, caption: str) -> list[list[str]]:

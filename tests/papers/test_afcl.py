@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fcl_bench.papers.printed import printed
 from tests.conftest import shared
-from tests.papers.reading import Cells, as_typed, compose_all
+from tests.papers.reading import Cells, as_typed, compose_all, printed_by
 from tests.papers.settings import overrides
 
 DATA = {"CIFAR-100": "cifar100", "Tiny-ImageNet": "tiny_imagenet", "ImageNet-R": "imagenet_r"}
@@ -29,7 +28,7 @@ def text() -> str:
 
 @pytest.fixture(scope="module")
 def frame():
-    return printed("afcl")
+    return printed_by("afcl")
 
 
 def block(text: str, header: str) -> list[str]:

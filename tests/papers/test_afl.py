@@ -6,9 +6,8 @@ import re
 
 import pytest
 
-from fcl_bench.papers.printed import printed
 from tests.conftest import shared
-from tests.papers.reading import Cells, as_typed, cells, compose_all, grid, numbers, numbers_typed
+from tests.papers.reading import Cells, as_typed, cells, compose_all, grid, numbers, numbers_typed, printed_by
 from tests.papers.settings import overrides
 
 DATA = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "Tiny-ImageNet": "tiny_imagenet"}
@@ -24,7 +23,7 @@ def text() -> str:
 
 @pytest.fixture(scope="module")
 def frame():
-    return printed("afl")
+    return printed_by("afl")
 
 
 def reading(text: str, table: str) -> Cells:

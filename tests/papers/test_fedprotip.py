@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from fcl_bench.papers.printed import printed
 from tests.conftest import shared
-from tests.papers.reading import Cells, as_typed, cells, compose_all, grid, numbers, numbers_typed
+from tests.papers.reading import Cells, as_typed, cells, compose_all, grid, numbers, numbers_typed, printed_by
 from tests.papers.settings import overrides
 
 
@@ -51,7 +50,7 @@ def text() -> str:
 
 @pytest.fixture(scope="module")
 def frame():
-    return printed("fedprotip")
+    return printed_by("fedprotip")
 
 
 def reading(text: str, table: str) -> Cells:

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from fcl_bench.papers.printed import printed
 from tests.conftest import shared
+from tests.papers.reading import printed_by
 from tests.papers.settings import overrides
 
 #: Section -> the table or figure that it tells of.
@@ -103,7 +103,7 @@ def sections(text) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def frame():
-    return printed("fedran")
+    return printed_by("fedran")
 
 
 @pytest.mark.parametrize("table", list(READINGS))

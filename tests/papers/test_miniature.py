@@ -6,9 +6,8 @@ import shlex
 
 import pytest
 
-from fcl_bench.papers.experiments import grid_cells
+from fcl_bench.papers.experiments import MINIATURE, grid_cells, stand_ins
 from fcl_bench.papers.matching import overrides, settings_of
-from fcl_bench.papers.miniature import NOTE, stand_ins
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import used_runs
 from fcl_bench.results.tables.paper_sheet import NO_METRIC
@@ -33,7 +32,7 @@ def test_a_run_in_miniature_fills_its_cell_and_no_other(tmp_path):
     runs = used_runs(collect(tmp_path / "runs"))
     [table] = paper_tables(cells, runs, tmp_path / "runs", "quick")
     assert table.sheet.title == "fedran, Figure 6, in miniature"
-    assert table.sheet.notes[0] == NOTE
+    assert table.sheet.notes[0] == MINIATURE
     values = table.values.set_index("column")
     own = values.loc["M = 2048 / r = 1024 / A_avg"]
     assert own["ours, cpu, task-agnostic mean"] == pytest.approx(run.record["metrics"]["A_avg"])

@@ -7,8 +7,8 @@ from itertools import groupby
 
 import pytest
 
-from fcl_bench.papers.printed import printed
 from tests.conftest import shared
+from tests.papers.reading import printed_by
 from tests.papers.settings import overrides
 
 #: Heading of a column in the text -> as our files have it.
@@ -26,7 +26,7 @@ def text() -> str:
 
 @pytest.fixture(scope="module")
 def frame():
-    return printed("stsa")
+    return printed_by("stsa")
 
 
 @pytest.fixture(scope="module")

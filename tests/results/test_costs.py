@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 
-from fcl_bench.results.figures.costs import accuracy_against_bytes, pareto_front
+from fcl_bench.results.figures.costs import accuracy_against_cost, pareto_front
 from fcl_bench.results.summarise import summarise, used_runs
 from tests.results.frames import made_up
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 def figure_of(*runs):
-    return accuracy_against_bytes(summarise(used_runs(made_up(*runs))))
+    return accuracy_against_cost(summarise(used_runs(made_up(*runs))), "bytes")
 
 
 def curves(axes):

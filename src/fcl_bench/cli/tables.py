@@ -19,19 +19,14 @@ from fcl_bench.tracking.console import log_to_terminal
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fcl_bench.results.tables.cells import Sheet, Table
+    from fcl_bench.results.tables.cells import Sheet
 
 FORMATS = ("csv", "md", "tex")
 
 
 def main() -> int:
     """The console script `fcl-tables`; returns the exit code: 0 done, 2 wrong input, 130 interrupted, 1 a bug."""
-    return run_command("fcl-tables", _work)
-
-
-def _work() -> int:
-    _tables(_arguments())
-    return DONE
+    return run_command("fcl-tables", _tables)
 
 
 def _arguments() -> argparse.Namespace:
@@ -53,15 +48,19 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--paper", metavar="NAME", help=paper)
     parser.add_argument("--table", metavar="NAME", help='only this table of --paper, such as "Table 4"')
     profile = "of --paper: full, runs of the printed settings; quick, of the experiments in miniature (full)"
-    parser.add_argument("--profile", type=_profile, default="full", metavar="NAME", help=profile)
+    parser.add_argument("--profile", default="full", metavar="NAME", help=profile)
     parser.add_argument("--if-changed", action="store_true", help="do nothing where files, runs and code are as before")
     parser.add_argument("--figures", action="store_true", help="every figure for which there are runs (svg, png)")
     parser.add_argument("--html", action="store_true", help="one page with the tables and figures, to open from disk")
     arguments = parser.parse_args()
     if not arguments.format:
         raise UserError("--format names none", formats)
-    if arguments.profile != "full" and not arguments.paper:
-        raise UserError(f"--profile {arguments.profile} is for printed tables only", "such as --paper all")
+    if arguments.profile != "full":
+        from fcl_bench.papers.experiments import PROFILES  # only now: others wait for no library
+
+        require_choice("--profile", arguments.profile, PROFILES)
+        if not arguments.paper:
+            raise UserError(f"--profile {arguments.profile} is for printed tables only", "such as --paper all")
     if arguments.table and not arguments.paper:
         raise UserError(f"--table {arguments.table} is a table of no paper", "such as --paper fedran")
     if arguments.paper and (arguments.by or arguments.metrics or arguments.figures):
@@ -72,13 +71,6 @@ def _arguments() -> argparse.Namespace:
 def _file_name(given: str) -> str:
     if not given or Path(given).name != given or not given.isprintable() or given.startswith("."):
         raise UserError(f"--name={given} is not a plain file name", "such as --name=summary")
-    return given
-
-
-def _profile(given: str) -> str:
-    from fcl_bench.papers.experiments import PROFILES  # only now: help waits for no library
-
-    require_choice("--profile", given, PROFILES)
     return given
 
 
@@ -96,7 +88,8 @@ def _list_of(option: str, known: Iterable[str] = ()) -> Callable[[str], list[str
     return read
 
 
-def _tables(arguments: argparse.Namespace) -> None:
+def _tables() -> int:
+    arguments = _arguments()
     # Only now, so that help and wrong options wait for no library.
     from fcl_bench.results.collect import collect, selected
 
@@ -105,7 +98,7 @@ def _tables(arguments: argparse.Namespace) -> None:
     made = Made(out, vars(arguments))
     if arguments.if_changed and made.is_current():
         print(f"nothing to do: {made.files} files in {out / 'tables'} are those of these {made.runs} runs")
-        return
+        return DONE
     frame = collect(out / "runs")
     if frame.empty and (arguments.where or not arguments.paper):
         raise UserError(f"--out={arguments.out}: no complete run in {out / 'runs'}", "fcl-bench makes runs")
@@ -115,13 +108,15 @@ def _tables(arguments: argparse.Namespace) -> None:
     print("\n".join(f"written: {file}" for file in files), flush=True)
     if arguments.if_changed:
         made.note(files)
+    return DONE
 
 
 def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> list[Path]:
     """Today's runs as a table on the screen, and as files, which it returns."""
-    from fcl_bench.results.figures.costs import accuracy_against_bytes
+    from fcl_bench.results.figures.costs import accuracy_against_cost
     from fcl_bench.results.figures.figure_set import figure_set
     from fcl_bench.results.figures.style import drawn
+    from fcl_bench.results.page.page import html_page
     from fcl_bench.results.summarise import summarise, used_runs
     from fcl_bench.results.tables.markup import table_files
     from fcl_bench.results.tables.sections import sections
@@ -134,7 +129,7 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
     knobs = [key for key in arguments.by if key.startswith("method.")]
     parts = sections(summarise(used_runs(frame, knobs)) if knobs else summary, measures, arguments.by)
     whole = summary_table(runs, summary, measures)
-    picture = accuracy_against_bytes(summary)
+    picture = accuracy_against_cost(summary, "bytes")
     contents: dict[str, str | bytes] = {
         **table_files(whole, arguments.format, summary_page),
         **{kind: drawn(picture, kind) for kind in ("png", "svg")},
@@ -147,7 +142,8 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
         for name, figure in figures.items():
             contents |= {f"{name}.svg": drawings[name], f"{name}.png": drawn(figure, "png")}
     if arguments.html:
-        contents["html"] = _page(arguments.name, [whole, *parts.values()], drawings)
+        sheets = {table.name: table.sheet for table in (whole, *parts.values())}
+        contents["html"] = html_page(arguments.name, sheets, drawings)
     files = _write(out / "tables", {f"{arguments.name}.{suffix}": content for suffix, content in contents.items()})
     _show(summary, whole.sheet)
     return files
@@ -155,26 +151,23 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
 
 def _show(summary: pd.DataFrame, sheet: Sheet) -> None:
     """The summary on the screen."""
-    from rich.console import Console
-
     from fcl_bench.results.tables.summary_table import screen_table
+    from fcl_bench.runs.screen import ScreenConsole
 
-    console = Console(highlight=False)
+    console = ScreenConsole(highlight=False)
     table, left_out = screen_table(summary, sheet, console.width if console.is_terminal else math.inf)
     if not console.is_terminal:
         console.width = 10_000
     lines = [*sheet.notes[:-1], table, sheet.notes[-1]]
     if left_out:
         lines.append(f"Too wide for this terminal, in the files only: {', '.join(left_out)}.")
-    # Through a string: rich would end the program itself when the reader leaves early.
-    with console.capture() as shown:
-        for line in lines:
-            console.print(line, markup=False, soft_wrap=True)
-    print(shown.get(), end="")
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _papers(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> list[Path]:
     """The printed tables with ours beside them, as files, which it returns; on screen how many numbers have runs."""
+    from fcl_bench.results.page.page import html_page
     from fcl_bench.results.summarise import used_runs
     from fcl_bench.results.tables.markup import table_files
     from fcl_bench.results.tables.paper_sheet import HAS_RUNS
@@ -189,20 +182,13 @@ def _papers(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> li
         for suffix, content in table_files(table, arguments.format).items()
     }
     if arguments.html:
-        contents["papers.html"] = _page("papers", tables, {})
+        contents["papers.html"] = html_page("papers", {table.name: table.sheet for table in tables}, {})
     folder = "papers" if arguments.profile == "full" else f"papers-{arguments.profile}"
     files = _write(out / "tables" / folder, contents)
     for table in tables:
         done = (table.values["state"] == HAS_RUNS).sum()
         print(f"{table.sheet.title}: {len(table.values)} printed numbers, {done} with runs of ours")
     return files
-
-
-def _page(title: str, tables: Iterable[Table], drawings: Mapping[str, bytes]) -> str:
-    # Only for those who want a page.
-    from fcl_bench.results.page.page import html_page
-
-    return html_page(title, {table.name: table.sheet for table in tables}, drawings)
 
 
 def _write(folder: Path, contents: Mapping[str, str | bytes]) -> list[Path]:

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import OmegaConf
 
-from fcl_bench.config import GROUPS, Settings, composed, load_settings, resolved_config, text
+from fcl_bench.config import GROUPS, Settings, composed, load_settings, number_text, resolved_config, text
 from fcl_bench.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Matcher:
         candidates = self._runs
         for key in ("method", *STATED):
             if len(candidates) and cell[key]:
-                candidates = candidates[candidates[key].map(text) == _as_typed(cell[key])]
+                candidates = candidates[candidates[key].map(text) == number_text(cell[key])]
         if candidates.empty:
             return {}
         wanted = settings_of(overrides(cell))
@@ -159,13 +159,6 @@ def _shown(identity: dict[str, Any], key: str) -> str:
     """As the user types it; "nothing" for a key that the choice does not have."""
     value = identity.get(key, "nothing")
     return json.dumps(value) if value is None or isinstance(value, list | dict) else text(value)
-
-
-def _as_typed(stated: str) -> str:
-    try:
-        return text(float(stated))
-    except ValueError:
-        return stated
 
 
 def _flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:

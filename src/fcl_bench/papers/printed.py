@@ -1,18 +1,25 @@
 """The numbers that the papers print, as printed, with the setting of each in our own keys; README.md beside this says
-what the columns are, each paper's own README.md which tables are kept and what the copy of the paper has lost."""
+what the columns are, each paper's own README.md which tables are kept and what the copy of the paper has lost. Its
+notes.yaml says what a reader has to know of a table: its errata, what is lost, how ours is compared."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pandas as pd
+import yaml
 
-from fcl_bench.errors import require_choice
-
-#: A row a number. `method`, `metric`, `data` and `backbone` are our own names where we have the same thing.
-COLUMNS = (
-    *("table", "row", "column", "method", "metric", "value", "spread", "unit"),
-    *("data", "backbone", "tasks", "clients", "beta", "setting"),
+_LEGEND = (
+    "Printed: as printed. Ours: mean ± standard deviation over seeds (number of seeds) of complete runs in exactly the "
+    "printed setting, every key that it does not name at its default; the difference is ours less printed. In each "
+    "column and setting the best is bold and the second underlined, ceilings aside. The command for each number is in "
+    "the CSV."
+)
+_COUNTED = (
+    "Counted here: from the method's own accounting under the paper's convention, without a run; MB of these tables "
+    "are MiB. A task as sent: one task's upload at the nominal rank, in float32 and with the task's classes, the same "
+    "accounting for all methods. Measured: what the busiest client of our runs sent, in MiB, in its busiest task and "
+    "in all tasks; less than nominal wherever a client holds fewer samples than the rank."
 )
 
 
@@ -21,24 +28,15 @@ def paper_files(name: str) -> dict[str, Path]:
     return {file.parent.name: file for file in sorted(Path(__file__).parent.glob(f"*/{name}"))}
 
 
-def printed(paper: str | None = None) -> pd.DataFrame:
-    """The printed numbers of one paper, or of all of them one after the other.
+def printed() -> pd.DataFrame:
+    """The numbers of all papers, one paper after the other, a row each.
 
-    Every column of `COLUMNS` is text as it stands in the file, "" where nothing is printed, so that trailing zeros are
-    kept. Added are `paper`, and as floats `number` and `spread_number`: `value` and `spread` in the row's `unit`, NaN
-    where that is no number (nothing, "n/a") or only a bound on one ("> 10").
-
-    Args:
-        paper: fedran, stsa, afl, afcl or fedprotip; None: all.
-
-    Raises:
-        UserError: a paper of which no numbers are kept.
+    Every column of the files is text as it stands there, "" where nothing is printed, so that trailing zeros are kept.
+    `method`, `metric`, `data` and `backbone` are our own names where we have the same thing. Added are `paper`, and as
+    floats `number` and `spread_number`: `value` and `spread` in the row's `unit`, NaN where that is no number (nothing,
+    "n/a") or only a bound on one ("> 10").
     """
-    tables = paper_files("printed.csv")
-    if paper is not None:
-        require_choice("paper", paper, tables)
-        tables = {paper: tables[paper]}
-    return pd.concat([_numbers_of(name, file) for name, file in tables.items()], ignore_index=True)
+    return pd.concat([_numbers_of(*paper) for paper in paper_files("printed.csv").items()], ignore_index=True)
 
 
 def lost_megabytes() -> pd.DataFrame:
@@ -47,6 +45,18 @@ def lost_megabytes() -> pd.DataFrame:
     The columns are those of `printed`.
     """
     return _numbers_of("fedran", paper_files("specified.csv")["fedran"])
+
+
+def notes(paper: str, table: str, has_sizes: bool) -> list[str]:
+    """Paragraphs below a table: those of the paper's notes.yaml, then what is said of any.
+
+    Args:
+        paper, table: as in `printed()`.
+        has_sizes: whether any of its numbers is a size under a paper's convention.
+    """
+    file = paper_files("notes.yaml").get(paper)
+    own = {} if file is None else yaml.safe_load(file.read_text(encoding="utf-8"))
+    return [*(own[key] for key in (table, "all tables") if key in own), _LEGEND, *([_COUNTED] if has_sizes else [])]
 
 
 def _numbers_of(paper: str, file: Path) -> pd.DataFrame:

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from fcl_bench.config import resolved_config, text
+from fcl_bench.config import number_text, resolved_config, text
 from fcl_bench.errors import UserError, choices
 from fcl_bench.files import content_hash
 from fcl_bench.results.measures import MEASURES
@@ -52,7 +51,9 @@ def collect(runs: Path) -> pd.DataFrame:
             others.append(path.parent.name)
         elif record is not None:
             config = resolved_config(path.parent / "config.yaml")
-            rows.append({**_configuration(record, config), **_results(record), **_run(record, path)})
+            run = {"seed": record["seed"], "run_id": record["run_id"], "folder": path.parent.name}
+            run |= {"git_commit": record["environment"].get("git_commit"), "written": path.stat().st_mtime}
+            rows.append({**_configuration(record, config), **_results(record), **run})
     if others:
         log.warning(
             "%s: runs by another version of fcl-bench are left out, %d in all, such as %s; run them again",
@@ -79,7 +80,7 @@ def selected(frame: pd.DataFrame, conditions: list[str]) -> pd.DataFrame:
         if key not in known:
             raise UserError(f"--where {condition}: unknown key {key}", choices(known, key, most=len(known)))
         there = frame[key].map(text)
-        values = [value if value in set(there) else _as_number(value) for value in wanted.split(",")]
+        values = [value if value in set(there) else number_text(value) for value in wanted.split(",")]
         for value in values:
             if value not in set(there):
                 raise UserError(f"--where {condition}: no run has {key}={value}", choices(set(there) - {""}, value))
@@ -132,11 +133,6 @@ def _results(record: RunRecord) -> dict[str, Any]:
     return {measure: found.get(measure) for measure in MEASURES}
 
 
-def _run(record: RunRecord, path: Path) -> dict[str, Any]:
-    known = {"folder": path.parent.name, "git_commit": record["environment"].get("git_commit")}
-    return {"seed": record["seed"], "run_id": record["run_id"], **known, "written": path.stat().st_mtime}
-
-
 def _flat(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """`{"wire": {"dtype": "float32"}}` as ("wire.dtype", "float32"); which class a group names is left out."""
     for key, value in node.items():
@@ -144,12 +140,3 @@ def _flat(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{prefix}{key}.")
         elif key != "_target_":
             yield f"{prefix}{key}", json.dumps(value) if isinstance(value, list) or value is None else value
-
-
-def _as_number(typed: str) -> str:
-    """0.10 and 1e-1 as `text` writes them: 0.1."""
-    try:
-        number = float(typed)
-    except ValueError:
-        return typed
-    return text(number) if np.isfinite(number) else typed

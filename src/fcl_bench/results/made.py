@@ -27,7 +27,6 @@ class Made:
         digest = content_hash()
         digest.update(json.dumps(counts, sort_keys=True, default=str).encode())
         self._note = out / "tables" / f".made-{digest.hexdigest()}.json"
-        self.files = self.runs = 0
 
     def is_current(self) -> bool:
         """Whether nothing has changed since `note`."""
@@ -36,10 +35,8 @@ class Made:
         except (OSError, ValueError):
             return False
         now = self._state(list(noted.get("files", {})))
-        if noted != now:
-            return False
         self.files, self.runs = len(now["files"]), len(now["runs"])
-        return True
+        return noted == now
 
     def note(self, files: list[Path]) -> None:
         """Remember that `files` were written from the runs as they are now."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -35,7 +34,7 @@ def canvas(
     lines = textwrap.wrap(" ".join(filter(None, caption)), CHARACTERS, break_on_hyphens=False)
     figure = Figure(figsize=(WIDTH_INCHES, height * rows + 0.18 * len(lines) + 0.7), layout="constrained")
     figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=TEXT_SIZE, parse_math=False)
-    grid = np.atleast_1d(figure.subplots(rows, columns, squeeze=False, sharex=sharex)).ravel()
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=sharex).ravel()
     for axes in grid[count:]:
         axes.remove()
     for axes in grid[:count]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -14,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from fcl_bench.config import is_number, text
 from fcl_bench.results.figures.canvas import ACCURACIES, canvas, legend, title
-from fcl_bench.results.figures.selection import names, panels, seeds_told, shared, styles
+from fcl_bench.results.figures.selection import names, panels, seeds_told, shared, styles, told
 from fcl_bench.results.figures.style import ANNOTATION, CEILING_LOOKS, FRONT, Look
 from fcl_bench.results.summarise import CEILINGS, knobs, signature
 
@@ -24,58 +23,44 @@ _MOST_ANNOTATED = 10
 _MOST_NAMED = 2
 
 
-def accuracy_against_bytes(summary: pd.DataFrame) -> Figure:
-    """A_avg and A_T against the measured upload of the busiest client and task, with the Pareto front.
-
-    Args:
-        summary: what `summarise` returned.
-    """
-    told = [
-        "Accuracy against what is sent, measured.",
-        "Pareto front: nothing else sends as little and is more accurate.",
-    ]
-    return _accuracy_against_cost(summary, "up_max_mib", "upload of the busiest client and task (MiB)", told)
-
-
-def accuracy_against_seconds(summary: pd.DataFrame) -> Figure:
-    """A_avg and A_T against seconds a task (FedRAN Eq. 1, without feature extraction), with the Pareto front.
-
-    Args:
-        summary: what `summarise` returned; kinds of devices are settings of their own.
-    """
-    told = [
-        "Accuracy against time, as measured: it compares only runs of one machine under one load.",
+#: Name in the figure's -> the measure, its axis with the unit, the caption, and whether points have the knob's values.
+COSTS = {
+    "bytes": (
+        *("up_max_mib", "upload of the busiest client and task (MiB)"),
+        "Accuracy against what is sent, measured. Pareto front: nothing else sends as little and is more accurate.",
+        True,
+    ),
+    "seconds": (
+        *("seconds_per_task", "seconds per task: clients' mean and server (FedRAN Eq. 1)"),
+        "Accuracy against time, as measured: it compares only runs of one machine under one load. "
         "Pareto front: nothing else is as fast and more accurate.",
-    ]
-    axis = "seconds per task: clients' mean and server (FedRAN Eq. 1)"
-    return _accuracy_against_cost(summary, "seconds_per_task", axis, told, annotate=False)
+        False,
+    ),
+}
 
 
-def _accuracy_against_cost(
-    summary: pd.DataFrame, cost: str, axis: str, told: Sequence[str], annotate: bool = True
-) -> Figure:
-    """A row of panels per setting: A_avg and A_T against `cost` (log).
+def accuracy_against_cost(summary: pd.DataFrame, name: str) -> Figure:
+    """A row of panels per setting: A_avg and A_T against a cost (log), with the Pareto front.
 
     Rows of one family differ in numeric knobs only. A line joins, in its order, points that differ only in the knob
     with the most values, which stands at each; the other knobs stand at its start. Error bars are one standard
     deviation over seeds. Ceilings are dotted lines: they have all data in one place, so their cost does not compare.
 
     Args:
-        summary: what `summarise` returned.
-        cost: a measure, such as up_max_mib.
-        axis: its name and unit.
-        told: sentences of the caption.
-        annotate: whether the knob's values stand at the points.
+        summary: what `summarise` returned; kinds of devices are settings of their own.
+        name: one of `COSTS`.
     """
+    cost, axis, about, annotate = COSTS[name]
     shown, left_out = panels(summary, most=_MOST_PANELS)
     rows = pd.concat([panel.rows for panel in shown])
     rivals = rows[~rows["method"].isin(CEILINGS)]
     numeric = {family: _numeric_knobs(group) for family, group in rivals.groupby("family", sort=False)}
-    looks = _nested(styles(rivals, "family"))
+    # Ever smaller markers, since the exact methods reach the same point.
+    own_looks = enumerate(styles(rivals, "family").items())
+    looks = {family: {**look, "markersize": 10 - 0.8 * (i % 7)} for i, (family, look) in own_looks}
     seeds = f"Mean over seeds; bars: one standard deviation either way; {seeds_told(rows)}."
-    figure, grid = canvas(
-        len(shown) * len(ACCURACIES), len(ACCURACIES), [*told, seeds, shared(rows), left_out], height=3.6, sharex=True
-    )
+    caption = [about, seeds, shared(rows), left_out]
+    figure, grid = canvas(len(shown) * len(ACCURACIES), len(ACCURACIES), caption, height=3.6, sharex=True)
     for axes, (panel, measure) in zip(grid, product(shown, ACCURACIES), strict=True):
         front = pareto_front(panel.rows, f"{cost}_mean", f"{measure}_mean")
         if len(front):
@@ -112,11 +97,6 @@ def pareto_front(rows: pd.DataFrame, cost: str, gain: str) -> pd.DataFrame:
     return ordered[ordered[gain] > before]
 
 
-def _nested(looks: dict[str, Look]) -> dict[str, Look]:
-    """Ever smaller markers, since the exact methods reach the same point."""
-    return {family: {**look, "markersize": 10 - 0.8 * (i % 7)} for i, (family, look) in enumerate(looks.items())}
-
-
 def _numeric_knobs(rows: pd.DataFrame) -> list[str]:
     """The numeric knobs that vary within a family, the one with the most values last."""
     counts = {knob: rows.loc[rows[knob].map(is_number), knob].nunique() for knob in knobs(rows)}
@@ -124,9 +104,11 @@ def _numeric_knobs(rows: pd.DataFrame) -> list[str]:
 
 
 def _legend(family: str, numeric: list[str]) -> str:
-    told = [f"points: {_short(numeric[-1])}"] if numeric else []
-    told += [f"lines: {', '.join(map(_short, numeric[:-1]))}"] if numeric[:-1] else []
-    return " ".join([family, *([f"[{'; '.join(told)}]"] if told else [])])
+    short = [knob.removeprefix("method.") for knob in numeric]
+    if not short:
+        return family
+    lines = f"; lines: {', '.join(short[:-1])}" if short[:-1] else ""
+    return f"{family} [points: {short[-1]}{lines}]"
 
 
 def _draw(
@@ -149,13 +131,8 @@ def _draw(
             note = {"textcoords": "offset points", "color": look["color"], **ANNOTATION}
             for value, size, accuracy in zip(line[numeric[-1]], x, y, strict=True):
                 axes.annotate(text(value), (size, accuracy), (6, -12), **note)
-            name = ", ".join(f"{_short(knob)} {text(line[knob].iloc[0])}" for knob in numeric[:-1])
             if others.nunique() <= _MOST_NAMED:
-                axes.annotate(name, (x.iloc[0], y.iloc[0]), (-7, -3), ha="right", **note)
-
-
-def _short(knob: str) -> str:
-    return knob.removeprefix("method.")
+                axes.annotate(", ".join(told(line, numeric[:-1])), (x.iloc[0], y.iloc[0]), (-7, -3), ha="right", **note)
 
 
 def _scale(axes: Axes, sizes: pd.Series) -> None:

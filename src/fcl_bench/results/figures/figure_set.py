@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fcl_bench.results.figures.costs import accuracy_against_bytes, accuracy_against_seconds
+from fcl_bench.results.figures.costs import COSTS, accuracy_against_cost
 from fcl_bench.results.figures.ranks import grids, rank_by_width
 from fcl_bench.results.figures.sweeps import SWEPT, accuracy_against, swept
 from fcl_bench.results.figures.tasks import accuracy_matrices, accuracy_over_tasks
@@ -35,10 +35,8 @@ def figure_set(runs: pd.DataFrame, folder: Path) -> dict[str, Figure]:
     if len(streams):
         figures["accuracy_over_tasks"] = accuracy_over_tasks(streams, folders)
     if not summary["method"].isin(CEILINGS).all():
-        figures["accuracy_against_bytes"] = accuracy_against_bytes(summary)
-        figures["accuracy_against_seconds"] = accuracy_against_seconds(summary)
-    found = grids(summary)
-    if found:
+        figures |= {f"accuracy_against_{cost}": accuracy_against_cost(summary, cost) for cost in COSTS}
+    if found := grids(summary):
         figures["rank_by_M"] = rank_by_width(found)
     for quantity in SWEPT:
         rows = swept(summary, quantity)

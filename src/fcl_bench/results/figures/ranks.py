@@ -11,14 +11,13 @@ from matplotlib.patches import Rectangle
 
 from fcl_bench.config import is_number, text
 from fcl_bench.results.figures.canvas import ACCURACIES, canvas, legend, ticks, title
-from fcl_bench.results.figures.selection import Panel, seeds_told, shared
-from fcl_bench.results.figures.style import COLOUR_MAP, SMALL_SIZE, Look
+from fcl_bench.results.figures.selection import Panel, seeds_told, shared, told
+from fcl_bench.results.figures.style import COLOUR_MAP, DASHES, SMALL_SIZE, Look
 from fcl_bench.results.summarise import knobs, setting, signature, varying_setting
 
 RANK, WIDTH = "method.rank", "method.M"
 _MOST = 4
 _MARKERS = ("o", "s", "^", "D", "v")
-_DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
 
 
 def grids(summary: pd.DataFrame) -> list[Panel]:
@@ -34,8 +33,8 @@ def grids(summary: pd.DataFrame) -> list[Panel]:
     if not full:
         return []
     together = pd.concat(full)
-    told = [*varying_setting(together), *(knob for knob in others if together[knob].map(text).nunique() > 1)]
-    found = [Panel(_title(block, told), block) for block in full]
+    varying = [*varying_setting(together), *(knob for knob in others if together[knob].map(text).nunique() > 1)]
+    found = [Panel(", ".join([str(block["method"].iloc[0]), *told(block, varying)]), block) for block in full]
     return sorted(found, key=lambda grid: -len(grid.rows))
 
 
@@ -75,7 +74,7 @@ def rank_by_width(found: list[Panel]) -> Figure:
 def _look(position: int, count: int) -> Look:
     """M is a quantity, so its lines run through the colour map; the palest yellow is left out on white."""
     colour = colormaps[COLOUR_MAP](0.75 * position / max(1, count - 1))
-    dashes, marker = _DASHES[position % len(_DASHES)], _MARKERS[position % len(_MARKERS)]
+    dashes, marker = DASHES[position % len(DASHES)], _MARKERS[position % len(_MARKERS)]
     return {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 6}
 
 
@@ -103,8 +102,8 @@ def _heat(figure: Figure, axes: Axes, grid: Panel) -> None:
             axes.text(column, row, "not run", ha="center", va="center", fontsize=SMALL_SIZE, backgroundcolor="white")
             continue
         size = sizes[row, column]
-        told = f"{size:.3g} MiB" if size >= 0.1 else f"{1024 * size:.3g} KiB"
-        words = f"{value:.1f}" if np.isnan(size) else f"{value:.1f}\n{told}"
+        sent = f"{size:.3g} MiB" if size >= 0.1 else f"{1024 * size:.3g} KiB"
+        words = f"{value:.1f}" if np.isnan(size) else f"{value:.1f}\n{sent}"
         shade = "white" if value < middle else "black"
         axes.text(column, row, words, ha="center", va="center", fontsize=SMALL_SIZE, color=shade)
     axes.set_xticks(range(values.shape[1]), [str(rank) for rank in accuracy.columns])
@@ -112,8 +111,3 @@ def _heat(figure: Figure, axes: Axes, grid: Panel) -> None:
     axes.set_xlabel("rank, r")
     axes.set_ylabel("width, M")
     figure.colorbar(image, ax=axes, label=ACCURACIES["A_avg"])
-
-
-def _title(rows: pd.DataFrame, told: list[str]) -> str:
-    words = [f"{key.removeprefix('method.')} {text(rows[key].iloc[0])}" for key in told if text(rows[key].iloc[0])]
-    return ", ".join([str(rows["method"].iloc[0]), *words])

@@ -38,11 +38,11 @@ def panels(summary: pd.DataFrame, without: Sequence[str] = (), most: int = MOST_
     blocks = [rows for _, rows in summary.groupby(signature(frame, setting(frame)), sort=False)]
     ranked = sorted(range(len(blocks)), key=lambda position: -blocks[position]["label"].nunique())
     shown = [blocks[position] for position in sorted(ranked[:most])]
-    told = varying_setting(pd.concat(shown).drop(columns=list(without)))
-    found = [Panel(", ".join(_told(rows, told)), rows) for rows in shown]
+    varying = varying_setting(pd.concat(shown).drop(columns=list(without)))
+    found = [Panel(", ".join(told(rows, varying)), rows) for rows in shown]
     if len(ranked) <= most:
         return found, ""
-    example = _told(blocks[ranked[most]], varying_setting(frame)[:3])
+    example = told(blocks[ranked[most]], varying_setting(frame)[:3])
     keys = " ".join(f"--where {words.replace(' ', '=', 1)}" for words in example)
     settings = "1 more setting has" if len(ranked) == most + 1 else f"{len(ranked) - most} more settings have"
     return found, f"{settings} no panel here; to draw others: fcl-tables {keys}."
@@ -80,10 +80,9 @@ def names(rows: pd.DataFrame, column: str = "label") -> dict[str, str]:
     found = {}
     for method, group in rows.groupby("method", sort=False):
         varying = [knob for knob in knobs(group) if group[knob].map(text).nunique() > 1]
-        for _, row in group.drop_duplicates(column).iterrows():
-            kept = [knob for knob in varying if text(row[knob]) and (column == "label" or not is_number(row[knob]))]
-            told = [f"{knob.removeprefix('method.')} {text(row[knob])}" for knob in kept]
-            found[row[column]] = f"{method} ({', '.join(told)})" if told else str(method)
+        for kind, own in group.groupby(column, sort=False):
+            said = told(own, [k for k in varying if column == "label" or not is_number(own[k].iloc[0])])
+            found[kind] = f"{method} ({', '.join(said)})" if said else str(method)
     return found
 
 
@@ -118,14 +117,14 @@ def seeds_told(rows: pd.DataFrame) -> str:
 
 def shared(rows: pd.DataFrame) -> str:
     """What all rows have in common of the setting, as a caption's last sentence; fingerprints and minor keys aside."""
-    told = [column for column in setting(rows) if column == "wire.dtype" or "." not in column]
-    values = {column: set(rows[column].map(text)) for column in told if column not in _UNTOLD}
+    major = [column for column in setting(rows) if column == "wire.dtype" or "." not in column]
+    values = {column: set(rows[column].map(text)) for column in major if column not in _UNTOLD}
     common = [f"{column} {min(value)}" for column, value in values.items() if len(value) == 1]
     common = [words for words in common if words not in _USUAL and not words.endswith((" ", " null"))]
     return f"All: {', '.join(common)}." if common else ""
 
 
-def _told(rows: pd.DataFrame, columns: list[str]) -> list[str]:
+def told(rows: pd.DataFrame, columns: list[str]) -> list[str]:
     """Column and value in `rows`, which is the same for all; nothing of those without one."""
-    values = {column: text(rows[column].iloc[0]) for column in columns}
+    values = {column.removeprefix("method."): text(rows[column].iloc[0]) for column in columns}
     return [f"{column} {value}" for column, value in values.items() if value]

@@ -16,10 +16,8 @@ from matplotlib.patheffects import withStroke
 Look = dict[str, Any]
 
 #: Okabe and Ito's colours, which colour-blind readers tell apart, without the yellow that is faint on white.
-BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, BLACK = (
-    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"),
-)
-_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, BLACK)
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, BLACK = _COLOURS
 #: No two methods share a marker, so that a grey copy tells them apart as well.
 METHODS: dict[str, tuple[str, str]] = {
     "fedran": (BLUE, "o"),
@@ -38,7 +36,7 @@ METHODS: dict[str, tuple[str, str]] = {
 }
 _MORE_MARKERS = ("8", "H", "o", "s", "^", "v", "D", "P", "X", "p", "h")
 #: The ceilings' dots are none of these.
-_LINES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
+DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
 _FILLS = ("none", "full", "left", "bottom")
 #: Methods with all data in one place: ceilings, no competitors.
 CEILING_LOOKS: dict[str, Look] = {
@@ -63,15 +61,11 @@ def looks(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Colour and marker of each method: from `METHODS`, or a free pair that the name of an unknown one picks."""
     taken = {*METHODS.values()}
     free = [pair for pair in itertools.product(_COLOURS, _MORE_MARKERS) if pair not in taken]
-    found = {}
-    for method in sorted(set(methods)):
-        if method in METHODS:
-            found[method] = METHODS[method]
-        else:
-            # The name decides, not which other methods are there, unless two of them want the same pair.
-            start = zlib.crc32(method.encode()) % len(free)
-            found[method] = free.pop(start) if len(free) > 1 else free[0]
-    return found
+    # The name decides, not which other methods are there, unless two of them want the same pair.
+    return {
+        method: METHODS.get(method) or free.pop(zlib.crc32(method.encode()) % len(free))
+        for method in sorted(set(methods))
+    }
 
 
 def line_look(pair: tuple[str, str], variant: int = 0) -> Look:
@@ -80,9 +74,9 @@ def line_look(pair: tuple[str, str], variant: int = 0) -> Look:
     The first 16 variants of a method differ from each other.
     """
     colour, marker = pair
-    fill = _FILLS[(variant + variant // len(_LINES)) % len(_FILLS)]
+    fill = _FILLS[(variant + variant // len(DASHES)) % len(_FILLS)]
     around = {"markerfacecoloralt": "white", "markeredgewidth": 1.4, "markersize": 6.5}
-    return {"color": colour, "marker": marker, "linestyle": _LINES[variant % len(_LINES)], "fillstyle": fill, **around}
+    return {"color": colour, "marker": marker, "linestyle": DASHES[variant % len(DASHES)], "fillstyle": fill, **around}
 
 
 def drawn(figure: Figure, kind: str) -> bytes:

@@ -42,7 +42,8 @@ def accuracy_over_tasks(summary: pd.DataFrame, folders: Mapping[str, Path]) -> F
     for axes, panel in zip(grid, shown, strict=True):
         for _, row in panel.rows.iterrows():
             # (runs, T): [A_1..A_T] in percent, NaN where a task has no test sample.
-            curves = np.stack([_curve(folders[run]) for run in row["run_ids"]])
+            records = [json.loads((folders[run] / "run.json").read_text()) for run in row["run_ids"]]
+            curves = np.array([record["metrics"]["accuracy"] for record in records], dtype=float)
             tasks = np.arange(1, curves.shape[1] + 1)
             look = looks[row["label"]]
             middle = curves.mean(axis=0)
@@ -75,7 +76,9 @@ def accuracy_matrices(summary: pd.DataFrame, folders: Mapping[str, Path]) -> Fig
         *(shared(rows), fewer, left_out),
     ]
     figure, grid = canvas(len(rows), _MATRIX_COLUMNS, caption, height=3.4)
-    means = [np.mean([_matrix(folders[run]) for run in runs], axis=0) for runs in rows["run_ids"]]
+    # (T, T) of each run in percent, NaN above the diagonal.
+    files = [[folders[run] / "accuracy_matrix.csv" for run in runs] for runs in rows["run_ids"]]
+    means = [np.mean([pd.read_csv(file).to_numpy(float) for file in group], axis=0) for group in files]
     low, high = min(np.nanmin(matrix) for matrix in means), max(np.nanmax(matrix) for matrix in means)
     columns = min(_MATRIX_COLUMNS, len(rows))
     for axes, matrix, label in zip(grid, means, rows["label"], strict=True):
@@ -87,21 +90,10 @@ def accuracy_matrices(summary: pd.DataFrame, folders: Mapping[str, Path]) -> Fig
         axes.set_ylabel("after task")
         every = max(1, len(matrix) // _MOST_NUMBERED)
         ticks = np.arange(0, len(matrix), every)
-        axes.set_xticks(ticks, [str(task + 1) for task in ticks])
-        axes.set_yticks(ticks, [str(task + 1) for task in ticks])
+        axes.set(xticks=ticks, xticklabels=ticks + 1, yticks=ticks, yticklabels=ticks + 1)
     shrink = 0.8 if len(rows) <= _MATRIX_COLUMNS else 0.5
     figure.colorbar(image, ax=grid, label="accuracy (%)", shrink=shrink, pad=0.01)
     return figure
-
-
-def _curve(folder: Path) -> np.ndarray:
-    """(T,) in percent."""
-    return np.array(json.loads((folder / "run.json").read_text())["metrics"]["accuracy"], dtype=float)
-
-
-def _matrix(folder: Path) -> np.ndarray:
-    """(T, T) in percent, NaN above the diagonal."""
-    return pd.read_csv(folder / "accuracy_matrix.csv").to_numpy(float)
 
 
 def _numbers(axes: Axes, matrix: np.ndarray, middle: float) -> None:

@@ -67,15 +67,15 @@ def paper_values(cells: pd.DataFrame, lines: pd.DataFrame) -> pd.DataFrame:
         values["nominal"] = lines["nominal"]
         values["nominal_difference"] = lines["nominal"] - cells["number"]
         values["as_sent_mib"] = lines["as_sent"]
-    values = _filled(values, NOTHING)
+    values = values.astype(object).where(values.notna(), NOTHING)
     for part in _parts(lines):
         own = lines[[f"{part} {name}" for name in ("mean", "std", "n")]].copy()
         if part.startswith(OURS):
             own[f"{part} difference"] = own[f"{part} mean"] - cells["number"]
         has_run = own[f"{part} n"].notna()
-        belongs = pd.Series([_belongs(cell, part) for _, cell in cells.iterrows()], cells.index, dtype=bool)
-        states = [(has_run, NOT_DEFINED), (~has_run & belongs, NOT_RUN), (~has_run & ~belongs, NOTHING)]
-        values = values.join(pd.concat([_filled(own[rows], absent) for rows, absent in states]))
+        belongs = [_belongs(cell, part) for _, cell in cells.iterrows()]
+        absent = np.select([has_run, belongs], [NOT_DEFINED, NOT_RUN], NOTHING)
+        values = values.join(own.astype(object).where(own.notna(), pd.Series(absent, own.index), axis=0))
     values["state"] = lines["state"]
     runs = lines["state"].isin([HAS_RUNS, NOT_RUN])
     typed = [f"fcl-bench -m {shlex.join(overrides(cell))} seed=0,1,2" for _, cell in cells.iterrows()]
@@ -98,10 +98,6 @@ def _counts(lines: pd.DataFrame) -> bool:
 def _belongs(cell: pd.Series, part: str) -> bool:
     """Whether a column of runs is one for the cell's metric: what was sent, or what a paper's metric is with us."""
     return part.startswith(OURS) != (cell["metric"] in SIZES)
-
-
-def _filled(frame: pd.DataFrame, absent: str) -> pd.DataFrame:
-    return frame.astype(object).where(frame.notna(), absent)
 
 
 def _text(words: str) -> Cell:

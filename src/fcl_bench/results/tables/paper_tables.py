@@ -13,11 +13,10 @@ import pandas as pd
 
 from fcl_bench.engine.checkpoint import read_json
 from fcl_bench.errors import UserError, choices
-from fcl_bench.papers import miniature
+from fcl_bench.papers.experiments import MINIATURE, stand_ins
 from fcl_bench.papers.matching import STATED, Matcher, groups_of, overrides, settings_of, words_without_key
 from fcl_bench.papers.nominal import SIZES, as_sent, nominal
-from fcl_bench.papers.notes import notes
-from fcl_bench.papers.printed import lost_megabytes, printed
+from fcl_bench.papers.printed import lost_megabytes, notes, printed
 from fcl_bench.results.measures import direction
 from fcl_bench.results.tables.cells import NOT_RUN, NOTHING, Table
 from fcl_bench.results.tables.paper_sheet import (
@@ -79,7 +78,7 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
         differences: dict[Any, list[str]] = {}
         command: dict[str, str] = {}
         if not state and quick:
-            stands = miniature.stand_ins(cell, settings_of(overrides(cell)))
+            stands = stand_ins(cell, settings_of(overrides(cell)))
             state = "" if stands else NO_EXPERIMENT
             differences = {index: [] for _, settings in stands for index in matcher.exactly(settings)}
             command = {"command": f"fcl-bench {shlex.join(stands[0][0])}" if stands else NOTHING}
@@ -94,9 +93,9 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
             known = {key: cell[key] for key in ("row", "column", "metric")}
             known |= {key: runs.loc[index, key] for key in ("run_id", "seed", "device", "protocol")}
             behind.append({**known, "used": not differing, "differs": "; ".join(differing) or "nothing"})
-    title, said = f"{paper}, {table}", notes(paper, table, cells)
+    title, said = f"{paper}, {table}", notes(paper, table, cells["metric"].isin(SIZES).any())
     if quick:
-        title, said = f"{title}, in miniature", [miniature.NOTE, *said]
+        title, said = f"{title}, in miniature", [MINIATURE, *said]
     # NaN where nothing is counted.
     frame = pd.DataFrame(lines).astype({"nominal": float, "as_sent": float})
     whole = cells.loc[frame.pop("cell")].reset_index(drop=True)
@@ -131,8 +130,7 @@ def _ours(cell: pd.Series, runs: pd.DataFrame) -> dict[str, float]:
     found: dict[str, float] = {}
     for (device, protocol), part in runs.groupby(["device", "protocol"]) if len(runs) else ():
         for column, metric in columns.items():
-            values = [measured(read_json(file), metric) for file in part["record"]]
-            numbers = np.array([np.nan if value is None else value for value in values])
+            numbers = _values(part, metric)
             name = f"{column}, {device}, {protocol}"
             found[f"{name} mean"] = float(numbers.mean())
             found[f"{name} std"] = float(numbers.std(ddof=1)) if len(numbers) > 1 else np.nan
@@ -140,16 +138,9 @@ def _ours(cell: pd.Series, runs: pd.DataFrame) -> dict[str, float]:
     return found
 
 
-def measured(record: dict[str, Any], metric: str) -> float | None:
-    """A metric of a run record by the name that printed numbers use; None where it is not defined.
-
-    `task_aware.A_T_tasks` is A_T_tasks in the part `task_aware`; a plain name is one of `metrics` or `runtime`, or
-    with `_mib` a size.
-    """
+def _values(runs: pd.DataFrame, metric: str) -> np.ndarray:
+    """A metric of each run, NaN where not defined: `task_aware.A_T_tasks` is A_T_tasks in that part of a record."""
     part, _, name = metric.rpartition(".")
-    if part:
-        return record.get(part, {}).get(name)
-    if name.endswith("_mib"):
-        size = record["communication"].get(f"{name.removesuffix('_mib')}_bytes")
-        return None if size is None else size / 2**20
-    return {**record["metrics"], **record["runtime"]}.get(name)
+    if not part:
+        return runs[name].to_numpy(float)
+    return np.array([read_json(file).get(part, {}).get(name) for file in runs["record"]], dtype=float)
