@@ -16,102 +16,20 @@ from fcl_bench.errors import UserError
 from fcl_bench.linalg.class_sums import class_sums
 from fcl_bench.linalg.merging import MERGERS, Merger
 from fcl_bench.linalg.prototypes import pseudo_labels
-from fcl_bench.linalg.ridge import subspace_ridge
 from fcl_bench.linalg.solve import Solution, ill_conditioned, relative_rounding
 from fcl_bench.linalg.spectral import Spectrum, merge, summarise
+from fcl_bench.linalg.subspace import outside
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, ClosedFormServer, positions
 from fcl_bench.protocol.expected import Expectation, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Client, Server
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import column_bytes
 
 
-@dataclass
-class FedRAN(ClosedFormMethod):
-    """Knobs of FedRAN.
-
-    Args:
-        M: number of random features; None: the backbone's features themselves, H = Z.
-        rank: r, directions kept by clients and server; None: as many as `budget_bytes` allows, else M.
-        ridge: lambda of Eq. 29.
-        merge: how the server merges the clients of a task: "sequential" (the paper: pairwise in turn, truncating each
-            time), "joint" (all in one SVD, which holds the task's summaries together) or "tree" (pairwise, balanced).
-        budget_bytes: most that a client may upload for a task; the rank of its summary is then at most what Eq. 12
-            allows. The server keeps `rank` directions all the same, or the most that any task allowed.
-        complement: the classifier outside the kept subspace: "drop" (the paper) sets it to zero, "floor" takes the
-            smallest eigenvalue that every truncation kept, which no dropped one exceeds, for the curvature there.
-        ssl: FedRAN-SSL: give unlabelled samples (label_rate below 1) the label of the nearest prototype.
-        tau: least cosine similarity at which such a label is accepted (Eq. 15).
-        bounds: compare with the exact solution after each task (Theorems 1 and 2, bounds.csv); for small M.
-    """
-
-    name: ClassVar[str] = "fedran"
-    revision: ClassVar[int] = 2
-
-    rank: int | None = knob(512, least=1)
-    ridge: float = knob(1e-3, above=0)
-    merge: str = knob("sequential", choices=tuple(MERGERS))
-    budget_bytes: int | None = None
-    complement: str = knob("drop", choices=("drop", "floor"))
-    ssl: bool = False
-    tau: float = knob(0.5, least=-1, most=1, words="a cosine, -1 to 1")
-    bounds: bool = False
-
-    def __post_init__(self) -> None:
-        if self.M is not None and self.rank is not None and self.rank > self.M:
-            raise UserError(
-                f"method.rank={self.rank} is more than the {self.M} random features",
-                f"1 to {self.M}, or a larger method.M",
-            )
-
-    def matrices(self) -> int:
-        """No M x M matrix, unless the exact solution is asked for."""
-        return 3 if self.bounds else 0
-
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
-        M = self.dimension(problem)
-        if self.M is None and self.rank is not None and self.rank > M:
-            raise UserError(f"method.rank={self.rank} is more than the {M} features (method.M=null)", f"1 to {M}")
-        if self.budget_bytes is not None:
-            most = max(classes_per_task)
-            if self.feasible_rank(problem, most) < 1:
-                least = upload_bytes(M, 1, most, problem.wire.dtype)
-                raise UserError(
-                    f"method.budget_bytes={self.budget_bytes} does not hold one direction and {most} class sums",
-                    f"at least {least} with M={M} and wire.dtype={problem.wire}",
-                )
-
-    def feasible_rank(self, problem: Problem, classes: int) -> int:
-        """r for an upload with `classes` class sums: `rank`, M, and what the byte budget allows (Eq. 12)."""
-        M = self.dimension(problem)
-        rank = M if self.rank is None else self.rank
-        if self.budget_bytes is not None:
-            fixed = upload_bytes(M, 0, classes, problem.wire.dtype)
-            per_direction = upload_bytes(M, 1, classes, problem.wire.dtype) - fixed
-            rank = min(rank, (self.budget_bytes - fixed) // per_direction)
-        return min(rank, M)
-
-    def client(self, problem: Problem) -> Client:
-        return FedRANClient(self, problem)
-
-    def server(self, problem: Problem) -> Server:
-        return FedRANServer(self, problem)
-
-
 def upload_bytes(M: int, rank: int, classes: int, wire_dtype: torch.dtype) -> int:
     """Size of a full upload: V (M, r), sigma (r,), B (M, c) (Eq. 11)."""
     return (rank + classes) * column_bytes(M, wire_dtype) + rank * column_bytes(None, wire_dtype)
-
-
-def outside(V: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
-    """(I - V V')B (M, C), projected twice in float64: once would leave what V lacks in orthonormality."""
-    V, rest = V.to(torch.float64), B.to(torch.float64)
-    for _ in range(2):
-        rest = rest - V @ (V.T @ rest)
-    return rest.to(B.dtype)
 
 
 class FedRANClient(ClosedFormClient):
@@ -171,6 +89,11 @@ class FedRANServer(ClosedFormServer):
         self._rank = max(self._rank, self._limit)
         self._spatial = self._merger()
 
+    def gram(self) -> torch.Tensor:
+        """The estimate of the Gram matrix, V diag(sigma^2) V' (M, M)."""
+        V, sigma = self.sketch
+        return (V * sigma.square()) @ V.T
+
     def expects(self, task: Task, round_: int) -> Expectation:
         M = self.dimension
         return {"V": real(M, "r"), "sigma": real("r", least=0), "B": real(M, len(task.columns))}
@@ -193,19 +116,21 @@ class FedRANServer(ClosedFormServer):
         super().finish_task()
 
     def solution(self) -> Solution:
-        """Eq. 29; with the floor f, W = V (max(s^2, f) + lambda)^-1 V'B + (I - V V')B / (f + lambda)."""
-        ridge, (V, sigma) = self.method.ridge, self.sketch
+        """W = V (diag(s^2) + lambda I)^-1 V'B (Eq. 29): ridge regression within the span of V.
+
+        With the floor f, W = V (max(s^2, f) + lambda)^-1 V'B + (I - V V')B / (f + lambda).
+        """
+        ridge, (V, sigma), B = self.method.ridge, self.sketch, self.B
         if len(sigma) == 0:
-            return Solution(torch.zeros_like(self.B), 1.0)
+            return Solution(torch.zeros_like(B), 1.0)
         # Of V'B in a direction of small sigma, when V is orthonormal to rounding and B large in others.
         noise = (self.dimension * 2**-52 + relative_rounding(self.problem.dtype)) * float(sigma[0]) ** 2
-        if self.method.complement == "floor":
-            # Outside the subspace B may be nothing but rounding, which must not be divided by next to nothing.
-            floor = max(self.floor, noise)
-            sigma = sigma.clamp_min(floor**0.5)
-            W = subspace_ridge(Spectrum(V, sigma), self.B, ridge) + outside(V, self.B) / (floor + ridge)
-        else:
-            W = subspace_ridge(self.sketch, self.B, ridge)
+        # Outside the subspace B may be nothing but rounding, which must not be divided by next to nothing.
+        floor = max(self.floor, noise) if self.method.complement == "floor" else 0.0
+        sigma = sigma.clamp_min(floor**0.5)
+        W = V @ ((V.T @ B) / (sigma.square() + ridge).unsqueeze(1))
+        if floor:
+            W = W + outside(B.double(), V.double()).to(B.dtype) / (floor + ridge)
         largest, smallest = float(sigma[0]) ** 2 + ridge, float(sigma[-1]) ** 2 + ridge
         condition = largest / smallest
         return Solution(W, condition, ill_conditioned(condition, largest / noise) if noise > smallest else "")
@@ -224,3 +149,72 @@ class FedRANServer(ClosedFormServer):
         self.sketch = Spectrum(state["V"].to(self.B).T.contiguous().T, state["sigma"].to(self.B))
         self._rank = int(state["rank"])
         self.merge_error, self._cut = float(state["merge_error"]), float(state["cut"])
+
+
+@dataclass
+class FedRAN(ClosedFormMethod):
+    """Knobs of FedRAN.
+
+    Args:
+        M: number of random features; None: the backbone's features themselves, H = Z.
+        rank: r, directions kept by clients and server; None: as many as `budget_bytes` allows, else M.
+        ridge: lambda of Eq. 29.
+        merge: how the server merges the clients of a task: "sequential" (the paper: pairwise in turn, truncating each
+            time), "joint" (all in one SVD, which holds the task's summaries together) or "tree" (pairwise, balanced).
+        budget_bytes: most that a client may upload for a task; the rank of its summary is then at most what Eq. 12
+            allows. The server keeps `rank` directions all the same, or the most that any task allowed.
+        complement: the classifier outside the kept subspace: "drop" (the paper) sets it to zero, "floor" takes the
+            smallest eigenvalue that every truncation kept, which no dropped one exceeds, for the curvature there.
+        ssl: FedRAN-SSL: give unlabelled samples (label_rate below 1) the label of the nearest prototype.
+        tau: least cosine similarity at which such a label is accepted (Eq. 15).
+        bounds: compare with the exact solution after each task (Theorems 1 and 2, bounds.csv); for small M.
+    """
+
+    name: ClassVar[str] = "fedran"
+    revision: ClassVar[int] = 2
+    client_half = FedRANClient
+    server_half = FedRANServer
+
+    rank: int | None = knob(512, least=1)
+    ridge: float = knob(1e-3, above=0)
+    merge: str = knob("sequential", choices=tuple(MERGERS))
+    budget_bytes: int | None = None
+    complement: str = knob("drop", choices=("drop", "floor"))
+    ssl: bool = False
+    tau: float = knob(0.5, least=-1, most=1, words="a cosine, -1 to 1")
+    bounds: bool = False
+
+    def __post_init__(self) -> None:
+        if self.M is not None and self.rank is not None and self.rank > self.M:
+            raise UserError(
+                f"method.rank={self.rank} is more than the {self.M} random features",
+                f"1 to {self.M}, or a larger method.M",
+            )
+
+    def matrices(self) -> int:
+        """No M x M matrix, unless the exact solution is asked for."""
+        return 3 if self.bounds else 0
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
+        M = self.dimension(problem)
+        if self.M is None and self.rank is not None and self.rank > M:
+            raise UserError(f"method.rank={self.rank} is more than the {M} features (method.M=null)", f"1 to {M}")
+        if self.budget_bytes is not None:
+            most = max(classes_per_task)
+            if self.feasible_rank(problem, most) < 1:
+                least = upload_bytes(M, 1, most, problem.wire.dtype)
+                raise UserError(
+                    f"method.budget_bytes={self.budget_bytes} does not hold one direction and {most} class sums",
+                    f"at least {least} with M={M} and wire.dtype={problem.wire}",
+                )
+
+    def feasible_rank(self, problem: Problem, classes: int) -> int:
+        """r for an upload with `classes` class sums: `rank`, M, and what the byte budget allows (Eq. 12)."""
+        M = self.dimension(problem)
+        rank = M if self.rank is None else self.rank
+        if self.budget_bytes is not None:
+            fixed = upload_bytes(M, 0, classes, problem.wire.dtype)
+            per_direction = upload_bytes(M, 1, classes, problem.wire.dtype) - fixed
+            rank = min(rank, (self.budget_bytes - fixed) // per_direction)
+        return min(rank, M)
