@@ -35,6 +35,7 @@ class Network(torch.nn.Module):
     def __init__(self, start: Trainable) -> None:
         super().__init__()
         self.dimension = start.dimension
+        self.stages = start.stages
         self._size = start.size
         self._called: set[str] | None = None
         self.body = start.build()

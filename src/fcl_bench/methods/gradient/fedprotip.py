@@ -15,13 +15,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.linalg.subspace import Projection, append_basis, core_basis, outside, sketch, span_of
 from fcl_bench.linalg.task_identity import relevance, route
-from fcl_bench.methods.gradient.projected import (
-    ProjectedClient,
-    ProjectedMethod,
-    ProjectedServer,
-    bases_in,
-    protected_weights,
-)
+from fcl_bench.methods.gradient.projected import ProjectedClient, ProjectedMethod, ProjectedServer, bases_in
 from fcl_bench.protocol.expected import Expectation, Expected, numbers, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Prediction, Problem, Shard, State, TestBatch
@@ -53,36 +47,6 @@ class Tip:
     route: str = knob("sample", choices=("sample", "batch"))
     batch: int = knob(64, least=1)
     references: str = knob("learnt", choices=("learnt", "updated"))
-
-
-@dataclass
-class FedProTIP(ProjectedMethod):
-    """Knobs of FedProTIP.
-
-    Args:
-        tip: how the task is predicted (see `Tip`); None (`method.tip=false`): all classes compete, FedProTIP (-t).
-        sketch: s_l, width of the Gaussian sketches that are sent in place of bases, so that a secure sum is all that
-            the server sees (Eq. 40); None: the bases.
-    """
-
-    name: ClassVar[str] = "fedprotip"
-
-    training: Training = field(default_factory=Training)
-    tip: Tip | None = field(default_factory=Tip)
-    sketch: int | None = knob(None, least=1)
-
-    def stages(self, task: Task) -> list[str]:
-        return [*super().stages(task), *([REFERENCES] if self.tip else [])]
-
-    def head_columns(self, task: Task) -> tuple[int, ...]:
-        """With task prediction a full head per task, old classes included; without, one row a class (-t)."""
-        return tuple(task.new_columns) if self.tip is None else task.columns
-
-    def client(self, problem: Problem) -> FedProTIPClient:
-        return FedProTIPClient(self, problem)
-
-    def server(self, problem: Problem) -> FedProTIPServer:
-        return FedProTIPServer(self, problem)
 
 
 class ProjectedDescent(Objective):
@@ -133,14 +97,13 @@ class FedProTIPClient(ProjectedClient):
         if self._projections[0] != shard.task:
             self._projections = shard.task, self._projections_of(broadcast)
         heads, method = Heads.from_message(broadcast), self.method
-        return ProjectedDescent(heads, method.loss_over, method.frozen_heads, self._projections[1], self.half.network)
+        return ProjectedDescent(heads, method.loss_over, method.frozen_heads, self._projections[1], self.network)
 
     def _projections_of(self, broadcast: Message) -> dict[str, Projection]:
         """What keeps each weight that trains away from the bases of a broadcast."""
-        network = self.half.network
-        own = dict(network.named_parameters())
+        own = dict(self.network.named_parameters())
         found = {}
-        for name, layer in protected_weights(self.method, network, self.half.start.stages).items():
+        for name, layer in self.method.protected_weights(self.network).items():
             Phi = bases_in(broadcast, layer)
             if Phi is not None and own[name].requires_grad:
                 found[name] = Projection(Phi, own[name])
@@ -165,7 +128,7 @@ class FedProTIPClient(ProjectedClient):
             if self._sketch is None:
                 found[layer] = U
             else:
-                seed = derived_seed(self.half.problem.seed, f"sketch {layer}", shard.task, shard.client)
+                seed = derived_seed(self.problem.seed, f"sketch {layer}", shard.task, shard.client)
                 found[layer] = sketch(U, sigma, min(self._sketch, len(U)), torch.Generator().manual_seed(seed))
         return Message(found, summed=found if self._sketch is not None else ()), state
 
@@ -175,7 +138,7 @@ class FedProTIPClient(ProjectedClient):
         Of this task; or, with `updated`, of all tasks that the client has had samples of.
         """
         if not self._updates:
-            features = self.half.trainer.features(self.half.network, shard.inputs)
+            features = self.trainer.features(self.network, shard.inputs)
             return Message({"reference": relevance(features, head_bases(broadcast, shard.task, features)).mean(dim=0)})
         kept = {int(name.removeprefix("inputs.")): inputs for name, inputs in state.items()}
         own = dict(sorted(kept.items()))
@@ -198,7 +161,6 @@ class FedProTIPServer(ProjectedServer):
         self._tip = method.tip
         self._updated = self._tip is not None and self._tip.references == "updated"
         self._sketched = method.sketch
-        self._received: dict[str, torch.Tensor] = {}
         #: Per client and task, the reference (t + 1,).
         self._references: dict[tuple[int, int], torch.Tensor] = {}
         self._tolerance = _ROUNDINGS * torch.finfo(problem.wire.dtype).eps
@@ -232,13 +194,12 @@ class FedProTIPServer(ProjectedServer):
         for layer, found in upload.items():
             found = found.double()
             if self._sketched is not None:
-                self._received[layer] = self._received.get(layer, 0) + found
+                self.received[layer] = self.received.get(layer, 0) + found
             else:
-                before = self._received.get(layer, self.basis_before(layer, found))
-                self._received[layer] = append_basis(before, found, self._tolerance)
+                before = self.received.get(layer, self.basis_before(layer, found))
+                self.received[layer] = append_basis(before, found, self._tolerance)
 
-    def new_basis(self, layer: str) -> torch.Tensor:
-        received = self._received.pop(layer)
+    def new_basis(self, layer: str, received: torch.Tensor) -> torch.Tensor:
         before = self.basis_before(layer, received)
         if self._sketched is None:
             return received[:, before.shape[1] :]
@@ -287,3 +248,29 @@ class FedProTIPServer(ProjectedServer):
             if name.startswith("reference."):
                 _, client, task = name.split(".")
                 self._references[int(client), int(task)] = value.to(self.problem.device)
+
+
+@dataclass
+class FedProTIP(ProjectedMethod):
+    """Knobs of FedProTIP.
+
+    Args:
+        tip: how the task is predicted (see `Tip`); None (`method.tip=false`): all classes compete, FedProTIP (-t).
+        sketch: s_l, width of the Gaussian sketches that are sent in place of bases, so that a secure sum is all that
+            the server sees (Eq. 40); None: the bases.
+    """
+
+    name: ClassVar[str] = "fedprotip"
+    client_half = FedProTIPClient
+    server_half = FedProTIPServer
+
+    training: Training = field(default_factory=Training)
+    tip: Tip | None = field(default_factory=Tip)
+    sketch: int | None = knob(None, least=1)
+
+    def stages(self, task: Task) -> list[str]:
+        return [*super().stages(task), *([REFERENCES] if self.tip else [])]
+
+    def head_columns(self, task: Task) -> tuple[int, ...]:
+        """With task prediction a full head per task, old classes included; without, one row a class (-t)."""
+        return tuple(task.new_columns) if self.tip is None else task.columns

@@ -29,44 +29,6 @@ from fcl_bench.training.samples import Samples
 SAMPLES = "samples"
 
 
-@dataclass
-class JointTraining(GradientMethod):
-    """Knobs of joint training.
-
-    Args:
-        training: `rounds` times `epochs` passes over all samples so far; no average is taken.
-        restart: whether every task starts from the initial network, rather than from the last one.
-    """
-
-    name: ClassVar[str] = "joint_training"
-    resumes_within_tasks: ClassVar[bool] = False
-
-    training: Training = field(default_factory=Training)
-    restart: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        without = {"frozen_stages": 0, "frozen_heads": False, "loss_over": "seen", "on": "images"}
-        given = [(f"method.{name}", getattr(self, name), value) for name, value in without.items()]
-        given.append(("method.training.fraction", self.training.fraction, 1))
-        given.append(("method.training.server_optimizer", self.training.server_optimizer, "average"))
-        for key, value, only in given:
-            if value != only:
-                shown = str(value).lower()
-                raise UserError(
-                    f"{key}={shown} has no meaning with all data in one place", f"{key}={str(only).lower()}"
-                )
-
-    def stages(self, task: Task) -> list[str]:
-        return [SAMPLES]
-
-    def client(self, problem: Problem) -> Client:  # type: ignore[override]
-        return JointTrainingClient()
-
-    def server(self, problem: Problem) -> JointTrainingServer:
-        return JointTrainingServer(self, problem)
-
-
 class JointTrainingClient(Client):
     """Gives away its samples."""
 
@@ -102,13 +64,13 @@ class JointTrainingServer(GradientServer):
             return
         self._images, self._labels = [torch.cat(self._images)], [torch.cat(self._labels)]
         if self.method.restart:
-            self.network.load({f"body.{name}": value for name, value in self.half.start.build().state_dict().items()})
+            self.network.load({f"body.{name}": value for name, value in self.start.build().state_dict().items()})
             self.network.heads = torch.nn.ModuleList()
-            self.half.prepare(self.heads)
+            self.prepare(self.heads)
         training, seed = self.method.training, self.problem.seed
         with progress(training.rounds, f"training on tasks 1 to {self.task + 1}", "round") as bar:
             for round_ in range(training.rounds):
-                self.half.trainer.train(
+                self.trainer.train(
                     self.network,
                     Samples(self._images[0], self._labels[0]),
                     training.rate(round_),
@@ -126,3 +88,39 @@ class JointTrainingServer(GradientServer):
         super().load_state_dict(state)
         self._images = [state[name].to(self.problem.device) for name in ("images",) if name in state]
         self._labels = [state[name].to(self.problem.device) for name in ("labels",) if name in state]
+
+
+@dataclass
+class JointTraining(GradientMethod):
+    """Knobs of joint training.
+
+    Args:
+        training: `rounds` times `epochs` passes over all samples so far; no average is taken.
+        restart: whether every task starts from the initial network, rather than from the last one.
+    """
+
+    name: ClassVar[str] = "joint_training"
+    server_half = JointTrainingServer
+    resumes_within_tasks: ClassVar[bool] = False
+
+    training: Training = field(default_factory=Training)
+    restart: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        without = {"frozen_stages": 0, "frozen_heads": False, "loss_over": "seen", "on": "images"}
+        given = [(f"method.{name}", getattr(self, name), value) for name, value in without.items()]
+        given.append(("method.training.fraction", self.training.fraction, 1))
+        given.append(("method.training.server_optimizer", self.training.server_optimizer, "average"))
+        for key, value, only in given:
+            if value != only:
+                shown = str(value).lower()
+                raise UserError(
+                    f"{key}={shown} has no meaning with all data in one place", f"{key}={str(only).lower()}"
+                )
+
+    def stages(self, task: Task) -> list[str]:
+        return [SAMPLES]
+
+    def client(self, problem: Problem) -> Client:
+        return JointTrainingClient()
