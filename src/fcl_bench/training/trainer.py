@@ -42,10 +42,8 @@ class Trainer:
         self._augment = Augment(training.augment)
         self._device = device
         self._key = key
-        precision = training.precision
-        if precision == "auto":
-            precision = "bfloat16" if device.type == "cuda" else "float32"
-        self._half = precision == "bfloat16"
+        automatic = training.precision == "auto" and device.type == "cuda"
+        self._half = automatic or training.precision == "bfloat16"
 
     def train(self, network: Network, samples: Samples, rate: float, seed: int, objective: Objective) -> None:
         """One client's round: `training.epochs` passes over its samples, in place.
@@ -96,7 +94,7 @@ class Trainer:
 
     def diverged(self) -> UserError:
         """What to tell when a model is no longer finite."""
-        return self.training.diverged(self._key)
+        return UserError(f"{self._key}.lr={self.training.lr:g}: training diverged", f"a smaller {self._key}.lr")
 
     def autocast(self) -> AbstractContextManager[object]:
         """The precision of forward passes."""
