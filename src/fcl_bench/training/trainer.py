@@ -86,11 +86,9 @@ class Trainer:
     def features(self, network: Network, images: torch.Tensor) -> torch.Tensor:
         """Features (n, d) of samples (n, ...) in float32, in evaluation mode."""
         network.eval()
-        parts = []
+        batches = images.split(FORWARD_BATCH.get(self._device.type, 128))
         with exact_kernels(), self.autocast():
-            for batch in images.split(FORWARD_BATCH.get(self._device.type, 128)):
-                parts.append(network.body(self.standardise(batch)).float())
-        return torch.cat(parts)
+            return torch.cat([network.body(self.standardise(batch)).float() for batch in batches])
 
     def diverged(self) -> UserError:
         """What to tell when a model is no longer finite."""

@@ -14,7 +14,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.class_sums import class_sums
-from fcl_bench.linalg.merging import MERGERS, Merger
+from fcl_bench.linalg.merging import MERGERS
 from fcl_bench.linalg.prototypes import pseudo_labels
 from fcl_bench.linalg.solve import Solution, ill_conditioned, relative_rounding
 from fcl_bench.linalg.spectral import Spectrum, merge, summarise
@@ -72,22 +72,19 @@ class FedRANServer(ClosedFormServer):
         self._rank = 0 if method.rank is None else min(method.rank, self.dimension)
         self._limit = 0
         self._cut = 0.0
-        self._spatial = self._merger()
+        self._spatial = MERGERS[self.method.merge](self._rank)
 
     @property
     def floor(self) -> float:
         smallest = float(self.sketch.sigma[-1]) ** 2 if len(self.sketch.sigma) else 0.0
         return max(smallest, self._cut)
 
-    def _merger(self) -> Merger:
-        return MERGERS[self.method.merge](self._rank)
-
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         # A byte budget binds uploads, not what the server keeps, so a task with many classes never shrinks the state.
         self._limit = self.method.feasible_rank(self.problem, len(task.columns))
         self._rank = max(self._rank, self._limit)
-        self._spatial = self._merger()
+        self._spatial = MERGERS[self.method.merge](self._rank)
 
     def gram(self) -> torch.Tensor:
         """The estimate of the Gram matrix, V diag(sigma^2) V' (M, M)."""

@@ -10,6 +10,7 @@ from fcl_bench.randomness import derived_seed
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
+from fcl_bench.training.optimisers import with_prefix
 from fcl_bench.training.samples import Samples
 
 
@@ -61,8 +62,7 @@ class GradientClient(Half, Client):
 
     def teacher(self, shard: Shard, broadcast: Message) -> Network | None:
         """The model with which the last task ended, frozen, with the heads that it had; None in the first task."""
-        prefix = teacher_prefix(shard.task - 1)
-        values = {name.removeprefix(prefix): value for name, value in broadcast.items() if name.startswith(prefix)}
+        values = with_prefix(broadcast, teacher_prefix(shard.task - 1))
         if not values:
             return None
         if self._teacher is None or self._teacher[0] != shard.task:

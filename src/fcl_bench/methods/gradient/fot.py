@@ -6,7 +6,7 @@ sum, which secure aggregation can compute, and takes the subspaces from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -19,7 +19,6 @@ from fcl_bench.protocol.expected import Expected, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.randomness import derived_seed
-from fcl_bench.training.knobs import Training
 
 
 class FOTClient(ProjectedClient):
@@ -67,7 +66,6 @@ class FOT(ProjectedMethod):
     client_half = FOTClient
     server_half = FOTServer
 
-    training: Training = field(default_factory=Training)
     threshold: float = knob(0.87, above=0, most=1)
     threshold_step: float = knob(0.01, least=0)
     mass: str = knob("energy", choices=MASSES)

@@ -6,7 +6,7 @@ with the same optimiser, as many epochs as a client of the others makes in a tas
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -21,7 +21,6 @@ from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import progress
-from fcl_bench.training.knobs import Training
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.samples import Samples
 
@@ -81,13 +80,13 @@ class JointTrainingServer(GradientServer):
                 bar.update()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        samples = {"images": self._images, "labels": self._labels}
-        return {**super().state_dict(), **{name: torch.cat(parts) for name, parts in samples.items() if parts}}
+        samples = {"images": torch.cat(self._images), "labels": torch.cat(self._labels)} if self._images else {}
+        return {**super().state_dict(), **samples}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
-        self._images = [state[name].to(self.problem.device) for name in ("images",) if name in state]
-        self._labels = [state[name].to(self.problem.device) for name in ("labels",) if name in state]
+        if "images" in state:
+            self._images, self._labels = ([state[name].to(self.problem.device)] for name in ("images", "labels"))
 
 
 @dataclass
@@ -103,7 +102,6 @@ class JointTraining(GradientMethod):
     server_half = JointTrainingServer
     resumes_within_tasks: ClassVar[bool] = False
 
-    training: Training = field(default_factory=Training)
     restart: bool = True
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from fcl_bench.protocol.problem import Problem, Shard
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import Notices
-from fcl_bench.training.knobs import Training
 from fcl_bench.training.layer_inputs import HEADS, layer_columns, projectable
 from fcl_bench.training.network import Network
 
@@ -46,7 +45,6 @@ class ProjectedMethod(GradientMethod):
         theory: reference samples per client and task for the estimates of rho and beta (Assumptions 4 and 5); 0: none.
     """
 
-    training: Training = field(default_factory=Training)
     frozen_stages: int = knob(2, least=0)
     frozen_heads: bool = True
     threshold: float = knob(0.7, above=0, most=1)

@@ -14,7 +14,7 @@ from fcl_bench.protocol.problem import Prediction, Problem, TestBatch
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed, generator
 from fcl_bench.training.heads import Heads, parts
-from fcl_bench.training.optimisers import ServerOptimiser, average
+from fcl_bench.training.optimisers import ServerOptimiser, average, with_prefix
 
 if TYPE_CHECKING:
     from fcl_bench.methods.gradient.base import GradientMethod
@@ -108,19 +108,9 @@ class GradientServer(Half, Server):
         return "it does not say how many samples it is of" if self.stage == MODEL and upload.samples is None else ""
 
     def absorb(self, client: int, upload: Message) -> None:
-        if self.stage == MODEL:
-            self._add(client, upload)
-        else:
+        if self.stage != MODEL:
             self.absorb_answer(client, upload)
-
-    def absorb_answer(self, client: int, upload: Message) -> None:
-        """Take in an upload of a stage that is no training; only for methods with such stages."""
-
-    def weight(self, client: int, upload: Message) -> float:
-        """What a client's model counts in the average, relative to the others'."""
-        return float(upload.samples or 0) if self.method.training.weighting == "samples" else 1.0
-
-    def _add(self, client: int, upload: Message) -> None:
+            return
         weight = self.weight(client, upload)
         self._weight += weight
         for name in self.sent:
@@ -129,6 +119,13 @@ class GradientServer(Half, Server):
                 self._sums[name].add_(value, alpha=weight)
             else:
                 self._sums[name] = value * weight
+
+    def absorb_answer(self, client: int, upload: Message) -> None:
+        """Take in an upload of a stage that is no training; only for methods with such stages."""
+
+    def weight(self, client: int, upload: Message) -> float:
+        """What a client's model counts in the average, relative to the others'."""
+        return float(upload.samples or 0) if self.method.training.weighting == "samples" else 1.0
 
     def finish_round(self) -> None:
         if self.stage != MODEL:
@@ -157,12 +154,7 @@ class GradientServer(Half, Server):
         return self.classify(TestBatch.of(inputs)).scores
 
     def classify(self, batch: TestBatch) -> Prediction:
-        return Prediction(self.class_scores(self.embed(batch.inputs)))
-
-    @torch.inference_mode()
-    def class_scores(self, features: torch.Tensor) -> torch.Tensor:
-        """Scores (n, C_t) of features (n, d); of a class with several heads the largest."""
-        return self.heads.class_scores(self.logits(features))
+        return Prediction(self.heads.class_scores(self.logits(self.embed(batch.inputs))))
 
     @torch.inference_mode()
     def logits(self, features: torch.Tensor) -> torch.Tensor:
@@ -201,13 +193,10 @@ class GradientServer(Half, Server):
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         sizes = state["classes"].tolist()
         self.columns = parts(state.get("head_columns", torch.arange(sum(sizes))), sizes)
-        self.tasks = list(self.columns)
-        if "task_sizes" in state:
-            self.tasks = parts(state["task_columns"], state["task_sizes"].tolist())
+        told = "task_sizes" in state
+        self.tasks = parts(state["task_columns"], state["task_sizes"].tolist()) if told else list(self.columns)
         self.network.grow(self.heads.sizes, head_seed(self.problem))
         self.network.load({name: value for name, value in state.items() if name.startswith(("body.", "heads."))})
         on_device = {name: value.to(self.problem.device) for name, value in state.items()}
         self._teacher = {name: value for name, value in on_device.items() if name.startswith("teacher.")}
-        self._optimiser.load_state_dict(
-            {name.removeprefix(_OPTIMISER): value for name, value in on_device.items() if name.startswith(_OPTIMISER)}
-        )
+        self._optimiser.load_state_dict(with_prefix(on_device, _OPTIMISER))
