@@ -143,7 +143,7 @@ def test_everything_else_is_frozen_after_the_first_task(name):
                 assert f"heads.{task}.weight" in message
 
 
-@pytest.mark.parametrize("knobs", [{}, {"loss_over": "task", "tip": False}, {"sketch": 9}], ids=str)
+@pytest.mark.parametrize("knobs", [{}, {"loss_over": "task", "tip": None}, {"sketch": 9}], ids=str)
 def test_the_first_task_is_plain_fedavg(knobs):
     """As finetune leaves it, bit for bit: nothing is frozen or projected yet."""
     tasks, problem = three_tasks()[:1], tiny_problem()
