@@ -293,7 +293,7 @@ GRADIENT: dict[str, tuple[Method, list[str]]] = {
     "joint_training": (JointTraining(training=FAST), ["samples"]),
     "fot": (FOT(training=FAST, columns=8), [MODEL, MODEL, BASES]),
     "fedprotip": (FedProTIP(training=FAST, columns=8), [MODEL, MODEL, BASES, REFERENCES]),
-    "fedprotip without routes": (FedProTIP(training=FAST, columns=8, tip=False), [MODEL, MODEL, BASES]),
+    "fedprotip without routes": (FedProTIP(training=FAST, columns=8, tip=None), [MODEL, MODEL, BASES]),
     "fedprotip, updated": (FedProTIP(training=FAST, columns=8, tip=UPDATED), [MODEL, MODEL, BASES, REFERENCES]),
     "fedprotip, sketched": (FedProTIP(training=FAST, columns=8, sketch=40), [MODEL, MODEL, BASES, REFERENCES]),
 }

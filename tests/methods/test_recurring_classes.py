@@ -110,7 +110,7 @@ def test_a_shared_head_trains_the_rows_of_classes_that_come_back_and_no_others(n
     # Fine-tuning freezes no row; the others freeze those of classes that the task does not have.
     resting = name != "finetune"
     assert moved == [not resting] * (4 - shared) + [True] * shared
-    assert server.class_scores(server.embed(torch.zeros(3, 3, 8, 8, dtype=torch.uint8))).shape == (3, 8 - shared)
+    assert server.predict(torch.zeros(3, 3, 8, 8, dtype=torch.uint8)).shape == (3, 8 - shared)
 
 
 def test_fedprotip_keeps_a_full_head_per_task_and_never_touches_an_old_one():
