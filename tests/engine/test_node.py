@@ -262,7 +262,7 @@ def test_a_client_that_returns_nothing_keeps_nothing():
     assert made.state.client_storage_bytes == {"a": 12}
 
 
-@pytest.mark.parametrize("tip", [UPDATED, Tip("sample")], ids=["with memory", "without"])
+@pytest.mark.parametrize("tip", [UPDATED, Tip(route="sample")], ids=["with memory", "without"])
 def test_a_method_returns_a_new_state_and_leaves_the_one_it_got(tip):
     """Of every stage of two tasks; a state that can't be written to would be told."""
     method = FedProTIP(training=FAST, frozen_stages=1, columns=8, tip=tip)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fcl_bench.config import typed_instance
 from fcl_bench.engine.codec import encoded
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.estimate import Estimate
@@ -117,7 +118,7 @@ def test_the_upload_has_the_documented_size(rank, samples, centre):
 
 def test_impossible_ranks_are_refused():
     with pytest.raises(UserError, match="method.rank=-1 is out of range"):
-        CentredSketch(rank=-1)
+        typed_instance(CentredSketch, {"rank": -1}, "method")
     with pytest.raises(UserError, match="method.rank=9 is more than the 8 features"):
         CentredSketch(M=None, rank=9).check(problem_of(8), [2])
 

@@ -204,9 +204,9 @@ def test_bases_have_the_bytes_counted_by_hand_in_a_run(tmp_path, knobs, values):
 
 #: As typed, and what the one line must hold.
 WRONG = [
-    ("method.tip=maybe", "method.tip=maybe is not known (false, or the keys route, batch, references)"),
+    ("method.tip=maybe", "method.tip=maybe has the wrong type (keys of its own: route, batch, references)"),
     ("method.tip.route=x", "method.tip.route=x is not known (choices: batch, sample)"),
-    ("+method.tip.foo=1", "unknown key method.tip.foo (choices: batch, references, route)"),
+    ("+method.tip.foo=1", "unknown key method.tip.foo (a key listed in the YAML)"),
     ("method.tip.batch=0", "method.tip.batch=0 is out of range (an integer of at least 1)"),
     ("method.threshold=0", "method.threshold=0.0 is out of range (above 0, at most 1)"),
     ("method.sketch=0", "method.sketch=0 is out of range (an integer of at least 1)"),
@@ -241,7 +241,7 @@ OTHERS = [
     ({"theory": -1}, "method.theory=-1 is out of range (an integer of at least 0)"),
     ({"loss_over": "old"}, "method.loss_over=old is not known (choices: seen, task)"),
     ({"foo": 1}, "unknown key method.foo"),
-    ({"tip": 3}, "method.tip=3 is not known"),
+    ({"tip": 3}, "method.tip=3 has the wrong type"),
     ({"tip": {"route": None}}, "method.tip.route="),
     ({"tip": {"batch": -4}}, "method.tip.batch=-4 is out of range"),
     ({"tip": {"batch": "many"}}, "method.tip.batch=many has the wrong type (an integer)"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fcl_bench.backbones.trainable import seeded
+from fcl_bench.methods.gradient.fedprotip import Tip
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.problem import TestBatch
 from tests.methods.fedprotip_harness import (
@@ -38,7 +41,7 @@ def blocks_of_pixels(
 
 
 def separable(
-    tip: object, sizes: list[list[int]], seed: int = 0
+    tip: Tip | None, sizes: list[list[int]], seed: int = 0
 ) -> tuple[Server, list[tuple[torch.Tensor, torch.Tensor]]]:
     """FedProTIP on such tasks, and a test set for each; black pixels are zero to the network."""
     rng, T = np.random.default_rng(seed), len(sizes)
@@ -55,8 +58,8 @@ def routed_right(server: Server, tests: list[tuple[torch.Tensor, torch.Tensor]])
     return float(np.mean([(tasks == t).double().mean() for t, tasks in enumerate(routes)]))
 
 
-SAMPLE = {"route": "sample", "batch": 64}
-BATCH = {"route": "batch", "batch": 64}
+SAMPLE = Tip(route="sample", batch=64)
+BATCH = Tip(route="batch", batch=64)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +119,7 @@ def test_a_batch_of_one_task_is_routed_as_one_and_a_mixed_one_refused():
 
 
 def test_without_tip_all_classes_compete_and_nothing_is_routed():
-    server, tests = separable(False, [[20, 20]] * 3)
+    server, tests = separable(None, [[20, 20]] * 3)
     routing, _ = separable(SAMPLE, [[20, 20]] * 3)
     for images, _ in tests:
         prediction = server.classify(TestBatch.of(images))
@@ -129,11 +132,10 @@ def test_without_tip_all_classes_compete_and_nothing_is_routed():
 def test_stages_of_a_task():
     task = images_stream(three_tasks())[0]
     assert fedprotip_of().stages(task) == ["model", "model", "bases", "references"]
-    assert fedprotip_of(tip=False).stages(task) == ["model", "model", "bases"]
     assert fedprotip_of(tip=None).stages(task) == ["model", "model", "bases"]
 
 
-UPDATED = {"route": "batch", "batch": 64, "references": "updated"}
+UPDATED = Tip(route="batch", batch=64, references="updated")
 #: Samples; client 2 has none of the first task, client 1 none of the last.
 UNEVEN = [[12, 9, 0], [9, 9, 11], [12, 0, 9]]
 
@@ -182,7 +184,7 @@ def test_references_change_routes_and_nothing_else():
     tasks = image_tasks(np.random.default_rng(1), [2, 2, 2], [[16, 16]] * 3)
     states = []
     for references in ("learnt", "updated"):
-        tip = {**UPDATED, "references": references}
+        tip = replace(UPDATED, references=references)
         made = federation_of(fedprotip_of(tip=tip, columns=8), tiny_problem(), tasks)
         made.run(lambda _: None)
         states.append({name: value for name, value in made.server.model().items() if "reference" not in name})

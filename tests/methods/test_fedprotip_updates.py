@@ -143,7 +143,7 @@ def test_everything_else_is_frozen_after_the_first_task(name):
                 assert f"heads.{task}.weight" in message
 
 
-@pytest.mark.parametrize("knobs", [{}, {"loss_over": "task", "tip": False}, {"sketch": 9}], ids=str)
+@pytest.mark.parametrize("knobs", [{}, {"loss_over": "task", "tip": None}, {"sketch": 9}], ids=str)
 def test_the_first_task_is_plain_fedavg(knobs):
     """As finetune leaves it, bit for bit: nothing is frozen or projected yet."""
     tasks, problem = three_tasks()[:1], tiny_problem()
@@ -163,12 +163,12 @@ def test_a_clients_batch_norms_rest_while_it_trains_on_a_later_task():
     problem, method, tasks = tiny_problem(), fedprotip_of(), three_tasks()
     update, broadcast = second_task(method, problem, tasks)
     client, seen = method.client(problem), []
-    norm = client.half.network.body.stage3[1]
+    norm = client.network.body.stage3[1]
     norm.register_forward_hook(lambda module, inputs, output: seen.append((module.training, inputs[0], output.clone())))
     update(client)
     assert seen
     assert not any(training for training, *_ in seen)
-    state = client.half.network.state_dict()
+    state = client.network.state_dict()
     for name in (f"body.stage{stage}.1.{own}" for stage in (1, 2, 3, 4) for own in ("running_mean", "running_var")):
         assert torch.equal(state[name], broadcast[name])
     mean, variance = (broadcast[f"body.stage3.1.running_{own}"].view(1, -1, 1, 1) for own in ("mean", "var"))
@@ -181,7 +181,7 @@ class PlainClient(fedprotip.FedProTIPClient):
     """Trains what FedProTIP trains, without a projection."""
 
     def objective(self, shard, broadcast, state):
-        return Objective(Heads.from_message(broadcast), self.half.method.loss_over)
+        return Objective(Heads.from_message(broadcast), self.method.loss_over)
 
 
 def second_task(method: FedProTIP, problem: Problem, tasks: ImageTasks, change=lambda server: None):

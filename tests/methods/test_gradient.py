@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fcl_bench.config import typed_instance
 from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.finetune import FineTune
@@ -293,7 +294,7 @@ def test_too_many_frozen_stages_are_refused_before_any_work():
 @pytest.mark.parametrize(("name", "value"), [("frozen_stages", -1), ("loss_over", "new")])
 def test_the_methods_own_knobs_are_checked_with_their_key(name, value):
     with pytest.raises(UserError, match=rf"^method\.{name}={value} "):
-        finetune(**{name: value})
+        typed_instance(FineTune, {name: value}, "method")
 
 
 # The loss -------------------------------------------------------------------------------------------------------------

@@ -56,11 +56,11 @@ class RememberingClient(GradientClient):
     def samples(self, shard, broadcast, state):
         own = super().samples(shard, broadcast, state)
         old = [name for name in state if name.startswith("images.") and name != f"images.{shard.task}"]
-        if not old or not self.half.method.replayed:
+        if not old or not self.method.replayed:
             return own
         inputs = torch.cat([state[name] for name in old])
         labels = torch.cat([state[name.replace("images", "labels")] for name in old])
-        return Replayed(own, Pool(inputs, labels, seed=shard.client), self.half.method.replayed)
+        return Replayed(own, Pool(inputs, labels, seed=shard.client), self.method.replayed)
 
     def remember(self, shard, broadcast, state):
         kept = {f"images.{shard.task}": shard.inputs[:2], f"labels.{shard.task}": shard.labels[:2]}

@@ -16,7 +16,7 @@ from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
+from fcl_bench.methods.gradient.fedprotip import FedProTIP, Tip
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.fot import FOT
 from fcl_bench.protocol.problem import TestBatch
@@ -91,7 +91,7 @@ def training(**knobs) -> Training:
 SHARED_HEAD = {
     "finetune": FineTune(training=training(momentum=0.9)),
     "fot": FOT(training=training(momentum=0.9), frozen_stages=1, columns=32),
-    "fedprotip": FedProTIP(training=training(momentum=0.9), frozen_stages=1, columns=32, threshold=0.3, tip=False),
+    "fedprotip": FedProTIP(training=training(momentum=0.9), frozen_stages=1, columns=32, threshold=0.3, tip=None),
 }
 
 
@@ -110,7 +110,7 @@ def test_a_shared_head_trains_the_rows_of_classes_that_come_back_and_no_others(n
     # Fine-tuning freezes no row; the others freeze those of classes that the task does not have.
     resting = name != "finetune"
     assert moved == [not resting] * (4 - shared) + [True] * shared
-    assert server.class_scores(server.embed(torch.zeros(3, 3, 8, 8, dtype=torch.uint8))).shape == (3, 8 - shared)
+    assert server.predict(torch.zeros(3, 3, 8, 8, dtype=torch.uint8)).shape == (3, 8 - shared)
 
 
 def test_fedprotip_keeps_a_full_head_per_task_and_never_touches_an_old_one():
@@ -136,7 +136,7 @@ def test_fedprotip_keeps_a_full_head_per_task_and_never_touches_an_old_one():
     assert model["head_columns"].tolist() == [0, 1, 2, 3] * 2
 
 
-@pytest.mark.parametrize("tip", [False, {"route": "sample"}])
+@pytest.mark.parametrize("tip", [None, Tip(route="sample")])
 @pytest.mark.parametrize("shared", [1, 4])
 def test_a_resumed_run_is_an_uninterrupted_one(tip, shared):
     method = FedProTIP(training=training(), frozen_stages=1, columns=32, threshold=0.3, tip=tip)

@@ -65,7 +65,7 @@ def by_hand(plan: Plan) -> tuple[Network, Trainer, torch.Tensor]:
     method = FineTune(training=plan.settings.adapt.training)
     server = method.server(plan.problem)
     learn_image_task(method, plan.problem, server, plan.dealt.stream.tasks[0], clients)
-    return server.network, server.half.trainer, train
+    return server.network, server.trainer, train
 
 
 # What comes out -------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fcl_bench.backbones.trainable import Trainable, copies
+from fcl_bench.config import typed_instance
 from fcl_bench.data.images.batches import Augment, Standardise, epoch_batches
 from fcl_bench.errors import UserError
 from fcl_bench.training.heads import Heads
@@ -85,7 +86,7 @@ def same_tensors(first: Network, second: Network) -> bool:
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
 def test_an_impossible_knob_is_named_with_its_key_and_value(name, value):
     with pytest.raises(UserError, match=rf"^adapt\.training\.{name}\b.*\(.+\)$") as error:
-        Training(**{name: value}).check("adapt.training")
+        typed_instance(Training, {name: value}, "adapt.training").check("adapt.training")
     shown = value[-1] if isinstance(value, list) else [*value.values()][-1] if isinstance(value, dict) else value
     assert str(shown) in str(error.value)
 

@@ -16,7 +16,7 @@ import torch
 from fcl_bench.linalg.class_sums import class_sums
 from fcl_bench.linalg.solve import solve_symmetric
 from fcl_bench.linalg.spectral import summarise
-from fcl_bench.methods.closed_form.base import ClosedFormMethod, ClosedFormServer, positions, shared_features
+from fcl_bench.methods.closed_form.base import positions, shared_features
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch, CentredSketchServer, deviations, noise_level
 from fcl_bench.methods.closed_form.fedran import FedRAN, FedRANServer
 from fcl_bench.protocol.audit import Audit, Everything
@@ -35,12 +35,12 @@ class GramAudit(Audit):
         local_error: sum over all uploads so far of the spectral norm of what each one lost.
     """
 
-    def __init__(self, method: ClosedFormMethod, problem: Problem, ridge: float) -> None:
+    def __init__(self, method: FedRAN | CentredSketch, problem: Problem) -> None:
         M = method.dimension(problem)
+        self._method, self._problem, self._ridge = method, problem, method.ridge
         self._features = shared_features(method, problem)
         self._G = torch.zeros(M, M, dtype=torch.float64, device=problem.device)
         self._notices = Notices(log)
-        self._ridge = ridge
         self.local_error = 0.0
         self.rows = []
 
@@ -53,10 +53,6 @@ class GramAudit(Audit):
     @abstractmethod
     def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
         """Spectral norm of H'H minus its sketch, or a bound on it."""
-
-    @abstractmethod
-    def estimate(self, server: Server) -> torch.Tensor:
-        """The server's estimate of G (M, M)."""
 
     @abstractmethod
     def bounds(self, server: Server) -> tuple[float, float]:
@@ -72,9 +68,9 @@ class GramAudit(Audit):
         (Corollary 1), of which `score_error` is the largest. `certified` is the share of test samples (percent) whose
         margin makes the corollary promise the same class, `agree` the share that really get it.
         """
-        assert isinstance(server, ClosedFormServer)
+        assert isinstance(server, FedRANServer | CentredSketchServer)
         gram_bound, weight_bound = self.bounds(server)
-        error = self._G - self.estimate(server)
+        error = self._G - server.gram()
         exact, _, trouble = solve_symmetric(self._G, server.B, shift=self._ridge)
         if trouble:
             self._notices.tell("exact", f"method.bounds, the exact solution itself: {trouble}")
@@ -117,16 +113,10 @@ class GramAudit(Audit):
 class FedRANAudit(GramAudit):
     """Theorem 1: the first dropped sigma^2 of every summary and the first dropped eigenvalue of every merge."""
 
-    def __init__(self, method: FedRAN, problem: Problem) -> None:
-        super().__init__(method, problem, method.ridge)
-        self._method, self._problem = method, problem
+    _method: FedRAN
 
     def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
         return summarise(H, self._method.feasible_rank(self._problem, len(task.columns)))[1]
-
-    def estimate(self, server: Server) -> torch.Tensor:
-        V, sigma = cast(FedRANServer, server).sketch
-        return (V * sigma.square()) @ V.T
 
     def bounds(self, server: Server) -> tuple[float, float]:
         """Eq. 24 and 31; with the floor f, max(eps_G, f) / (lambda (lambda + f)) ||B||."""
@@ -146,19 +136,14 @@ class FedRANAudit(GramAudit):
 class CentredSketchAudit(GramAudit):
     """The analogue for the centred sketch: every upload errs by at most max(sigma_{r+1}^2 - tau, tau)."""
 
-    def __init__(self, method: CentredSketch, problem: Problem) -> None:
-        super().__init__(method, problem, method.ridge)
-        self._rank, self._centre = method.rank, method.centre
+    _method: CentredSketch
 
     def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
         which = positions(shard, torch.tensor(task.columns))
-        A = deviations(H, which, class_sums(H, which, len(task.columns))) if self._centre else H
-        (_, sigma), residual = summarise(A, self._rank)
+        A = deviations(H, which, class_sums(H, which, len(task.columns))) if self._method.centre else H
+        (_, sigma), residual = summarise(A, self._method.rank)
         tau = noise_level(A, sigma)
         return max(residual - tau, tau)
-
-    def estimate(self, server: Server) -> torch.Tensor:
-        return cast(CentredSketchServer, server).gram()
 
     def bounds(self, server: Server) -> tuple[float, float]:
         """The estimate is at least delta I, so its inverse factor is at most 1 / (lambda + delta)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import singledispatch
 from typing import Any
 
 import numpy as np
@@ -34,25 +33,15 @@ def audits_of(
     return found | ({"drift": FeatureDrift(drift_samples, problem.seed, shards)} if drift_samples else {})
 
 
-@singledispatch
 def against_theory(method: Method, problem: Problem) -> Audit | None:
-    """What compares a method with the exact solution or with its paper's assumptions; None: nothing here does."""
+    """What compares a method with the exact solution or with its paper's assumptions; None: its knobs ask for none."""
+    if isinstance(method, FedRAN) and method.bounds:
+        return FedRANAudit(method, problem)
+    if isinstance(method, CentredSketch) and method.bounds:
+        return CentredSketchAudit(method, problem)
+    if isinstance(method, ProjectedMethod) and method.theory:
+        return ProjectionAudit(method, problem)
     return None
-
-
-@against_theory.register
-def _(method: FedRAN, problem: Problem) -> Audit | None:
-    return FedRANAudit(method, problem) if method.bounds else None
-
-
-@against_theory.register
-def _(method: CentredSketch, problem: Problem) -> Audit | None:
-    return CentredSketchAudit(method, problem) if method.bounds else None
-
-
-@against_theory.register
-def _(method: ProjectedMethod, problem: Problem) -> Audit | None:
-    return ProjectionAudit(method, problem) if method.theory else None
 
 
 def drift_of(audits: Mapping[str, Audit]) -> FeatureDrift | None:

@@ -6,7 +6,7 @@ import torch
 
 from fcl_bench.linalg.subspace import project_out
 from fcl_bench.methods.gradient.half import MODEL, Half
-from fcl_bench.methods.gradient.projected import ProjectedMethod, ProjectedServer, protected_weights
+from fcl_bench.methods.gradient.projected import ProjectedMethod, ProjectedServer
 from fcl_bench.protocol.audit import Audit, Everything
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.problem import Problem, Shard
@@ -30,8 +30,8 @@ class ProjectionAudit(Audit):
         self._method = method
         self._problem = problem
         self._half = Half(method, problem)
-        self._images: dict[int, list[torch.Tensor]] = {}
-        self._labels: dict[int, list[torch.Tensor]] = {}
+        #: "images.<task>" and "labels.<task>" of the reference samples, client by client.
+        self._samples: dict[str, list[torch.Tensor]] = {}
         #: Of the task at hand, per round and task tau <= t, (||P g||, ||g||).
         self._norms: list[list[tuple[float, float]]] = []
         self.rows = []
@@ -39,8 +39,8 @@ class ProjectionAudit(Audit):
     def observe(self, task: Task, shard: Shard) -> None:
         """The first samples of a shard, which is in the data set's order."""
         count = self._method.theory
-        self._images.setdefault(task.index, []).append(shard.inputs[:count].cpu())
-        self._labels.setdefault(task.index, []).append(shard.labels[:count].cpu())
+        for kind, values in (("images", shard.inputs), ("labels", shard.labels)):
+            self._samples.setdefault(f"{kind}.{task.index}", []).append(values[:count].cpu())
 
     def look(self, task: Task, round_: int, server: Server) -> None:
         assert isinstance(server, ProjectedServer)
@@ -54,10 +54,10 @@ class ProjectionAudit(Audit):
 
     def _norm(self, network: Network, server: ProjectedServer, tau: int) -> tuple[float, float]:
         """||P g_tau|| and ||g_tau||; 0 for a task without a reference sample."""
-        if tau not in self._images:
+        if f"images.{tau}" not in self._samples:
             return 0.0, 0.0
         device = self._problem.device
-        images, labels = torch.cat(self._images[tau]).to(device), torch.cat(self._labels[tau]).to(device)
+        images, labels = (torch.cat(self._samples[f"{kind}.{tau}"]).to(device) for kind in ("images", "labels"))
         network.zero_grad(set_to_none=True)
         network.eval()
         size = self._method.training.batch_size
@@ -69,7 +69,7 @@ class ProjectionAudit(Audit):
             (torch.nn.functional.cross_entropy(scores, truth, reduction="sum") / len(images)).backward()
         whole = left = 0.0
         own = dict(network.named_parameters())
-        for name, layer in protected_weights(self._method, network, self._half.start.stages).items():
+        for name, layer in self._method.protected_weights(network).items():
             gradient = own[name].grad
             if gradient is None:
                 continue
@@ -93,17 +93,10 @@ class ProjectionAudit(Audit):
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         norms = torch.tensor(self._norms, dtype=torch.float64)
-        samples = {f"images.{task}": torch.cat(images) for task, images in self._images.items()}
-        samples |= {f"labels.{task}": torch.cat(labels) for task, labels in self._labels.items()}
-        return {**samples, "norms": norms}
+        return {**{name: torch.cat(parts) for name, parts in self._samples.items()}, "norms": norms}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        for name, value in state.items():
-            kind, _, task = name.partition(".")
-            if kind == "images":
-                self._images[int(task)] = [value]
-            elif kind == "labels":
-                self._labels[int(task)] = [value]
+        self._samples = {name: [value] for name, value in state.items() if name != "norms"}
         self._norms = [[(left, whole) for left, whole in norms] for norms in state["norms"].tolist()]
 
 

@@ -131,11 +131,13 @@ class Node:
             upload, state = self._client.update(shard, received, state)
             upload = dataclasses.replace(upload, stage=received.stage, task=task, round=round_)
             upload = self._middleware.send(upload, client)
-        if state:
-            self._states[client] = state
-        else:
-            self._states.pop(client, None)
-        return Reply(client, upload, watch.seconds, guesses, stored_bytes(state))
+        # A view would keep all that it is a part of.
+        alone = {
+            name: value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+            for name, value in state.items()
+        }
+        self._states[client] = alone
+        return Reply(client, upload, watch.seconds, guesses, stored_bytes(alone))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What the clients keep: `<client>.<name>`."""

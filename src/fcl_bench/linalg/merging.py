@@ -18,6 +18,7 @@ class Merger(ABC):
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.dropped = 0.0
+        self._held: list[Spectrum] = []
 
     def _merge(self, *summaries: Spectrum) -> Spectrum:
         merged, dropped = merge(summaries, self.rank)
@@ -28,31 +29,22 @@ class Merger(ABC):
     def add(self, summary: Spectrum) -> None:
         """Take in one summary."""
 
-    @abstractmethod
     def result(self) -> Spectrum | None:
         """The merged summary, of rank at most r; to be called once, when all are in."""
+        while len(self._held) > 1:
+            self._held[-2:] = [self._merge(*self._held[-2:])]
+        return self._held[0] if self._held else None
 
 
 class SequentialMerger(Merger):
     """Pairwise, in order of arrival (the paper): truncates at each arrival, holds one summary."""
 
-    def __init__(self, rank: int) -> None:
-        super().__init__(rank)
-        self._held: list[Spectrum] = []
-
     def add(self, summary: Spectrum) -> None:
         self._held = [self._merge(*self._held, summary)]
-
-    def result(self) -> Spectrum | None:
-        return self._held[0] if self._held else None
 
 
 class JointMerger(Merger):
     """All in one SVD: the best rank-r approximation of their sum (Eckart-Young). Holds all summaries of the task."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__(rank)
-        self._held: list[Spectrum] = []
 
     def add(self, summary: Spectrum) -> None:
         self._held.append(summary)
@@ -64,23 +56,15 @@ class JointMerger(Merger):
 class TreeMerger(Merger):
     """Pairwise in a balanced tree: a summary is truncated log2(K) times. Holds log2(K) summaries."""
 
-    def __init__(self, rank: int) -> None:
-        super().__init__(rank)
-        self._subtrees: list[tuple[int, Spectrum]] = []
+    _arrived = 0
 
     def add(self, summary: Spectrum) -> None:
         # A binary counter: two subtrees of one height become one of the next.
-        height = 0
-        while self._subtrees and self._subtrees[-1][0] == height:
-            summary = self._merge(self._subtrees.pop()[1], summary)
-            height += 1
-        self._subtrees.append((height, summary))
-
-    def result(self) -> Spectrum | None:
-        merged: Spectrum | None = None
-        for _, subtree in reversed(self._subtrees):
-            merged = subtree if merged is None else self._merge(subtree, merged)
-        return merged
+        trees = self._arrived = self._arrived + 1
+        while trees % 2 == 0:
+            summary = self._merge(self._held.pop(), summary)
+            trees //= 2
+        self._held.append(summary)
 
 
 #: `method.merge`

@@ -22,22 +22,13 @@ def gather_columns(
         (d, m), d = C kh kw in the order of `weight.flatten(1)`.
     """
     (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
-    ph, pw = layer.padding if not isinstance(layer.padding, str) else _same_padding(layer)
-    padded = torch.nn.functional.pad(inputs, (pw, pw, ph, ph))
+    padded = torch.nn.functional.pad(inputs, layer._reversed_padding_repeated_twice)  # "same" and "valid" in numbers
     width = (padded.shape[3] - dw * (kw - 1) - 1) // sw + 1
     place = place.to(inputs.device)
     rows = (place // width * sh).view(-1, 1, 1) + dh * torch.arange(kh, device=inputs.device).view(1, -1, 1)
     columns = (place % width * sw).view(-1, 1, 1) + dw * torch.arange(kw, device=inputs.device).view(1, 1, -1)
     patches = padded[sample.to(inputs.device).view(-1, 1, 1), :, rows, columns]  # (m, kh, kw, C)
     return patches.permute(3, 1, 2, 0).reshape(inputs.shape[1] * kh * kw, len(place))
-
-
-def _same_padding(layer: torch.nn.Conv2d) -> tuple[int, int]:
-    """padding="same" of an odd kernel, or "valid"."""
-    if layer.padding == "valid":
-        return 0, 0
-    high, wide = (d * (k - 1) // 2 for d, k in zip(layer.dilation, layer.kernel_size, strict=True))
-    return high, wide
 
 
 def project_out(delta: torch.Tensor, Phi: torch.Tensor) -> torch.Tensor:

@@ -50,10 +50,6 @@ class Heads:
         """Rows of a reused head whose classes are not in the task at hand."""
         return [row for row, column in enumerate(self.columns[head]) if column not in self.task]
 
-    def first_logit(self, head: int) -> int:
-        """Of a head."""
-        return sum(self.sizes[:head])
-
     def competition(
         self, over: str, task: Sequence[int] | None = None, head: int = -1
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -86,7 +82,7 @@ class Heads:
         found: dict[int, int] = {}
         for logit, column in enumerate(self.logits):
             found.setdefault(column, logit)
-        begin = self.first_logit(head)
+        begin = sum(self.sizes[:head])
         found |= {column: begin + row for row, column in enumerate(self.columns[head])}
         return [found[column] for column in task]
 
@@ -110,7 +106,10 @@ class Heads:
     def from_message(message: Message) -> Heads:
         """What `to_message` sent."""
         sizes = message["classes"].tolist()
-        flat = message["columns"].tolist() if "columns" in message else list(range(sum(sizes)))
-        ends = [sum(sizes[: head + 1]) for head in range(len(sizes))]
-        columns = tuple(tuple(flat[end - size : end]) for size, end in zip(sizes, ends, strict=True))
-        return Heads(columns, tuple(message["task"].tolist()) if "task" in message else columns[-1])
+        columns = parts(message.get("columns", torch.arange(sum(sizes))), sizes)
+        return Heads(tuple(columns), tuple(message["task"].tolist()) if "task" in message else columns[-1])
+
+
+def parts(columns: torch.Tensor, sizes: list[int]) -> list[tuple[int, ...]]:
+    """`columns` (L,) in groups of those sizes, such as the columns of each head."""
+    return [tuple(part.tolist()) for part in columns.split(sizes)]

@@ -61,10 +61,6 @@ class Training:
         if self.schedule == "step" and not self.milestones:
             raise UserError(f"{key}.schedule=step has no milestones", f"such as {key}.milestones=[50,75]")
 
-    def diverged(self, key: str) -> UserError:
-        """What to tell when a model is no longer finite; `key` as for `check`."""
-        return UserError(f"{key}.lr={self.lr:g}: training diverged", f"a smaller {key}.lr")
-
     def rate(self, round_: int) -> float:
         """The step size of a round of a task, of the rounds in which models travel."""
         if self.schedule == "cosine":

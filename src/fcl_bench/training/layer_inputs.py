@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -51,9 +50,7 @@ def layer_columns(
         images = images[torch.randperm(len(images), generator=generator)[:count].sort().values.to(images.device)]
     modules = projectable(network)
     taps = {name: _Tap(count, len(images), generator) for name in layers}
-    hooks = [
-        modules[name].register_forward_pre_hook(partial(_offer, tap)) for name, tap in taps.items() if name != HEADS
-    ]
+    hooks = [modules[name].register_forward_hook(tap.take) for name, tap in taps.items() if name != HEADS]
     network.eval()
     try:
         start = 0
@@ -63,16 +60,12 @@ def layer_columns(
             with trainer.autocast():
                 features = network.body(trainer.standardise(batch))
             if HEADS in taps:
-                taps[HEADS].take(None, features)
+                taps[HEADS].take(network.heads, (features,), features)
             start += len(batch)
     finally:
         for hook in hooks:
             hook.remove()
     return {name: tap.columns() for name, tap in taps.items()}
-
-
-def _offer(tap: _Tap, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
-    tap.take(module, inputs[0])
 
 
 class _Tap:
@@ -94,8 +87,15 @@ class _Tap:
         self._place = torch.empty(0, dtype=torch.int64)
         self._parts: list[torch.Tensor] = []
 
-    def take(self, module: torch.nn.Module | None, inputs: torch.Tensor) -> None:
-        gather, places = _gatherer(module, inputs, self.count)
+    def take(self, module: torch.nn.Module, given: tuple[Any, ...], output: torch.Tensor) -> None:
+        """A forward hook: choose among the columns of what the layer was `given` for the batch at hand."""
+        inputs = given[0]
+        if isinstance(module, torch.nn.Conv2d):
+            gather, places = partial(gather_columns, inputs, module), output.shape[2:].numel()
+        else:
+            # Windowed attention makes several rows of an image, one after the other.
+            tokens = inputs.reshape(self.count, -1, inputs.shape[-1])
+            gather, places = partial(_gather_tokens, tokens), tokens.shape[1]
         if self._sample is None:
             total = self._images * places
             chosen = torch.randperm(total, generator=self._generator)[: self._wanted].sort().values
@@ -108,28 +108,6 @@ class _Tap:
         return torch.cat(self._parts, dim=1)
 
 
-def _gatherer(
-    module: torch.nn.Module | None, inputs: torch.Tensor, images: int
-) -> tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], int]:
-    """How to gather columns (sample, place) of a layer's inputs, and how many places an image has."""
-    if isinstance(module, torch.nn.Conv2d):
-        height, width = (
-            (side + 2 * _pad(module, axis) - module.dilation[axis] * (module.kernel_size[axis] - 1) - 1)
-            // module.stride[axis]
-            + 1
-            for axis, side in enumerate(inputs.shape[2:])
-        )
-        return partial(gather_columns, inputs, module), height * width
-    # Windowed attention makes several rows of an image, one after the other.
-    tokens = inputs.reshape(images, -1, inputs.shape[-1])
-
-    def gather(sample: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-        return tokens[sample.to(tokens.device), place.to(tokens.device)].T
-
-    return gather, tokens.shape[1]
-
-
-def _pad(module: torch.nn.Conv2d, axis: int) -> int:
-    if module.padding == "same":
-        return module.dilation[axis] * (module.kernel_size[axis] - 1) // 2
-    return 0 if module.padding == "valid" else int(module.padding[axis])
+def _gather_tokens(tokens: torch.Tensor, sample: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """(d, m) of tokens (b, places, d), as `gather_columns` for a layer that sees them one by one."""
+    return tokens[sample.to(tokens.device), place.to(tokens.device)].T

@@ -35,6 +35,7 @@ class Network(torch.nn.Module):
     def __init__(self, start: Trainable) -> None:
         super().__init__()
         self.dimension = start.dimension
+        self.stages = start.stages
         self._size = start.size
         self._called: set[str] | None = None
         self.body = start.build()
@@ -118,17 +119,13 @@ class Network(torch.nn.Module):
     def state(self) -> dict[str, torch.Tensor]:
         """All parameters and running statistics but those that everyone has from the start, by name."""
         known = self.never_trains
+        # The running statistics of a norm are known with its weight.
+        beside = tuple(name.removesuffix("weight") + "running_" for name in known if name.endswith(".weight"))
         return {
             name: value
             for name, value in self.state_dict().items()
-            if value.is_floating_point() and name not in known and not self._beside(name, known)
+            if value.is_floating_point() and name not in known and not name.startswith(beside)
         }
-
-    @staticmethod
-    def _beside(name: str, known: set[str]) -> bool:
-        """Whether `name` is a buffer of a module whose parameters never train."""
-        module = name.rpartition(".")[0]
-        return name.rpartition(".")[2].startswith("running_") and f"{module}.weight" in known
 
     @torch.no_grad()
     def load(self, values: dict[str, torch.Tensor]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from fcl_bench.training.knobs import Training
@@ -96,9 +98,10 @@ class ServerOptimiser:
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Take over what `state_dict` returned."""
-        self._velocity = _part(state, "velocity.")
-        self._squares = _part(state, "squares.")
+        self._velocity = with_prefix(state, "velocity.")
+        self._squares = with_prefix(state, "squares.")
 
 
-def _part(state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+def with_prefix(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    """The tensors whose names begin with `prefix`, by the rest of their names."""
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -42,10 +42,8 @@ class Trainer:
         self._augment = Augment(training.augment)
         self._device = device
         self._key = key
-        precision = training.precision
-        if precision == "auto":
-            precision = "bfloat16" if device.type == "cuda" else "float32"
-        self._half = precision == "bfloat16"
+        automatic = training.precision == "auto" and device.type == "cuda"
+        self._half = automatic or training.precision == "bfloat16"
 
     def train(self, network: Network, samples: Samples, rate: float, seed: int, objective: Objective) -> None:
         """One client's round: `training.epochs` passes over its samples, in place.
@@ -88,15 +86,13 @@ class Trainer:
     def features(self, network: Network, images: torch.Tensor) -> torch.Tensor:
         """Features (n, d) of samples (n, ...) in float32, in evaluation mode."""
         network.eval()
-        parts = []
+        batches = images.split(FORWARD_BATCH.get(self._device.type, 128))
         with exact_kernels(), self.autocast():
-            for batch in images.split(FORWARD_BATCH.get(self._device.type, 128)):
-                parts.append(network.body(self.standardise(batch)).float())
-        return torch.cat(parts)
+            return torch.cat([network.body(self.standardise(batch)).float() for batch in batches])
 
     def diverged(self) -> UserError:
         """What to tell when a model is no longer finite."""
-        return self.training.diverged(self._key)
+        return UserError(f"{self._key}.lr={self.training.lr:g}: training diverged", f"a smaller {self._key}.lr")
 
     def autocast(self) -> AbstractContextManager[object]:
         """The precision of forward passes."""

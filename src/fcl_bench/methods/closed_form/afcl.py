@@ -19,35 +19,11 @@ from fcl_bench.methods.closed_form.afl import LocalRidge
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, RidgeServer, one_hot
 from fcl_bench.protocol.expected import Expectation, numbers, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Client, Server
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 
 #: The stage in which clients name their classes.
 REGISTRATION = "registration"
-
-
-@dataclass
-class AFCL(ClosedFormMethod):
-    """Knobs of AFCL.
-
-    Args:
-        M: number of random features; None (the paper): the backbone's features themselves.
-        gamma: each client's regulariser, removed at the end.
-        ridge: lambda, the objective's own regulariser (Eq. 1); None: gamma.
-    """
-
-    name: ClassVar[str] = "afcl"
-
-    M: int | None = knob(None, least=1)
-    gamma: float = knob(1.0, least=0)
-    ridge: float | None = knob(None, least=0)
-
-    def client(self, problem: Problem) -> Client:
-        return AFCLClient(self, problem)
-
-    def server(self, problem: Problem) -> Server:
-        return AFCLServer(self, problem)
 
 
 class AFCLClient(LocalRidge):
@@ -80,32 +56,30 @@ class AFCLServer(RidgeServer):
     The recursion for the Global Knowledge Matrix multiplies each state by G_agg before it adds to it, so the server
     keeps the product B = G_agg GKM, a running sum, and solves when the GKM is asked for. Uploads may arrive in any
     order: registration has settled the columns.
+
+    Attributes:
+        order: (C,) the stream's column of each column of the GKM: classes in order of registration.
     """
 
     method: AFCL
 
     def __init__(self, method: AFCL, problem: Problem) -> None:
         super().__init__(method, problem)
-        self._order = torch.zeros(0, dtype=torch.int64)
-        #: Of each class in `_order`, the client that introduced it in this task; -1: known before.
-        self._owners = self._order
+        self.order = torch.zeros(0, dtype=torch.int64)
+        #: Of each class in `order`, the client that introduced it in this task; -1: known before.
+        self._owners = self.order
         #: Whether some client of this task has named it.
-        self._named = self._order.bool()
-
-    @property
-    def order(self) -> torch.Tensor:
-        """(C,) the stream's column of each column of the GKM: classes in order of registration."""
-        return self._order
+        self._named = self.order.bool()
 
     @property
     def gkm(self) -> torch.Tensor:
         """The Global Knowledge Matrix (d, C) = G_agg^-1 X'Y, columns in order of registration."""
-        return solve_symmetric(self.estimate.matrix, self.B[:, self._order.to(self.B.device)], self.rounding()).W
+        return solve_symmetric(self.estimate.matrix, self.B[:, self.order.to(self.B.device)], self.rounding()).W
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
-        self._owners = torch.full_like(self._order, -1)
-        self._named = torch.zeros_like(self._order, dtype=torch.bool)
+        self._owners = torch.full_like(self.order, -1)
+        self._named = torch.zeros_like(self.order, dtype=torch.bool)
 
     def rounds(self, task: Task) -> int:
         """Registration, then statistics."""
@@ -117,7 +91,7 @@ class AFCLServer(RidgeServer):
         if round_ == 0:
             return Message({}, REGISTRATION)
         message = dict(super().broadcast(task, round_))
-        message["columns"] = self._order[self._named].to(torch.int32)
+        message["columns"] = self.order[self._named].to(torch.int32)
         message["owners"] = self._owners[self._named].to(torch.int32)
         return Message(message)
 
@@ -146,10 +120,10 @@ class AFCLServer(RidgeServer):
         self.uploads += 1
 
     def _register(self, client: int, classes: torch.Tensor) -> None:
-        unknown = classes[~torch.isin(classes, self._order)]
-        self._order = torch.cat([self._order, unknown])
+        unknown = classes[~torch.isin(classes, self.order)]
+        self.order = torch.cat([self.order, unknown])
         self._owners = torch.cat([self._owners, torch.full_like(unknown, client)])
-        self._named = torch.isin(self._order, classes) | torch.nn.functional.pad(self._named, (0, len(unknown)))
+        self._named = torch.isin(self.order, classes) | torch.nn.functional.pad(self._named, (0, len(unknown)))
 
     def shift(self) -> float:
         """W = (G_agg - k gamma I + lambda I)^-1 G_agg GKM (Eq. 10)."""
@@ -157,8 +131,27 @@ class AFCLServer(RidgeServer):
         return ridge - self.uploads * self.method.gamma
 
     def statistics(self) -> dict[str, torch.Tensor]:
-        return {**super().statistics(), "order": self._order}
+        return {**super().statistics(), "order": self.order}
 
     def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
         super().load_statistics(state)
-        self._order = state["order"].cpu()
+        self.order = state["order"].cpu()
+
+
+@dataclass
+class AFCL(ClosedFormMethod):
+    """Knobs of AFCL.
+
+    Args:
+        M: number of random features; None (the paper): the backbone's features themselves.
+        gamma: each client's regulariser, removed at the end.
+        ridge: lambda, the objective's own regulariser (Eq. 1); None: gamma.
+    """
+
+    name: ClassVar[str] = "afcl"
+    client_half = AFCLClient
+    server_half = AFCLServer
+
+    M: int | None = knob(None, least=1)
+    gamma: float = knob(1.0, least=0)
+    ridge: float | None = knob(None, least=0)

@@ -22,32 +22,8 @@ from fcl_bench.linalg.solve import relative_rounding, solve_symmetric
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer, one_hot
 from fcl_bench.protocol.expected import Expectation, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Client, Server
-from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.problem import Shard, State
 from fcl_bench.protocol.task import Task
-
-
-@dataclass
-class AFL(ClosedFormMethod):
-    """Knobs of AFL.
-
-    Args:
-        M: number of random features; None (the paper): the backbone's features themselves.
-        gamma: each client's regulariser (Eq. 12); 0: the client's Moore-Penrose solution.
-        ri: remove the regularisers at the end (Eq. 16); false keeps all K gamma of them.
-    """
-
-    name: ClassVar[str] = "afl"
-
-    M: int | None = knob(None, least=1)
-    gamma: float = knob(1.0, least=0)
-    ri: bool = True
-
-    def client(self, problem: Problem) -> Client:
-        return AFLClient(self, problem)
-
-    def server(self, problem: Problem) -> Server:
-        return AFLServer(self, problem)
 
 
 class LocalRidge(ClosedFormClient):
@@ -98,3 +74,22 @@ class AFLServer(RidgeServer):
 
     def shift(self) -> float:
         return -self.uploads * self.method.gamma if self.method.ri else 0.0
+
+
+@dataclass
+class AFL(ClosedFormMethod):
+    """Knobs of AFL.
+
+    Args:
+        M: number of random features; None (the paper): the backbone's features themselves.
+        gamma: each client's regulariser (Eq. 12); 0: the client's Moore-Penrose solution.
+        ri: remove the regularisers at the end (Eq. 16); false keeps all K gamma of them.
+    """
+
+    name: ClassVar[str] = "afl"
+    client_half = AFLClient
+    server_half = AFLServer
+
+    M: int | None = knob(None, least=1)
+    gamma: float = knob(1.0, least=0)
+    ri: bool = True

@@ -6,7 +6,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -35,7 +35,13 @@ class ClosedFormMethod(Method):
 
     Args:
         M: number of random features; None: the backbone's features themselves, H = Z.
+
+    Attributes:
+        client_half, server_half: what `client` and `server` make.
     """
+
+    client_half: ClassVar[type[ClosedFormClient]]
+    server_half: ClassVar[type[ClosedFormServer]]
 
     M: int | None = knob(2048, least=1)
 
@@ -53,6 +59,12 @@ class ClosedFormMethod(Method):
             require_memory(f"method.M={M}", 8 * problem.inputs * M, "the projection")
         matrices = self.matrices()
         require_memory(f"method.M={M}", 8 * matrices * M * M, f"{matrices} matrices of {M} x {M}")
+
+    def client(self, problem: Problem) -> Client:
+        return self.client_half(self, problem)
+
+    def server(self, problem: Problem) -> Server:
+        return self.server_half(self, problem)
 
 
 class ClosedFormClient(Client):
@@ -183,7 +195,7 @@ class ClosedFormServer(Server):
         """The classifier from the statistics so far."""
 
     def predict(self, inputs: torch.Tensor) -> torch.Tensor:
-        return torch.cat([self._scores(H) for H in self.random_features.blocks(inputs)])
+        return torch.cat([self.scores(H) for H in self.random_features.blocks(inputs)])
 
     def classify(self, batch: TestBatch) -> Prediction:
         """Scores. H never changes, so that of batches that come back is kept while there is room."""
@@ -195,9 +207,9 @@ class ClosedFormServer(Server):
             if batch.number is not None and H.nbytes <= self._room:
                 self._kept[batch.number] = H
                 self._room -= H.nbytes
-        return Prediction(self._scores(H))
+        return Prediction(self.scores(H))
 
-    def _scores(self, H: torch.Tensor) -> torch.Tensor:
+    def scores(self, H: torch.Tensor) -> torch.Tensor:
         """H W (n, C), the classes of a sample together in memory."""
         return product(self.W.T, H.T).T
 
@@ -232,7 +244,10 @@ class RidgeServer(ClosedFormServer):
     Attributes:
         estimate: G (M, M), a sum over all uploads so far.
         uploads: how many there were.
+        sums_what_came: whether G is a sum of matrices that clients sent, rather than made by the server itself.
     """
+
+    sums_what_came: ClassVar[bool] = True
 
     def __init__(self, method: ClosedFormMethod, problem: Problem, low_rank: bool = False) -> None:
         super().__init__(method, problem)
@@ -244,8 +259,8 @@ class RidgeServer(ClosedFormServer):
         """What is added to the eigenvalues of G: a ridge, less the regularisers that clients put in."""
 
     def rounding(self) -> float:
-        """Relative error of G's entries: of a matrix that clients summed and sent."""
-        return relative_rounding(self.problem.dtype, self.problem.wire.dtype)
+        """Relative error of G's entries, with what the wire rounded off where they came over it."""
+        return relative_rounding(self.problem.dtype, *([self.problem.wire.dtype] if self.sums_what_came else []))
 
     def solution(self) -> Solution:
         return self.estimate.solve(self.B, self.shift(), self.rounding())

@@ -16,7 +16,6 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.class_sums import class_sums
-from fcl_bench.linalg.solve import relative_rounding
 from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.methods.closed_form.base import (
     ClosedFormClient,
@@ -27,41 +26,8 @@ from fcl_bench.methods.closed_form.base import (
 )
 from fcl_bench.protocol.expected import Expectation, counts, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Client, Server
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
-
-
-@dataclass
-class CentredSketch(ClosedFormMethod):
-    """Knobs of the centred sketch.
-
-    Args:
-        M: number of random features; None: the backbone's features themselves, H = Z.
-        rank: r, directions in each upload; 0: class sums, counts and one number only.
-        ridge: lambda.
-        centre: sketch the deviations from the client's class means; false: the features themselves.
-        bounds: compare with the exact solution after each task (bounds.csv); for small M.
-    """
-
-    name: ClassVar[str] = "centred_sketch"
-
-    rank: int = knob(16, least=0)
-    ridge: float = knob(1e-3, above=0)
-    centre: bool = True
-    bounds: bool = False
-
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
-        M = self.dimension(problem)
-        if self.rank > M:
-            raise UserError(f"method.rank={self.rank} is more than the {M} features", f"0 to {M}")
-
-    def client(self, problem: Problem) -> Client:
-        return CentredSketchClient(self, problem)
-
-    def server(self, problem: Problem) -> Server:
-        return CentredSketchServer(self, problem)
 
 
 def deviations(H: torch.Tensor, which: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
@@ -99,22 +65,22 @@ class CentredSketchClient(ClosedFormClient):
 
 
 class CentredSketchServer(RidgeServer):
-    """G += V (diag(sigma^2) - tau I) V' + sum_c S_c S_c'/n_c, delta += tau; W = (G + (delta + lambda) I)^-1 B."""
+    """G += V (diag(sigma^2) - tau I) V' + sum_c S_c S_c'/n_c, delta += tau; W = (G + (delta + lambda) I)^-1 B.
+
+    Attributes:
+        delta: the energy per direction that the uploads so far dropped.
+    """
 
     method: CentredSketch
+    sums_what_came = False
 
     def __init__(self, method: CentredSketch, problem: Problem) -> None:
         super().__init__(method, problem, low_rank=True)
-        self._delta = 0.0
-
-    @property
-    def delta(self) -> float:
-        """The energy per direction that the uploads so far dropped."""
-        return self._delta
+        self.delta = 0.0
 
     def gram(self) -> torch.Tensor:
         """The estimate of the Gram matrix, G + delta I (M, M)."""
-        return self.estimate.matrix + self._delta * torch.eye(self.dimension).to(self.B)
+        return self.estimate.matrix + self.delta * torch.eye(self.dimension).to(self.B)
 
     def expects(self, task: Task, round_: int) -> Expectation:
         M, classes = self.dimension, len(task.columns)
@@ -133,20 +99,44 @@ class CentredSketchServer(RidgeServer):
             held = upload["n"] > 0
             factors.append(upload["S"][:, held] / upload["n"][held].to(upload["S"]).sqrt())
         self.estimate.add_factor(torch.cat(factors, dim=1))
-        self._delta += tau
+        self.delta += tau
         self.uploads += 1
         self.add_class_sums(upload["S"])
 
     def shift(self) -> float:
-        return self._delta + self.method.ridge
-
-    def rounding(self) -> float:
-        """Of a matrix that the server made itself."""
-        return relative_rounding(self.problem.dtype)
+        return self.delta + self.method.ridge
 
     def statistics(self) -> dict[str, torch.Tensor]:
-        return {**super().statistics(), "delta": torch.tensor(self._delta, dtype=torch.float64)}
+        return {**super().statistics(), "delta": torch.tensor(self.delta, dtype=torch.float64)}
 
     def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
         super().load_statistics(state)
-        self._delta = float(state["delta"])
+        self.delta = float(state["delta"])
+
+
+@dataclass
+class CentredSketch(ClosedFormMethod):
+    """Knobs of the centred sketch.
+
+    Args:
+        M: number of random features; None: the backbone's features themselves, H = Z.
+        rank: r, directions in each upload; 0: class sums, counts and one number only.
+        ridge: lambda.
+        centre: sketch the deviations from the client's class means; false: the features themselves.
+        bounds: compare with the exact solution after each task (bounds.csv); for small M.
+    """
+
+    name: ClassVar[str] = "centred_sketch"
+    client_half = CentredSketchClient
+    server_half = CentredSketchServer
+
+    rank: int = knob(16, least=0)
+    ridge: float = knob(1e-3, above=0)
+    centre: bool = True
+    bounds: bool = False
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
+        M = self.dimension(problem)
+        if self.rank > M:
+            raise UserError(f"method.rank={self.rank} is more than the {M} features", f"0 to {M}")

@@ -14,18 +14,138 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.class_sums import class_sums
-from fcl_bench.linalg.merging import MERGERS, Merger
+from fcl_bench.linalg.merging import MERGERS
 from fcl_bench.linalg.prototypes import pseudo_labels
-from fcl_bench.linalg.ridge import subspace_ridge
 from fcl_bench.linalg.solve import Solution, ill_conditioned, relative_rounding
 from fcl_bench.linalg.spectral import Spectrum, merge, summarise
+from fcl_bench.linalg.subspace import outside
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, ClosedFormServer, positions
 from fcl_bench.protocol.expected import Expectation, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Client, Server
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import column_bytes
+
+
+def upload_bytes(M: int, rank: int, classes: int, wire_dtype: torch.dtype) -> int:
+    """Size of a full upload: V (M, r), sigma (r,), B (M, c) (Eq. 11)."""
+    return (rank + classes) * column_bytes(M, wire_dtype) + rank * column_bytes(None, wire_dtype)
+
+
+class FedRANClient(ClosedFormClient):
+    """Random features, thin SVD, class sums (Alg. 1, lines 7-13). Keeps nothing but the projection."""
+
+    method: FedRAN
+
+    def pseudo_labels(self, shard: Shard) -> torch.Tensor | None:
+        """Labels from the prototypes of the labelled backbone features (Alg. 4)."""
+        if not self.method.ssl:
+            return None
+        return pseudo_labels(shard.inputs, shard.labels, shard.unlabelled, self.method.tau)
+
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """V (M, r_kt), sigma (r_kt,) and B (M, c_t), the exact class sums over the task's classes."""
+        H = self.features(shard, broadcast)
+        columns = broadcast["columns"]
+        (V, sigma), _ = summarise(H, self.method.feasible_rank(self.problem, len(columns)))
+        B = class_sums(H, positions(shard, columns), len(columns))
+        return Message({"V": V, "sigma": sigma, "B": B}, per_class=["B"], summed=["B"]), state
+
+
+class FedRANServer(ClosedFormServer):
+    """Spatial merge over clients, temporal merge over tasks, exact B, ridge in the subspace (Alg. 1, lines 15-23).
+
+    Attributes:
+        sketch: V (M, r) and sigma (r,) of everything so far.
+        merge_error: sum over all merges so far of the first eigenvalue that each dropped (Eq. 24's second sum).
+        floor: the smallest kept eigenvalue, or the largest of those at which a client cut off, where that is larger: so
+            it is where a byte budget makes clients cut off long before the server.
+    """
+
+    method: FedRAN
+
+    def __init__(self, method: FedRAN, problem: Problem) -> None:
+        super().__init__(method, problem)
+        empty = self.zeros(self.dimension, 0)
+        self.sketch = Spectrum(empty, empty[0])
+        self.merge_error = 0.0
+        self._rank = 0 if method.rank is None else min(method.rank, self.dimension)
+        self._limit = 0
+        self._cut = 0.0
+        self._spatial = MERGERS[self.method.merge](self._rank)
+
+    @property
+    def floor(self) -> float:
+        smallest = float(self.sketch.sigma[-1]) ** 2 if len(self.sketch.sigma) else 0.0
+        return max(smallest, self._cut)
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        # A byte budget binds uploads, not what the server keeps, so a task with many classes never shrinks the state.
+        self._limit = self.method.feasible_rank(self.problem, len(task.columns))
+        self._rank = max(self._rank, self._limit)
+        self._spatial = MERGERS[self.method.merge](self._rank)
+
+    def gram(self) -> torch.Tensor:
+        """The estimate of the Gram matrix, V diag(sigma^2) V' (M, M)."""
+        V, sigma = self.sketch
+        return (V * sigma.square()) @ V.T
+
+    def expects(self, task: Task, round_: int) -> Expectation:
+        M = self.dimension
+        return {"V": real(M, "r"), "sigma": real("r", least=0), "B": real(M, len(task.columns))}
+
+    def objection(self, upload: Message) -> str:
+        rank = len(upload["sigma"])
+        return "" if rank <= self._limit else f"sigma has {rank} directions, and at most {self._limit} were asked for"
+
+    def absorb(self, client: int, upload: Message) -> None:
+        self.add_class_sums(upload["B"])
+        self._spatial.add(Spectrum(upload["V"], upload["sigma"]))
+        if len(upload["sigma"]) == self._limit:
+            self._cut = max(self._cut, float(upload["sigma"][-1]) ** 2)
+
+    def finish_task(self) -> None:
+        spatial = self._spatial.result()
+        if spatial is not None:
+            self.sketch, dropped = merge([self.sketch, spatial], self._rank)
+            self.merge_error += self._spatial.dropped + dropped
+        super().finish_task()
+
+    def solution(self) -> Solution:
+        """W = V (diag(s^2) + lambda I)^-1 V'B (Eq. 29): ridge regression within the span of V.
+
+        With the floor f, W = V (max(s^2, f) + lambda)^-1 V'B + (I - V V')B / (f + lambda).
+        """
+        ridge, (V, sigma), B = self.method.ridge, self.sketch, self.B
+        if len(sigma) == 0:
+            return Solution(torch.zeros_like(B), 1.0)
+        # Of V'B in a direction of small sigma, when V is orthonormal to rounding and B large in others.
+        noise = (self.dimension * 2**-52 + relative_rounding(self.problem.dtype)) * float(sigma[0]) ** 2
+        # Outside the subspace B may be nothing but rounding, which must not be divided by next to nothing.
+        floor = max(self.floor, noise) if self.method.complement == "floor" else 0.0
+        sigma = sigma.clamp_min(floor**0.5)
+        W = V @ ((V.T @ B) / (sigma.square() + ridge).unsqueeze(1))
+        if floor:
+            W = W + outside(B.double(), V.double()).to(B.dtype) / (floor + ridge)
+        largest, smallest = float(sigma[0]) ** 2 + ridge, float(sigma[-1]) ** 2 + ridge
+        condition = largest / smallest
+        return Solution(W, condition, ill_conditioned(condition, largest / noise) if noise > smallest else "")
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        return {
+            "V": self.sketch.V,
+            "sigma": self.sketch.sigma,
+            "rank": torch.tensor(self._rank),
+            "merge_error": torch.tensor(self.merge_error, dtype=torch.float64),
+            "cut": torch.tensor(self._cut, dtype=torch.float64),
+        }
+
+    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
+        # In columns as `merge` leaves it, since a product may round by layout and a resumed run is to be the same.
+        self.sketch = Spectrum(state["V"].to(self.B).T.contiguous().T, state["sigma"].to(self.B))
+        self._rank = int(state["rank"])
+        self.merge_error, self._cut = float(state["merge_error"]), float(state["cut"])
 
 
 @dataclass
@@ -49,6 +169,8 @@ class FedRAN(ClosedFormMethod):
 
     name: ClassVar[str] = "fedran"
     revision: ClassVar[int] = 2
+    client_half = FedRANClient
+    server_half = FedRANServer
 
     rank: int | None = knob(512, least=1)
     ridge: float = knob(1e-3, above=0)
@@ -93,134 +215,3 @@ class FedRAN(ClosedFormMethod):
             per_direction = upload_bytes(M, 1, classes, problem.wire.dtype) - fixed
             rank = min(rank, (self.budget_bytes - fixed) // per_direction)
         return min(rank, M)
-
-    def client(self, problem: Problem) -> Client:
-        return FedRANClient(self, problem)
-
-    def server(self, problem: Problem) -> Server:
-        return FedRANServer(self, problem)
-
-
-def upload_bytes(M: int, rank: int, classes: int, wire_dtype: torch.dtype) -> int:
-    """Size of a full upload: V (M, r), sigma (r,), B (M, c) (Eq. 11)."""
-    return (rank + classes) * column_bytes(M, wire_dtype) + rank * column_bytes(None, wire_dtype)
-
-
-def outside(V: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
-    """(I - V V')B (M, C), projected twice in float64: once would leave what V lacks in orthonormality."""
-    V, rest = V.to(torch.float64), B.to(torch.float64)
-    for _ in range(2):
-        rest = rest - V @ (V.T @ rest)
-    return rest.to(B.dtype)
-
-
-class FedRANClient(ClosedFormClient):
-    """Random features, thin SVD, class sums (Alg. 1, lines 7-13). Keeps nothing but the projection."""
-
-    method: FedRAN
-
-    def pseudo_labels(self, shard: Shard) -> torch.Tensor | None:
-        """Labels from the prototypes of the labelled backbone features (Alg. 4)."""
-        if not self.method.ssl:
-            return None
-        return pseudo_labels(shard.inputs, shard.labels, shard.unlabelled, self.method.tau)
-
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        """V (M, r_kt), sigma (r_kt,) and B (M, c_t), the exact class sums over the task's classes."""
-        H = self.features(shard, broadcast)
-        columns = broadcast["columns"]
-        (V, sigma), _ = summarise(H, self.method.feasible_rank(self.problem, len(columns)))
-        B = class_sums(H, positions(shard, columns), len(columns))
-        return Message({"V": V, "sigma": sigma, "B": B}, per_class=["B"], summed=["B"]), state
-
-
-class FedRANServer(ClosedFormServer):
-    """Spatial merge over clients, temporal merge over tasks, exact B, ridge in the subspace (Alg. 1, lines 15-23).
-
-    Attributes:
-        sketch: V (M, r) and sigma (r,) of everything so far.
-        merge_error: sum over all merges so far of the first eigenvalue that each dropped (Eq. 24's second sum).
-        floor: the smallest kept eigenvalue, or the largest of those at which a client cut off, where that is larger: so
-            it is where a byte budget makes clients cut off long before the server.
-    """
-
-    method: FedRAN
-
-    def __init__(self, method: FedRAN, problem: Problem) -> None:
-        super().__init__(method, problem)
-        empty = self.zeros(self.dimension, 0)
-        self.sketch = Spectrum(empty, empty[0])
-        self.merge_error = 0.0
-        self._rank = 0 if method.rank is None else min(method.rank, self.dimension)
-        self._limit = 0
-        self._cut = 0.0
-        self._spatial = self._merger()
-
-    @property
-    def floor(self) -> float:
-        smallest = float(self.sketch.sigma[-1]) ** 2 if len(self.sketch.sigma) else 0.0
-        return max(smallest, self._cut)
-
-    def _merger(self) -> Merger:
-        return MERGERS[self.method.merge](self._rank)
-
-    def start_task(self, task: Task) -> None:
-        super().start_task(task)
-        # A byte budget binds uploads, not what the server keeps, so a task with many classes never shrinks the state.
-        self._limit = self.method.feasible_rank(self.problem, len(task.columns))
-        self._rank = max(self._rank, self._limit)
-        self._spatial = self._merger()
-
-    def expects(self, task: Task, round_: int) -> Expectation:
-        M = self.dimension
-        return {"V": real(M, "r"), "sigma": real("r", least=0), "B": real(M, len(task.columns))}
-
-    def objection(self, upload: Message) -> str:
-        rank = len(upload["sigma"])
-        return "" if rank <= self._limit else f"sigma has {rank} directions, and at most {self._limit} were asked for"
-
-    def absorb(self, client: int, upload: Message) -> None:
-        self.add_class_sums(upload["B"])
-        self._spatial.add(Spectrum(upload["V"], upload["sigma"]))
-        if len(upload["sigma"]) == self._limit:
-            self._cut = max(self._cut, float(upload["sigma"][-1]) ** 2)
-
-    def finish_task(self) -> None:
-        spatial = self._spatial.result()
-        if spatial is not None:
-            self.sketch, dropped = merge([self.sketch, spatial], self._rank)
-            self.merge_error += self._spatial.dropped + dropped
-        super().finish_task()
-
-    def solution(self) -> Solution:
-        """Eq. 29; with the floor f, W = V (max(s^2, f) + lambda)^-1 V'B + (I - V V')B / (f + lambda)."""
-        ridge, (V, sigma) = self.method.ridge, self.sketch
-        if len(sigma) == 0:
-            return Solution(torch.zeros_like(self.B), 1.0)
-        # Of V'B in a direction of small sigma, when V is orthonormal to rounding and B large in others.
-        noise = (self.dimension * 2**-52 + relative_rounding(self.problem.dtype)) * float(sigma[0]) ** 2
-        if self.method.complement == "floor":
-            # Outside the subspace B may be nothing but rounding, which must not be divided by next to nothing.
-            floor = max(self.floor, noise)
-            sigma = sigma.clamp_min(floor**0.5)
-            W = subspace_ridge(Spectrum(V, sigma), self.B, ridge) + outside(V, self.B) / (floor + ridge)
-        else:
-            W = subspace_ridge(self.sketch, self.B, ridge)
-        largest, smallest = float(sigma[0]) ** 2 + ridge, float(sigma[-1]) ** 2 + ridge
-        condition = largest / smallest
-        return Solution(W, condition, ill_conditioned(condition, largest / noise) if noise > smallest else "")
-
-    def statistics(self) -> dict[str, torch.Tensor]:
-        return {
-            "V": self.sketch.V,
-            "sigma": self.sketch.sigma,
-            "rank": torch.tensor(self._rank),
-            "merge_error": torch.tensor(self.merge_error, dtype=torch.float64),
-            "cut": torch.tensor(self._cut, dtype=torch.float64),
-        }
-
-    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
-        # In columns as `merge` leaves it, since a product may round by layout and a resumed run is to be the same.
-        self.sketch = Spectrum(state["V"].to(self.B).T.contiguous().T, state["sigma"].to(self.B))
-        self._rank = int(state["rank"])
-        self.merge_error, self._cut = float(state["merge_error"]), float(state["cut"])

@@ -15,36 +15,14 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.linalg.class_sums import class_sums
 from fcl_bench.linalg.gram import add_grams
-from fcl_bench.linalg.solve import relative_rounding
-from fcl_bench.methods.closed_form.base import ClosedFormMethod, RidgeServer
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer
 from fcl_bench.protocol.expected import Expectation, numbers, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Client, Server
-from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.problem import Shard, State
 from fcl_bench.protocol.task import Task
 
 
-@dataclass
-class Joint(ClosedFormMethod):
-    """Knobs of the joint reference.
-
-    Args:
-        M: number of random features; None: the backbone's features themselves, H = Z.
-        ridge: lambda; 0: least squares, the Moore-Penrose solution where that is not unique.
-    """
-
-    name: ClassVar[str] = "joint"
-
-    ridge: float = knob(1e-3, least=0)
-
-    def client(self, problem: Problem) -> Client:
-        return JointClient()
-
-    def server(self, problem: Problem) -> Server:
-        return JointServer(self, problem)
-
-
-class JointClient(Client):
+class JointClient(ClosedFormClient):
     """Gives away its samples' features."""
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
@@ -56,6 +34,7 @@ class JointServer(RidgeServer):
     """W = (H'H + lambda I)^-1 H'Y over all samples so far (FedRAN Eq. 4)."""
 
     method: Joint
+    sums_what_came = False
 
     def expects(self, task: Task, round_: int) -> Expectation:
         return {"Z": real("n", self.problem.inputs), "labels": numbers("n", below=task.columns_seen)}
@@ -75,6 +54,18 @@ class JointServer(RidgeServer):
     def shift(self) -> float:
         return self.method.ridge
 
-    def rounding(self) -> float:
-        """Of a matrix that the server summed itself."""
-        return relative_rounding(self.problem.dtype)
+
+@dataclass
+class Joint(ClosedFormMethod):
+    """Knobs of the joint reference.
+
+    Args:
+        M: number of random features; None: the backbone's features themselves, H = Z.
+        ridge: lambda; 0: least squares, the Moore-Penrose solution where that is not unique.
+    """
+
+    name: ClassVar[str] = "joint"
+    client_half = JointClient
+    server_half = JointServer
+
+    ridge: float = knob(1e-3, least=0)

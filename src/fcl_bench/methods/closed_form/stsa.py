@@ -18,29 +18,8 @@ from fcl_bench.linalg.gram import add_grams
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer
 from fcl_bench.protocol.expected import Expectation, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Client, Server
-from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.problem import Shard, State
 from fcl_bench.protocol.task import Task
-
-
-@dataclass
-class STSA(ClosedFormMethod):
-    """Knobs of STSA.
-
-    Args:
-        M: number of random features; None: the backbone's features themselves, H = Z.
-        gamma: ridge coefficient of Eq. 8; 0: the Moore-Penrose solution where the Gram matrix is singular.
-    """
-
-    name: ClassVar[str] = "stsa"
-
-    gamma: float = knob(1e4, least=0)
-
-    def client(self, problem: Problem) -> Client:
-        return STSAClient(self, problem)
-
-    def server(self, problem: Problem) -> Server:
-        return STSAServer(self, problem)
 
 
 class STSAClient(ClosedFormClient):
@@ -75,3 +54,19 @@ class STSAServer(RidgeServer):
 
     def shift(self) -> float:
         return self.method.gamma
+
+
+@dataclass
+class STSA(ClosedFormMethod):
+    """Knobs of STSA.
+
+    Args:
+        M: number of random features; None: the backbone's features themselves, H = Z.
+        gamma: ridge coefficient of Eq. 8; 0: the Moore-Penrose solution where the Gram matrix is singular.
+    """
+
+    name: ClassVar[str] = "stsa"
+    client_half = STSAClient
+    server_half = STSAServer
+
+    gamma: float = knob(1e4, least=0)

@@ -16,7 +16,6 @@ from fcl_bench.config import knob
 from fcl_bench.errors import require_memory
 from fcl_bench.linalg.class_scatter import ClassScatter
 from fcl_bench.linalg.class_sums import add_class_sums
-from fcl_bench.linalg.solve import relative_rounding
 from fcl_bench.methods.closed_form.base import (
     ClosedFormClient,
     ClosedFormMethod,
@@ -26,39 +25,9 @@ from fcl_bench.methods.closed_form.base import (
 )
 from fcl_bench.protocol.expected import Expectation, counts, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Client, Server
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
-
-
-@dataclass
-class STSAE(ClosedFormMethod):
-    """Knobs of STSA-E.
-
-    Args:
-        M: number of random features; None: the backbone's features themselves, H = Z.
-        gamma: ridge coefficient of Eq. 10.
-        dummy_clients: K_D, the groups into which each client splits its samples.
-        estimator: "paper" counts all groups of the task in Eq. 9, as printed; "unbiased" those that hold the class.
-    """
-
-    name: ClassVar[str] = "stsa_e"
-
-    gamma: float = knob(1e4, least=0)
-    dummy_clients: int = knob(10, least=1)
-    estimator: str = knob("paper", choices=("paper", "unbiased"))
-
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
-        values = (self.dimension(problem) + 1) * max(classes_per_task) * self.dummy_clients
-        require_memory(f"method.dummy_clients={self.dummy_clients}", 8 * values, "one upload")
-
-    def client(self, problem: Problem) -> Client:
-        return STSAEClient(self, problem)
-
-    def server(self, problem: Problem) -> Server:
-        return STSAEServer(self, problem)
 
 
 class STSAEClient(ClosedFormClient):
@@ -86,6 +55,8 @@ class STSAEServer(RidgeServer):
     """Estimates each task's Gram matrix (Eq. 9), adds it up over tasks; W = (G_hat + gamma I)^-1 C (Eq. 10)."""
 
     method: STSAE
+    #: What the server makes is positive semidefinite whatever the wire did to the sums.
+    sums_what_came = False
 
     def __init__(self, method: STSAE, problem: Problem) -> None:
         super().__init__(method, problem)
@@ -122,6 +93,27 @@ class STSAEServer(RidgeServer):
     def shift(self) -> float:
         return self.method.gamma
 
-    def rounding(self) -> float:
-        """Of a matrix that the server made itself, positive semidefinite whatever the wire did to the sums."""
-        return relative_rounding(self.problem.dtype)
+
+@dataclass
+class STSAE(ClosedFormMethod):
+    """Knobs of STSA-E.
+
+    Args:
+        M: number of random features; None: the backbone's features themselves, H = Z.
+        gamma: ridge coefficient of Eq. 10.
+        dummy_clients: K_D, the groups into which each client splits its samples.
+        estimator: "paper" counts all groups of the task in Eq. 9, as printed; "unbiased" those that hold the class.
+    """
+
+    name: ClassVar[str] = "stsa_e"
+    client_half = STSAEClient
+    server_half = STSAEServer
+
+    gamma: float = knob(1e4, least=0)
+    dummy_clients: int = knob(10, least=1)
+    estimator: str = knob("paper", choices=("paper", "unbiased"))
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
+        values = (self.dimension(problem) + 1) * max(classes_per_task) * self.dummy_clients
+        require_memory(f"method.dummy_clients={self.dummy_clients}", 8 * values, "one upload")

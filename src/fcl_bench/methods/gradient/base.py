@@ -11,7 +11,7 @@ from fcl_bench.config import knob
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.method import Method
+from fcl_bench.protocol.method import Client, Method, Server
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
@@ -30,10 +30,13 @@ class GradientMethod(Method):
         on: images: the whole network trains; features: only class weights, on a frozen backbone's cached features.
 
     Attributes:
+        client_half, server_half: what `client` and `server` make.
         training_key: where the user sets `training`, for messages.
         keeps_teacher: whether clients get the last task's model, to be held to what it knew (`GradientClient.teacher`).
     """
 
+    client_half: ClassVar[type[GradientClient]] = GradientClient
+    server_half: ClassVar[type[GradientServer]] = GradientServer
     resumes_within_tasks: ClassVar[bool] = True
     training_key: ClassVar[str] = "method.training"
     keeps_teacher: ClassVar[bool] = False
@@ -95,18 +98,12 @@ class GradientMethod(Method):
         if self.frozen_stages:
             names |= {f"body.{name}" for name in frozen_names(network.body, stages, self.frozen_stages)}
         if self.frozen_heads:
-            heads = ((name, _head_of(name)) for name, _ in network.named_parameters())
-            names |= {name for name, head in heads if head not in (None, task) and head not in reused}
+            resting = [head for head in range(len(network.heads)) if head != task and head not in reused]
+            names |= {f"heads.{head}.{own}" for head in resting for own, _ in network.heads[head].named_parameters()}
         return names
 
-    def client(self, problem: Problem) -> GradientClient:
-        return GradientClient(self, problem)
+    def client(self, problem: Problem) -> Client:
+        return self.client_half(self, problem)
 
-    def server(self, problem: Problem) -> GradientServer:
-        return GradientServer(self, problem)
-
-
-def _head_of(name: str) -> int | None:
-    """The task whose head a parameter belongs to; None for the body's."""
-    parts = name.split(".")
-    return int(parts[1]) if parts[0] == "heads" else None
+    def server(self, problem: Problem) -> Server:
+        return self.server_half(self, problem)

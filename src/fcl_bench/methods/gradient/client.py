@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fcl_bench.methods.gradient.half import MODEL, Half, final_prefix, head_seed, teacher_prefix
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
-from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.problem import Shard, State
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
+from fcl_bench.training.optimisers import with_prefix
 from fcl_bench.training.samples import Samples
 
-if TYPE_CHECKING:
-    from fcl_bench.methods.gradient.base import GradientMethod
 
-
-class GradientClient(Client):
+class GradientClient(Half, Client):
     """Trains the broadcast model on its own samples. The network is overwritten in every turn."""
 
-    def __init__(self, method: GradientMethod, problem: Problem) -> None:
-        self.half = Half(method, problem)
-        #: The teacher of a task, the same for all clients.
-        self._teacher: tuple[int, Network] | None = None
+    #: A task and its teacher, the same for all clients.
+    _teacher: tuple[int, Network] | None = None
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """What training changed of the model, and the number of samples; or the answer of another stage."""
-        half = self.half
         self.take_over(shard, broadcast)
         if broadcast.stage != MODEL:
             return self.answer(shard, broadcast, state)
-        half.trainer.train(
-            half.network,
+        self.trainer.train(
+            self.network,
             self.samples(shard, broadcast, state),
             float(broadcast["rate"]),
-            derived_seed(half.problem.seed, "training", shard.task, int(broadcast["round"]), shard.client),
+            derived_seed(self.problem.seed, "training", shard.task, int(broadcast["round"]), shard.client),
             self.objective(shard, broadcast, state),
         )
         # Copies: the network is the next client's before a transport has to pass this on.
-        trained = {name: value.clone() for name, value in half.network.changing().items()}
+        trained = {name: value.clone() for name, value in self.network.changing().items()}
         upload = Message(trained, samples=len(shard.labels))
         return upload, self.remember(shard, broadcast, state)
 
@@ -54,30 +47,27 @@ class GradientClient(Client):
 
     def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
         """What this round minimises."""
-        method = self.half.method
-        return Objective(Heads.from_message(broadcast), method.loss_over, method.frozen_heads)
+        return Objective(Heads.from_message(broadcast), self.method.loss_over, self.method.frozen_heads)
 
     def remember(self, shard: Shard, broadcast: Message, state: State) -> State:
-        """What the client keeps after a round of the model, which `half.network` holds as it was trained."""
+        """What the client keeps after a round of the model, which `network` holds as it was trained."""
         return state
 
     def take_over(self, shard: Shard, broadcast: Message) -> None:
         """Bring the network to the broadcast model."""
-        half = self.half
-        half.prepare(Heads.from_message(broadcast))
-        own = half.network.state_dict()
+        self.prepare(Heads.from_message(broadcast))
+        own = self.network.state_dict()
         sent = {name.removeprefix(final_prefix(shard.task)): value for name, value in broadcast.items()}
-        half.network.load({name: value for name, value in sent.items() if name in own})
+        self.network.load({name: value for name, value in sent.items() if name in own})
 
     def teacher(self, shard: Shard, broadcast: Message) -> Network | None:
         """The model with which the last task ended, frozen, with the heads that it had; None in the first task."""
-        prefix = teacher_prefix(shard.task - 1)
-        values = {name.removeprefix(prefix): value for name, value in broadcast.items() if name.startswith(prefix)}
+        values = with_prefix(broadcast, teacher_prefix(shard.task - 1))
         if not values:
             return None
         if self._teacher is None or self._teacher[0] != shard.task:
-            network = self.half.new_network()
-            network.grow(Heads.from_message(broadcast).sizes[:-1], head_seed(self.half.problem))
+            network = self.new_network()
+            network.grow(Heads.from_message(broadcast).sizes[:-1], head_seed(self.problem))
             network.load(values)
             self._teacher = shard.task, network.eval().requires_grad_(False)
         return self._teacher[1]

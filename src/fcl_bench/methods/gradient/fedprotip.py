@@ -15,20 +15,13 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.linalg.subspace import Projection, append_basis, core_basis, outside, sketch, span_of
 from fcl_bench.linalg.task_identity import relevance, route
-from fcl_bench.methods.gradient.projected import (
-    ProjectedClient,
-    ProjectedMethod,
-    ProjectedServer,
-    bases_in,
-    protected_weights,
-)
+from fcl_bench.methods.gradient.projected import ProjectedClient, ProjectedMethod, ProjectedServer, bases_in
 from fcl_bench.protocol.expected import Expectation, Expected, numbers, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Prediction, Problem, Shard, State, TestBatch
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.heads import Heads
-from fcl_bench.training.knobs import Training
 from fcl_bench.training.layer_inputs import HEADS
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
@@ -53,36 +46,6 @@ class Tip:
     route: str = knob("sample", choices=("sample", "batch"))
     batch: int = knob(64, least=1)
     references: str = knob("learnt", choices=("learnt", "updated"))
-
-
-@dataclass
-class FedProTIP(ProjectedMethod):
-    """Knobs of FedProTIP.
-
-    Args:
-        tip: how the task is predicted (see `Tip`); None (`method.tip=false`): all classes compete, FedProTIP (-t).
-        sketch: s_l, width of the Gaussian sketches that are sent in place of bases, so that a secure sum is all that
-            the server sees (Eq. 40); None: the bases.
-    """
-
-    name: ClassVar[str] = "fedprotip"
-
-    training: Training = field(default_factory=Training)
-    tip: Tip | None = field(default_factory=Tip)
-    sketch: int | None = knob(None, least=1)
-
-    def stages(self, task: Task) -> list[str]:
-        return [*super().stages(task), *([REFERENCES] if self.tip else [])]
-
-    def head_columns(self, task: Task) -> tuple[int, ...]:
-        """With task prediction a full head per task, old classes included; without, one row a class (-t)."""
-        return tuple(task.new_columns) if self.tip is None else task.columns
-
-    def client(self, problem: Problem) -> FedProTIPClient:
-        return FedProTIPClient(self, problem)
-
-    def server(self, problem: Problem) -> FedProTIPServer:
-        return FedProTIPServer(self, problem)
 
 
 class ProjectedDescent(Objective):
@@ -121,26 +84,21 @@ class ProjectedDescent(Objective):
 class FedProTIPClient(ProjectedClient):
     """Trains under projection; extracts bases and references."""
 
-    def __init__(self, method: FedProTIP, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self._sketch = method.sketch
-        tip = method.tip
-        self._updates = tip is not None and tip.references == "updated"
-        #: A task, and its projections by parameter: the same for all clients and rounds of the task.
-        self._projections: tuple[int, dict[str, Projection]] = (0, {})
+    method: FedProTIP
+    #: A task, and its projections by parameter: the same for all clients and rounds of the task.
+    _projections: tuple[int, dict[str, Projection]] = (0, {})
 
     def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
         if self._projections[0] != shard.task:
             self._projections = shard.task, self._projections_of(broadcast)
         heads, method = Heads.from_message(broadcast), self.method
-        return ProjectedDescent(heads, method.loss_over, method.frozen_heads, self._projections[1], self.half.network)
+        return ProjectedDescent(heads, method.loss_over, method.frozen_heads, self._projections[1], self.network)
 
     def _projections_of(self, broadcast: Message) -> dict[str, Projection]:
         """What keeps each weight that trains away from the bases of a broadcast."""
-        network = self.half.network
-        own = dict(network.named_parameters())
+        own = dict(self.network.named_parameters())
         found = {}
-        for name, layer in protected_weights(self.method, network, self.half.start.stages).items():
+        for name, layer in self.method.protected_weights(self.network).items():
             Phi = bases_in(broadcast, layer)
             if Phi is not None and own[name].requires_grad:
                 found[name] = Projection(Phi, own[name])
@@ -156,26 +114,26 @@ class FedProTIPClient(ProjectedClient):
             return self._references(shard, broadcast, state), state
         found = {}
         for layer, columns in self.columns_of(shard).items():
-            if layer == HEADS and self._updates:
+            if layer == HEADS and self.method.updates:
                 state = {**state, f"inputs.{shard.task}": columns.T.float()}
             Phi = bases_in(broadcast, layer)
             known = columns[:, :0] if Phi is None else Phi.double()
             epsilon = self.method.epsilon(shard.task)
             U, sigma = core_basis(columns, known, epsilon, self.method.power, rounded_to=torch.float32)
-            if self._sketch is None:
+            if self.method.sketch is None:
                 found[layer] = U
             else:
-                seed = derived_seed(self.half.problem.seed, f"sketch {layer}", shard.task, shard.client)
-                found[layer] = sketch(U, sigma, min(self._sketch, len(U)), torch.Generator().manual_seed(seed))
-        return Message(found, summed=found if self._sketch is not None else ()), state
+                seed = derived_seed(self.problem.seed, f"sketch {layer}", shard.task, shard.client)
+                found[layer] = sketch(U, sigma, min(self.method.sketch, len(U)), torch.Generator().manual_seed(seed))
+        return Message(found, summed=found if self.method.sketch is not None else ()), state
 
     def _references(self, shard: Shard, broadcast: Message, state: State) -> Message:
         """Mean relevance of the client's samples to each task's final-layer subspace (Eq. 10).
 
         Of this task; or, with `updated`, of all tasks that the client has had samples of.
         """
-        if not self._updates:
-            features = self.half.trainer.features(self.half.network, shard.inputs)
+        if not self.method.updates:
+            features = self.trainer.features(self.network, shard.inputs)
             return Message({"reference": relevance(features, head_bases(broadcast, shard.task, features)).mean(dim=0)})
         kept = {int(name.removeprefix("inputs.")): inputs for name, inputs in state.items()}
         own = dict(sorted(kept.items()))
@@ -193,16 +151,14 @@ def head_bases(broadcast: Message, task: int, features: torch.Tensor) -> list[to
 class FedProTIPServer(ProjectedServer):
     """Appends bases (Eq. 9), keeps references, routes samples (Eq. 11)."""
 
+    method: FedProTIP
+
     def __init__(self, method: FedProTIP, problem: Problem) -> None:
         super().__init__(method, problem)
-        self._tip = method.tip
-        self._updated = self._tip is not None and self._tip.references == "updated"
-        self._sketched = method.sketch
-        self._received: dict[str, torch.Tensor] = {}
         #: Per client and task, the reference (t + 1,).
         self._references: dict[tuple[int, int], torch.Tensor] = {}
         self._tolerance = _ROUNDINGS * torch.finfo(problem.wire.dtype).eps
-        self.pure_batches = self._tip.batch if self._tip is not None and self._tip.route == "batch" else None
+        self.pure_batches = method.tip.batch if method.tip and method.tip.route == "batch" else None
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         if self.stage != REFERENCES:
@@ -214,16 +170,16 @@ class FedProTIPServer(ProjectedServer):
         if self.stage != REFERENCES:
             return super().expects_answer()
         tasks = self.task + 1
-        if self._updated:
+        if self.method.updates:
             return {"references": real("tasks", tasks), "tasks": numbers("tasks", below=tasks)}
         return {"reference": real(tasks)}
 
     def expects_basis(self, layer: str, side: int) -> Expected:
-        return real(side, f"r of {layer}" if self._sketched is None else min(self._sketched, side))
+        return real(side, f"r of {layer}" if self.method.sketch is None else min(self.method.sketch, side))
 
     def absorb_answer(self, client: int, upload: Message) -> None:
         if self.stage == REFERENCES:
-            if self._updated:
+            if self.method.updates:
                 for task, row in zip(upload["tasks"].tolist(), upload["references"].float(), strict=True):
                     self._references[client, task] = row
             else:
@@ -231,16 +187,15 @@ class FedProTIPServer(ProjectedServer):
             return
         for layer, found in upload.items():
             found = found.double()
-            if self._sketched is not None:
-                self._received[layer] = self._received.get(layer, 0) + found
+            if self.method.sketch is not None:
+                self.received[layer] = self.received.get(layer, 0) + found
             else:
-                before = self._received.get(layer, self.basis_before(layer, found))
-                self._received[layer] = append_basis(before, found, self._tolerance)
+                before = self.received.get(layer, self.basis_before(layer, found))
+                self.received[layer] = append_basis(before, found, self._tolerance)
 
-    def new_basis(self, layer: str) -> torch.Tensor:
-        received = self._received.pop(layer)
+    def new_basis(self, layer: str, received: torch.Tensor) -> torch.Tensor:
         before = self.basis_before(layer, received)
-        if self._sketched is None:
+        if self.method.sketch is None:
             return received[:, before.shape[1] :]
         room = len(received) - before.shape[1]
         return span_of(outside(received, before), self._tolerance)[:, :room]
@@ -249,11 +204,11 @@ class FedProTIPServer(ProjectedServer):
         features = self.embed(batch.inputs)
         logits = self.logits(features)
         scores = self.heads.class_scores(logits)
-        if self._tip is None:
+        if self.method.tip is None:
             return Prediction(scores)
         heads = None if self.heads.plain else logits.split(self.heads.sizes, dim=1)
         omega = relevance(features, self.bases[HEADS])
-        if self._tip.route == "batch":
+        if self.method.tip.route == "batch":
             if not batch.one_task:
                 raise ValueError("method.tip.route=batch routes batches of one task, and this one may be mixed")
             omega = omega.mean(dim=0, keepdim=True)
@@ -287,3 +242,33 @@ class FedProTIPServer(ProjectedServer):
             if name.startswith("reference."):
                 _, client, task = name.split(".")
                 self._references[int(client), int(task)] = value.to(self.problem.device)
+
+
+@dataclass
+class FedProTIP(ProjectedMethod):
+    """Knobs of FedProTIP.
+
+    Args:
+        tip: how the task is predicted (see `Tip`); None (`method.tip=false`): all classes compete, FedProTIP (-t).
+        sketch: s_l, width of the Gaussian sketches that are sent in place of bases, so that a secure sum is all that
+            the server sees (Eq. 40); None: the bases.
+    """
+
+    name: ClassVar[str] = "fedprotip"
+    client_half = FedProTIPClient
+    server_half = FedProTIPServer
+
+    tip: Tip | None = field(default_factory=Tip)
+    sketch: int | None = knob(None, least=1)
+
+    @property
+    def updates(self) -> bool:
+        """Whether clients fill in the entries that later tasks add to their references."""
+        return self.tip is not None and self.tip.references == "updated"
+
+    def stages(self, task: Task) -> list[str]:
+        return [*super().stages(task), *([REFERENCES] if self.tip else [])]
+
+    def head_columns(self, task: Task) -> tuple[int, ...]:
+        """With task prediction a full head per task, old classes included; without, one row a class (-t)."""
+        return tuple(task.new_columns) if self.tip is None else task.columns

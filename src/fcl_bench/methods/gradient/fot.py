@@ -6,7 +6,7 @@ sum, which secure aggregation can compute, and takes the subspaces from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -19,7 +19,39 @@ from fcl_bench.protocol.expected import Expected, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.randomness import derived_seed
-from fcl_bench.training.knobs import Training
+
+
+class FOTClient(ProjectedClient):
+    """Plain local training; sketches A_k = X_k G_k, G_k standard normal (m_s, 5 d_l)."""
+
+    method: FOT
+
+    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        found = {}
+        for layer, columns in self.columns_of(shard).items():
+            seed = derived_seed(self.problem.seed, f"sketch {layer}", shard.task, shard.client)
+            shape = columns.shape[1], self.method.width(len(columns))
+            G = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=columns.dtype)
+            found[layer] = columns @ G.to(columns.device)
+        return Message(found, summed=found), state
+
+
+class FOTServer(ProjectedServer):
+    """Takes the subspaces from the sum of the sketches; projecting the average is all of FOT's projection."""
+
+    method: FOT
+
+    def expects_basis(self, layer: str, side: int) -> Expected:
+        return real(side, self.method.width(side))
+
+    def absorb_answer(self, client: int, upload: Message) -> None:
+        for layer, sketch in upload.items():
+            self.received[layer] = self.received[layer] + sketch if layer in self.received else sketch
+
+    def new_basis(self, layer: str, received: torch.Tensor) -> torch.Tensor:
+        total = received.double()
+        before, epsilon, wire = self.basis_before(layer, total), self.method.epsilon(self.task), self.problem.wire.dtype
+        return core_basis(total, before, epsilon, self.method.power, rounded_to=wire)[0]
 
 
 @dataclass
@@ -31,8 +63,9 @@ class FOT(ProjectedMethod):
     """
 
     name: ClassVar[str] = "fot"
+    client_half = FOTClient
+    server_half = FOTServer
 
-    training: Training = field(default_factory=Training)
     threshold: float = knob(0.87, above=0, most=1)
     threshold_step: float = knob(0.01, least=0)
     mass: str = knob("energy", choices=MASSES)
@@ -44,52 +77,5 @@ class FOT(ProjectedMethod):
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)
-        network = self.build_network(problem)
-        widest = max(self.layer_width(network, layer) for layer in self.layers(network, self.start(problem).stages))
+        widest = max(self.widths(self.build_network(problem)).values())
         require_memory(f"method.sketch={self.sketch:g}", 8 * widest * self.width(widest), "the widest layer's sketch")
-
-    def client(self, problem: Problem) -> FOTClient:
-        return FOTClient(self, problem)
-
-    def server(self, problem: Problem) -> FOTServer:
-        return FOTServer(self, problem)
-
-
-class FOTClient(ProjectedClient):
-    """Plain local training; sketches A_k = X_k G_k, G_k standard normal (m_s, 5 d_l)."""
-
-    method: FOT
-
-    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        found = {}
-        for layer, columns in self.columns_of(shard).items():
-            seed = derived_seed(self.half.problem.seed, f"sketch {layer}", shard.task, shard.client)
-            shape = columns.shape[1], self.method.width(len(columns))
-            G = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=columns.dtype)
-            found[layer] = columns @ G.to(columns.device)
-        return Message(found, summed=found), state
-
-
-class FOTServer(ProjectedServer):
-    """Takes the subspaces from the sum of the sketches; projecting the average is all of FOT's projection."""
-
-    def __init__(self, method: FOT, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self.sketched = method
-        self._sums_of_sketches: dict[str, torch.Tensor] = {}
-
-    def expects_basis(self, layer: str, side: int) -> Expected:
-        return real(side, self.sketched.width(side))
-
-    def absorb_answer(self, client: int, upload: Message) -> None:
-        for layer, sketch in upload.items():
-            if layer in self._sums_of_sketches:
-                self._sums_of_sketches[layer] += sketch
-            else:
-                self._sums_of_sketches[layer] = sketch.clone()
-
-    def new_basis(self, layer: str) -> torch.Tensor:
-        total = self._sums_of_sketches.pop(layer).double()
-        before = self.basis_before(layer, total)
-        epsilon, wire = self.projected.epsilon(self.task), self.problem.wire.dtype
-        return core_basis(total, before, epsilon, self.projected.power, rounded_to=wire)[0]

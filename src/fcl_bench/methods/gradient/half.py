@@ -36,7 +36,13 @@ def teacher_prefix(task: int) -> str:
 
 
 class Half:
-    """The network in one half's hands, with what runs it."""
+    """What both halves are made of: the network in their hands, with what runs it.
+
+    Attributes:
+        start: what training starts from.
+        network: with the heads so far.
+        trainer: runs it.
+    """
 
     def __init__(self, method: GradientMethod, problem: Problem) -> None:
         self.method = method

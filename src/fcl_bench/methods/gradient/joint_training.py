@@ -6,7 +6,7 @@ with the same optimiser, as many epochs as a client of the others makes in a tas
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -21,50 +21,11 @@ from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import progress
-from fcl_bench.training.knobs import Training
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.samples import Samples
 
 #: The stage in which clients give their samples away.
 SAMPLES = "samples"
-
-
-@dataclass
-class JointTraining(GradientMethod):
-    """Knobs of joint training.
-
-    Args:
-        training: `rounds` times `epochs` passes over all samples so far; no average is taken.
-        restart: whether every task starts from the initial network, rather than from the last one.
-    """
-
-    name: ClassVar[str] = "joint_training"
-    resumes_within_tasks: ClassVar[bool] = False
-
-    training: Training = field(default_factory=Training)
-    restart: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        without = {"frozen_stages": 0, "frozen_heads": False, "loss_over": "seen", "on": "images"}
-        given = [(f"method.{name}", getattr(self, name), value) for name, value in without.items()]
-        given.append(("method.training.fraction", self.training.fraction, 1))
-        given.append(("method.training.server_optimizer", self.training.server_optimizer, "average"))
-        for key, value, only in given:
-            if value != only:
-                shown = str(value).lower()
-                raise UserError(
-                    f"{key}={shown} has no meaning with all data in one place", f"{key}={str(only).lower()}"
-                )
-
-    def stages(self, task: Task) -> list[str]:
-        return [SAMPLES]
-
-    def client(self, problem: Problem) -> Client:  # type: ignore[override]
-        return JointTrainingClient()
-
-    def server(self, problem: Problem) -> JointTrainingServer:
-        return JointTrainingServer(self, problem)
 
 
 class JointTrainingClient(Client):
@@ -102,13 +63,13 @@ class JointTrainingServer(GradientServer):
             return
         self._images, self._labels = [torch.cat(self._images)], [torch.cat(self._labels)]
         if self.method.restart:
-            self.network.load({f"body.{name}": value for name, value in self.half.start.build().state_dict().items()})
+            self.network.load({f"body.{name}": value for name, value in self.start.build().state_dict().items()})
             self.network.heads = torch.nn.ModuleList()
-            self.half.prepare(self.heads)
+            self.prepare(self.heads)
         training, seed = self.method.training, self.problem.seed
         with progress(training.rounds, f"training on tasks 1 to {self.task + 1}", "round") as bar:
             for round_ in range(training.rounds):
-                self.half.trainer.train(
+                self.trainer.train(
                     self.network,
                     Samples(self._images[0], self._labels[0]),
                     training.rate(round_),
@@ -119,10 +80,45 @@ class JointTrainingServer(GradientServer):
                 bar.update()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        samples = {"images": self._images, "labels": self._labels}
-        return {**super().state_dict(), **{name: torch.cat(parts) for name, parts in samples.items() if parts}}
+        samples = {"images": torch.cat(self._images), "labels": torch.cat(self._labels)} if self._images else {}
+        return {**super().state_dict(), **samples}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
-        self._images = [state[name].to(self.problem.device) for name in ("images",) if name in state]
-        self._labels = [state[name].to(self.problem.device) for name in ("labels",) if name in state]
+        if "images" in state:
+            self._images, self._labels = ([state[name].to(self.problem.device)] for name in ("images", "labels"))
+
+
+@dataclass
+class JointTraining(GradientMethod):
+    """Knobs of joint training.
+
+    Args:
+        training: `rounds` times `epochs` passes over all samples so far; no average is taken.
+        restart: whether every task starts from the initial network, rather than from the last one.
+    """
+
+    name: ClassVar[str] = "joint_training"
+    server_half = JointTrainingServer
+    resumes_within_tasks: ClassVar[bool] = False
+
+    restart: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        without = {"frozen_stages": 0, "frozen_heads": False, "loss_over": "seen", "on": "images"}
+        given = [(f"method.{name}", getattr(self, name), value) for name, value in without.items()]
+        given.append(("method.training.fraction", self.training.fraction, 1))
+        given.append(("method.training.server_optimizer", self.training.server_optimizer, "average"))
+        for key, value, only in given:
+            if value != only:
+                shown = str(value).lower()
+                raise UserError(
+                    f"{key}={shown} has no meaning with all data in one place", f"{key}={str(only).lower()}"
+                )
+
+    def stages(self, task: Task) -> list[str]:
+        return [SAMPLES]
+
+    def client(self, problem: Problem) -> Client:
+        return JointTrainingClient()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from fcl_bench.protocol.problem import Problem, Shard
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import Notices
-from fcl_bench.training.knobs import Training
 from fcl_bench.training.layer_inputs import HEADS, layer_columns, projectable
 from fcl_bench.training.network import Network
 
@@ -46,7 +45,6 @@ class ProjectedMethod(GradientMethod):
         theory: reference samples per client and task for the estimates of rho and beta (Assumptions 4 and 5); 0: none.
     """
 
-    training: Training = field(default_factory=Training)
     frozen_stages: int = knob(2, least=0)
     frozen_heads: bool = True
     threshold: float = knob(0.7, above=0, most=1)
@@ -67,17 +65,22 @@ class ProjectedMethod(GradientMethod):
     def stages(self, task: Task) -> list[str]:
         return [*super().stages(task), BASES]
 
-    def layers(self, network: Network, stages: tuple[str, ...]) -> list[str]:
+    def layers(self, network: Network) -> list[str]:
         """The layers that still train after the first task, so that their inputs are to be protected."""
-        frozen = super().frozen(network, stages, 1)
+        frozen = super().frozen(network, network.stages, 1)
         trains = {name for name, value in network.named_parameters() if name not in network.never_trains | frozen}
         return [*(name for name in projectable(network) if f"{name}.weight" in trains), HEADS]
 
-    @staticmethod
-    def layer_width(network: Network, layer: str) -> int:
-        """d_l, the numbers in one column of a layer's inputs."""
+    def protected_weights(self, network: Network) -> dict[str, str]:
+        """Parameter name -> layer, of the weights that are projected: the layers' own, and every head's."""
+        weights = {f"{layer}.weight": layer for layer in self.layers(network) if layer != HEADS}
+        return weights | {f"{HEADS}.{head}.weight": HEADS for head in range(len(network.heads))}
+
+    def widths(self, network: Network) -> dict[str, int]:
+        """d_l of each layer, the numbers in one column of its inputs."""
         own = dict(network.named_parameters())
-        return network.dimension if layer == HEADS else own[f"{layer}.weight"].flatten(1).shape[1]
+        sides = {layer: own[f"{layer}.weight"].flatten(1).shape[1] for layer in self.layers(network) if layer != HEADS}
+        return {**sides, HEADS: network.dimension}
 
     def frozen(
         self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
@@ -85,9 +88,7 @@ class ProjectedMethod(GradientMethod):
         """After the first task only weights with an input subspace train; batch norms and biases stay (erratum 3)."""
         names = super().frozen(network, stages, task, reused)
         if task:
-            weights = {f"{layer}.weight" for layer in self.layers(network, stages)}
-            weights |= {f"{HEADS}.{head}.weight" for head in range(len(network.heads))}
-            names |= {name for name, _ in network.named_parameters() if name not in weights}
+            names |= {name for name, _ in network.named_parameters()} - self.protected_weights(network).keys()
         return names
 
 
@@ -96,28 +97,17 @@ def basis_name(task: int, layer: str) -> str:
     return f"basis.{task}.{layer}"
 
 
-def protected_weights(method: ProjectedMethod, network: Network, stages: tuple[str, ...]) -> dict[str, str]:
-    """Parameter name -> layer, of the weights that are projected: the layers' own, and every head's."""
-    weights = {f"{layer}.weight": layer for layer in method.layers(network, stages) if layer != HEADS}
-    return weights | {f"{HEADS}.{head}.weight": HEADS for head in range(len(network.heads))}
-
-
 class ProjectedClient(GradientClient):
     """Extracts activation columns under the task's last model."""
 
     method: ProjectedMethod
 
-    def __init__(self, method: ProjectedMethod, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self.method = method
-
     def columns_of(self, shard: Shard) -> dict[str, torch.Tensor]:
         """Per layer (d_l, m_s), in float64: what follows is a spectrum of differences."""
-        half = self.half
-        seed = derived_seed(half.problem.seed, "columns", shard.task, shard.client)
-        layers = self.method.layers(half.network, half.start.stages)
+        seed = derived_seed(self.problem.seed, "columns", shard.task, shard.client)
+        layers = self.method.layers(self.network)
         generator = torch.Generator().manual_seed(seed)
-        found = layer_columns(half.trainer, half.network, shard.inputs, layers, self.method.columns, generator)
+        found = layer_columns(self.trainer, self.network, shard.inputs, layers, self.method.columns, generator)
         return {layer: columns.double() for layer, columns in found.items()}
 
 
@@ -126,34 +116,26 @@ class ProjectedServer(GradientServer):
 
     Attributes:
         bases: per layer, Phi^(t) (d_l, r_t) of each task, orthonormal all together, in float32.
-        answers: uploads of the round at hand.
+        received: per layer, what the uploads of the round at hand make together.
     """
+
+    method: ProjectedMethod
 
     def __init__(self, method: ProjectedMethod, problem: Problem) -> None:
         super().__init__(method, problem)
-        self.projected = method
         self.bases: dict[str, list[torch.Tensor]] = {}
-        self.answers = 0
+        self.received: dict[str, torch.Tensor] = {}
         self._notices = Notices(log)
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
-        for layer in self.projected.layers(self.network, self.half.start.stages):
+        for layer in self.method.layers(self.network):
             self.bases.setdefault(layer, [])
-
-    def broadcast(self, task: Task, round_: int) -> Message:
-        self.answers = 0
-        return super().broadcast(task, round_)
-
-    def absorb(self, client: int, upload: Message) -> None:
-        self.answers += 1
-        super().absorb(client, upload)
 
     def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """W_old + (mean - W_old)(I - Phi Phi'), layer by layer: what the wire's rounding put into Phi is out again."""
         projected = dict(mean)
-        stages = self.half.start.stages
-        for name, layer in protected_weights(self.projected, self.network, stages).items():
+        for name, layer in self.method.protected_weights(self.network).items():
             Phi = self.known(layer)
             if Phi is not None and name in mean:
                 old = self.sent[name].double()
@@ -171,34 +153,29 @@ class ProjectedServer(GradientServer):
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         """All bases; a client keeps those it has had."""
-        return super().extra_broadcast() | {
-            basis_name(task, layer): basis
-            for layer, bases in self.bases.items()
-            for task, basis in enumerate(bases)
-            if basis.shape[1]
-        }
+        known = {name: basis for name, basis in self._named_bases().items() if basis.shape[1]}
+        return super().extra_broadcast() | known
 
     def expects_answer(self) -> Expectation:
-        widths = {layer: self.projected.layer_width(self.network, layer) for layer in self.bases}
-        return {layer: self.expects_basis(layer, side) for layer, side in widths.items()}
+        return {layer: self.expects_basis(layer, side) for layer, side in self.method.widths(self.network).items()}
 
     @abstractmethod
     def expects_basis(self, layer: str, side: int) -> Expected:
         """What clients send of a layer whose inputs have d_l = `side` numbers."""
 
     @abstractmethod
-    def new_basis(self, layer: str) -> torch.Tensor:
+    def new_basis(self, layer: str, received: torch.Tensor) -> torch.Tensor:
         """Phi^(t) (d_l, r_t) of the task at hand, orthonormal and orthogonal to the earlier ones, from the uploads."""
 
     def finish_stage(self) -> None:
         if self.stage != BASES:
             return
-        for layer, bases in self.bases.items():
-            side = self.projected.layer_width(self.network, layer)
-            received = self.answers > 0  # a task whose labels nobody knows adds nothing
-            bases.append(
-                self.new_basis(layer).float() if received else torch.zeros(side, 0, device=self.problem.device)
-            )
+        for layer, side in self.method.widths(self.network).items():
+            bases = self.bases[layer]
+            if layer in self.received:
+                bases.append(self.new_basis(layer, self.received.pop(layer)).float())
+            else:  # a task whose labels nobody knows adds nothing
+                bases.append(torch.zeros(side, 0, device=self.problem.device))
             if sum(basis.shape[1] for basis in bases) >= side:
                 self._notices.tell(
                     layer,
@@ -210,7 +187,7 @@ class ProjectedServer(GradientServer):
         """`ranks`: per layer, how many directions each task added; `dimensions`: how many there are."""
         return {
             "ranks": {layer: [basis.shape[1] for basis in bases] for layer, bases in self.bases.items()},
-            "dimensions": {layer: self.projected.layer_width(self.network, layer) for layer in self.bases},
+            "dimensions": self.method.widths(self.network),
         }
 
     def model(self) -> dict[str, torch.Tensor]:
@@ -220,15 +197,13 @@ class ProjectedServer(GradientServer):
         return {**super().state_dict(), **self._named_bases()}
 
     def _named_bases(self) -> dict[str, torch.Tensor]:
-        named: dict[str, torch.Tensor] = {}
-        for layer, bases in self.bases.items():
-            named |= {basis_name(task, layer): basis for task, basis in enumerate(bases)}
-        return named
+        return {
+            basis_name(task, layer): basis for layer, bases in self.bases.items() for task, basis in enumerate(bases)
+        }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
-        layers = self.projected.layers(self.network, self.half.start.stages)
-        self.bases = {layer: [] for layer in layers}
+        self.bases = {layer: [] for layer in self.method.layers(self.network)}
         for layer, bases in self.bases.items():
             while (name := basis_name(len(bases), layer)) in state:
                 bases.append(state[name].to(self.problem.device))

@@ -13,9 +13,8 @@ from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.problem import Prediction, Problem, TestBatch
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed, generator
-from fcl_bench.training.heads import Heads
-from fcl_bench.training.network import Network
-from fcl_bench.training.optimisers import ServerOptimiser, average
+from fcl_bench.training.heads import Heads, parts
+from fcl_bench.training.optimisers import ServerOptimiser, average, with_prefix
 
 if TYPE_CHECKING:
     from fcl_bench.methods.gradient.base import GradientMethod
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 _OPTIMISER = "server_optimiser."
 
 
-class GradientServer(Server):
+class GradientServer(Half, Server):
     """Averages models round by round: W = sum_k p_k W_k (FedProTIP Eq. 21), batch norm's running statistics too.
 
     Attributes:
@@ -36,9 +35,7 @@ class GradientServer(Server):
     """
 
     def __init__(self, method: GradientMethod, problem: Problem) -> None:
-        self.half = Half(method, problem)
-        self.method = method
-        self.problem = problem
+        super().__init__(method, problem)
         self.stage = MODEL
         self.task = 0
         self.tasks: list[tuple[int, ...]] = []
@@ -49,10 +46,6 @@ class GradientServer(Server):
         self._teacher: dict[str, torch.Tensor] = {}
         self._sums: dict[str, torch.Tensor] = {}
         self._weight = 0.0
-
-    @property
-    def network(self) -> Network:
-        return self.half.network
 
     @property
     def heads(self) -> Heads:
@@ -67,7 +60,7 @@ class GradientServer(Server):
                 self._teacher = {prefix + name: value.clone() for name, value in self.network.state().items()}
             self.tasks.append(task.columns)
             self.columns.append(self.method.head_columns(task))
-        self.half.prepare(self.heads)
+        self.prepare(self.heads)
 
     def rounds(self, task: Task) -> int:
         return len(self.method.stages(task))
@@ -115,19 +108,9 @@ class GradientServer(Server):
         return "it does not say how many samples it is of" if self.stage == MODEL and upload.samples is None else ""
 
     def absorb(self, client: int, upload: Message) -> None:
-        if self.stage == MODEL:
-            self._add(client, upload)
-        else:
+        if self.stage != MODEL:
             self.absorb_answer(client, upload)
-
-    def absorb_answer(self, client: int, upload: Message) -> None:
-        """Take in an upload of a stage that is no training; only for methods with such stages."""
-
-    def weight(self, client: int, upload: Message) -> float:
-        """What a client's model counts in the average, relative to the others'."""
-        return float(upload.samples or 0) if self.method.training.weighting == "samples" else 1.0
-
-    def _add(self, client: int, upload: Message) -> None:
+            return
         weight = self.weight(client, upload)
         self._weight += weight
         for name in self.sent:
@@ -137,13 +120,20 @@ class GradientServer(Server):
             else:
                 self._sums[name] = value * weight
 
+    def absorb_answer(self, client: int, upload: Message) -> None:
+        """Take in an upload of a stage that is no training; only for methods with such stages."""
+
+    def weight(self, client: int, upload: Message) -> float:
+        """What a client's model counts in the average, relative to the others'."""
+        return float(upload.samples or 0) if self.method.training.weighting == "samples" else 1.0
+
     def finish_round(self) -> None:
         if self.stage != MODEL:
             self.finish_stage()
         elif self._weight:
             mean = average(self._sums, self._weight)
             self.network.load(self.aggregated(self._optimiser.step(self.sent, mean)))
-            with self.half.trainer.reproducible(derived_seed(self.problem.seed, "server", self.task, self._round)):
+            with self.trainer.reproducible(derived_seed(self.problem.seed, "server", self.task, self._round)):
                 self.server_step()
         self._sums = {}
 
@@ -164,23 +154,18 @@ class GradientServer(Server):
         return self.classify(TestBatch.of(inputs)).scores
 
     def classify(self, batch: TestBatch) -> Prediction:
-        return Prediction(self.class_scores(self.embed(batch.inputs)))
-
-    @torch.inference_mode()
-    def class_scores(self, features: torch.Tensor) -> torch.Tensor:
-        """Scores (n, C_t) of features (n, d); of a class with several heads the largest."""
-        return self.heads.class_scores(self.logits(features))
+        return Prediction(self.heads.class_scores(self.logits(self.embed(batch.inputs))))
 
     @torch.inference_mode()
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """The outputs of all heads (n, L). Raises a `UserError` where they are not finite."""
         logits = self.network.logits(features)
         if not bool(torch.isfinite(logits).all()):
-            raise self.half.trainer.diverged()
+            raise self.trainer.diverged()
         return logits
 
     def embed(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.half.trainer.features(self.network, inputs)
+        return self.trainer.features(self.network, inputs)
 
     def model(self) -> dict[str, torch.Tensor]:
         """`W` (d, C), `bias` (C) and the body's tensors; features are the body's output.
@@ -207,18 +192,11 @@ class GradientServer(Server):
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         sizes = state["classes"].tolist()
-        self.columns = _parts(state.get("head_columns", torch.arange(sum(sizes))), sizes)
-        self.tasks = list(self.columns)
-        if "task_sizes" in state:
-            self.tasks = _parts(state["task_columns"], state["task_sizes"].tolist())
+        self.columns = parts(state.get("head_columns", torch.arange(sum(sizes))), sizes)
+        told = "task_sizes" in state
+        self.tasks = parts(state["task_columns"], state["task_sizes"].tolist()) if told else list(self.columns)
         self.network.grow(self.heads.sizes, head_seed(self.problem))
         self.network.load({name: value for name, value in state.items() if name.startswith(("body.", "heads."))})
         on_device = {name: value.to(self.problem.device) for name, value in state.items()}
         self._teacher = {name: value for name, value in on_device.items() if name.startswith("teacher.")}
-        self._optimiser.load_state_dict(
-            {name.removeprefix(_OPTIMISER): value for name, value in on_device.items() if name.startswith(_OPTIMISER)}
-        )
-
-
-def _parts(columns: torch.Tensor, sizes: list[int]) -> list[tuple[int, ...]]:
-    return [tuple(part.tolist()) for part in columns.split(sizes)]
+        self._optimiser.load_state_dict(with_prefix(on_device, _OPTIMISER))
