@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pandas as pd
 import pytest
 
 from fcl_bench.backbones.trainable import weights_hash
+from fcl_bench.config import typed_instance
 from fcl_bench.errors import UserError
 from fcl_bench.runs.adapt import FedAvgAdaptation, adaptation_identity
 from fcl_bench.runs.inputs import prepare_inputs
@@ -74,9 +73,8 @@ def test_wrong_knobs_are_one_line_and_exit_code_2(command, tmp_path, typed, told
     "knobs", [{"fraction": 0.0}, {"momentum": 1.0}, {"weight_decay": -1.0}, {"epochs": 0}], ids=str
 )
 def test_other_wrong_knobs_name_the_key(knobs):
-    training = dataclasses.replace(FedAvgAdaptation().training, **knobs)
     with pytest.raises(UserError, match=rf"adapt\.training\.{next(iter(knobs))}="):
-        FedAvgAdaptation(training=training)
+        typed_instance(FedAvgAdaptation, {"training": knobs}, "adapt")
 
 
 def test_the_defaults_are_stsas_for_a_resnet18_from_scratch(tmp_path):

@@ -6,41 +6,21 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fcl_bench.config import config_dir
 from fcl_bench.runs.run import Outcome
 from tests.conftest import shared, write_features
-from tests.small_runs import interrupted_in, run_in
+from tests.small_methods import NAMES, short_run, trains
+from tests.small_runs import interrupted_in, run_in, settings_for
 
-#: A network and a training of a second or two; what it learns is not asked here.
-TRAINING = ("backbone=tiny", "backbone.width=4", "method.training.rounds=2", "method.training.epochs=1")
-#: Every method, with knobs that make a short run.
-METHODS = {
-    "fedran": ("method.M=96", "method.rank=20", "method.complement=floor"),
-    "stsa": ("method.M=96",),
-    "stsa_e": ("method.M=96", "method.dummy_clients=4"),
-    "afl": (),
-    "afcl": (),
-    "centred_sketch": ("method.M=96", "method.rank=5"),
-    "joint": ("method.M=96",),
-    "finetune": TRAINING,
-    "fot": (*TRAINING, "method.columns=8"),
-    "fedprotip": (*TRAINING, "method.columns=8"),
-    "joint_training": TRAINING,
-}
-CLOSED_FORM = [method for method, knobs in METHODS.items() if TRAINING[0] not in knobs]
+CLOSED_FORM = [name for name in NAMES if not trains(name)]
 
 
 def csv_of(outcome: Outcome, name: str) -> pd.DataFrame:
     return pd.read_csv(outcome.folder / name)
 
 
-def test_every_method_of_the_package_is_run_here():
-    assert set(METHODS) == {file.stem for file in (config_dir() / "method").glob("*.yaml")}
-
-
-@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("method", NAMES)
 def test_every_method_runs_twice_alike_and_resumes_bit_for_bit(method, tmp_path, monkeypatch):
-    choice = (f"method={method}", *METHODS[method], "tasks=3", "clients=3", "wire.gram=packed", "wire.columns=held")
+    choice = (*short_run(method), "tasks=3", "clients=3", "wire.gram=packed", "wire.columns=held")
     whole = run_in(tmp_path / "whole", *choice)
     with interrupted_in(2, monkeypatch):
         run_in(tmp_path / "parts", *choice)
@@ -56,7 +36,7 @@ def test_every_method_runs_twice_alike_and_resumes_bit_for_bit(method, tmp_path,
 
 @pytest.mark.parametrize("method", CLOSED_FORM)
 def test_the_free_wire_options_change_bytes_and_nothing_else(method, tmp_path):
-    choice = (f"method={method}", *METHODS[method], "tasks=2", "clients=3")
+    choice = (*short_run(method), "tasks=2", "clients=3")
     full = run_in(tmp_path, *choice)
     free = run_in(tmp_path, *choice, "wire.gram=packed", "wire.columns=held", "wire.projection=matrix")
     assert free.record["metrics"] == full.record["metrics"]
@@ -66,7 +46,7 @@ def test_the_free_wire_options_change_bytes_and_nothing_else(method, tmp_path):
     elif method == "stsa_e":
         assert up[1] < up[0]
     down = [outcome.record["communication"]["down_max_bytes"] for outcome in (full, free)]
-    assert (down[1] > 64 * 96 * 8) == ("method.M=96" in METHODS[method])
+    assert (down[1] > 64 * 96 * 8) == (settings_for(tmp_path, *choice).method.M is not None)
     assert free.record["communication"]["wire"]["gram"] == "packed"
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fcl_bench.audits.chosen import rows_of
 from fcl_bench.methods.gradient.fedprotip import FedProTIP
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.runs.pictures import drawn, drift_figure, theory_figure
@@ -99,10 +100,15 @@ def test_a_run_leaves_pictures_of_what_it_measured(drift, theory, tasks, expecte
     method = FedProTIP(training=training, theory=theory) if theory else FineTune(training=training)
     data = image_tasks(np.random.default_rng(0), [2] * tasks, [[8, 8]] * tasks)
     federation = federation_of(method, tiny_problem(), data, drift)
-    state = federation.run(lambda _: None)
+    federation.run(lambda _: None)
     record = {
         **{"method": method.name, "data": "made", "backbone": "tiny", "tasks": tasks, "clients": 2, "seed": 0},
-        **{"partition": "iid", "beta": None, "bounds": state.bounds, "metrics": {"accuracy": [50.0] * tasks}},
+        **{
+            "partition": "iid",
+            "beta": None,
+            "bounds": rows_of(federation.audits, "bounds"),
+            "metrics": {"accuracy": [50.0] * tasks},
+        },
     }
     files = drawn(record, federation)
     assert set(files) == expected

@@ -155,11 +155,15 @@ def for_disk(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return made
 
 
+def _checksum(content: Mapping[str, Any]) -> str:
+    return json_hash({key: value for key, value in content.items() if key != "checksum"})
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """Write `content` with a checksum of itself; returns what was written."""
     # Through JSON once, so that the checksum is of what a reader will see (lists for tuples, text for keys).
     written: dict[str, Any] = json.loads(json.dumps(content, allow_nan=False))
-    written["checksum"] = json_hash(written)
+    written["checksum"] = _checksum(written)
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(written, indent=2) + "\n")
     return written
@@ -168,6 +172,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
 def read_json(path: Path) -> dict[str, Any]:
     """What `write_json` wrote. Raises ValueError where it does not match its own checksum."""
     content = json.loads(path.read_text())
-    if content["checksum"] != json_hash({key: value for key, value in content.items() if key != "checksum"}):
+    if content["checksum"] != _checksum(content):
         raise ValueError("it does not match its own checksum")
     return content

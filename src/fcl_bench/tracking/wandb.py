@@ -16,14 +16,14 @@ class WandB:
     """A W&B run under the run's own id, so that one that goes on is one run there too.
 
     Args:
-        entity: user or team; null: the account's own.
         project: name of the W&B project.
+        entity: user or team; null: the account's own.
         mode: offline (files that `wandb sync` sends later), online.
         dir: root of W&B's files.
     """
 
-    entity: str | None
     project: str = knob(filled=True, words="track.project=NAME")
+    entity: str | None = knob()
     mode: str = knob(choices=("offline", "online"))
     dir: str = knob(filled=True, words="track.dir=NAME")
 

@@ -1,0 +1,49 @@
+"""Every method of conf/method, with knobs that make it small. A new method is found without a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import yaml
+
+from fcl_bench.config import config_dir, target_class
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.protocol.method import Method
+from fcl_bench.training.knobs import Training
+
+#: A network and a training of a second or two; what it learns is not asked here.
+TRAINING = ("backbone=tiny", "backbone.width=4", "method.training.rounds=2", "method.training.epochs=1")
+#: Overrides of a short run; of a method without an entry none, and of one that trains, `TRAINING`.
+_SHORT = {
+    "fedran": ("method.M=96", "method.rank=20", "method.complement=floor"),
+    "stsa": ("method.M=96",),
+    "stsa_e": ("method.M=96", "method.dummy_clients=4"),
+    "centred_sketch": ("method.M=96", "method.rank=5"),
+    "joint": ("method.M=96",),
+    "fot": (*TRAINING, "method.columns=8"),
+    "fedprotip": (*TRAINING, "method.columns=8"),
+}
+NAMES = sorted(file.stem for file in (config_dir() / "method").glob("*.yaml"))
+
+
+def class_of(name: str) -> Any:
+    """The class that the method's YAML names."""
+    content = yaml.safe_load((config_dir() / "method" / f"{name}.yaml").read_text())
+    return target_class("method", content["_target_"])
+
+
+def trains(name: str) -> bool:
+    return issubclass(class_of(name), GradientMethod)
+
+
+def short_run(name: str) -> tuple[str, ...]:
+    """The overrides of a short run of this method."""
+    return (f"method={name}", *_SHORT.get(name, TRAINING if trains(name) else ()))
+
+
+def unlisted(names: Collection[str]) -> list[Method]:
+    """The methods of conf/method that are not among `names`, with small knobs."""
+    training = Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none")
+    found = [name for name in NAMES if name not in names]
+    return [class_of(name)(training=training) if trains(name) else class_of(name)(M=8) for name in found]
