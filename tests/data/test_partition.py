@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fcl_bench.data.partitions.base import Iid, Shards
 from fcl_bench.data.partitions.dirichlet import Dirichlet, DirichletEqualSizes
-from fcl_bench.data.partitions.pieces import Iid, Shards
 from fcl_bench.errors import UserError
 
 RULES = [

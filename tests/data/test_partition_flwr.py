@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fcl_bench.data.partitions.base import Partition
+from fcl_bench.data.partitions.base import Iid, Partition, Shards
 from fcl_bench.data.partitions.dirichlet import Dirichlet, DirichletAllClasses
-from fcl_bench.data.partitions.pieces import Iid, Shards
 from tests.data.partition_cases import counts, same_mean
 
 PYTHON = os.environ.get("FLWR_PYTHON") or (sys.executable if find_spec("flwr_datasets") else None)

@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fcl_bench.config import _identity, typed_instance
+from fcl_bench.data.partitions.base import Iid, Shards
 from fcl_bench.data.partitions.dirichlet import Dirichlet, DirichletAllClasses, DirichletEqualSizes
-from fcl_bench.data.partitions.pieces import Iid, Shards
 from fcl_bench.data.splits.base import TaskSplit
 from fcl_bench.data.splits.class_incremental import ClassIncremental, ClassOverlap
 from fcl_bench.data.splits.domain_incremental import DomainIncremental

@@ -85,7 +85,8 @@ def test_a_turn_needs_no_server_and_nobody_elses_images(method):
     stages = set()
     for round_, broadcast in enumerate(broadcasts(method, problem, tasks)):
         plain, alone = (
-            node_of(method, problem, tasks, spoilt).turn(1, broadcast.of_round(0, round_)) for spoilt in (None, 255)
+            node_of(method, problem, tasks, spoilt).turn(1, dataclasses.replace(broadcast, task=0, round=round_))
+            for spoilt in (None, 255)
         )
         stages.add(alone.upload.stage)
         assert same(plain.upload, alone.upload)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fcl_bench.linalg.class_sums import add_class_sums, class_sums
+from fcl_bench.linalg.gram import add_class_sums, class_sums
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

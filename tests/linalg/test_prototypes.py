@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.linalg.prototypes import pseudo_labels
+from fcl_bench.methods.closed_form.fedran import pseudo_labels
 from tests.methods import ssl_oracle
 
 

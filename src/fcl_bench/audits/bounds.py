@@ -13,7 +13,7 @@ from typing import cast
 
 import torch
 
-from fcl_bench.linalg.class_sums import class_sums
+from fcl_bench.linalg.gram import class_sums
 from fcl_bench.linalg.solve import solve_symmetric
 from fcl_bench.linalg.spectral import summarise
 from fcl_bench.methods.closed_form.base import positions, shared_features

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -48,8 +47,3 @@ def drift_of(audits: Mapping[str, Audit]) -> FeatureDrift | None:
     """The feature drift among a run's audits; None: it was not measured."""
     found = audits.get("drift")
     return found if isinstance(found, FeatureDrift) else None
-
-
-def rows_of(audits: Mapping[str, Audit], name: str) -> list[dict[str, Any]]:
-    """The rows of a run's audit of that name; none where there is no such audit."""
-    return audits[name].rows if name in audits else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,9 @@ from fcl_bench.engine.admission import admitted
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.examination import Answers, Examination
-from fcl_bench.engine.ledger import Ledger
+from fcl_bench.engine.ledger import Ledger, Stopwatch
 from fcl_bench.engine.middleware import Chain, Middleware
 from fcl_bench.engine.node import ClientData, Lost, Reply
-from fcl_bench.engine.stopwatch import Stopwatch
 from fcl_bench.engine.transport import Transport
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.audit import Audit, Everything
@@ -148,7 +147,8 @@ class Federation:
         for round_ in range(state.rounds_done, rounds):
             with watch.running():
                 present = server.participants(task, round_, available)
-                broadcast = self._middleware.send(server.broadcast(task, round_).of_round(task.index, round_), None)
+                broadcast = replace(server.broadcast(task, round_), task=task.index, round=round_)
+                broadcast = self._middleware.send(broadcast, None)
             self._round(task, round_, present, broadcast, watch, {"samples": samples, "labelled": labelled})
             with watch.running():
                 server.finish_round()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
@@ -13,6 +15,29 @@ import torch
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.reports import LabelCounts, Seconds, StageExchanged, StagesExchanged
 from fcl_bench.protocol.message import Message
+
+
+class Stopwatch:
+    """Wall-clock seconds of a block; on CUDA the block ends with a synchronisation."""
+
+    def __init__(self, device: torch.device, seconds: float = 0.0) -> None:
+        self._device = device
+        self.seconds = seconds
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Add the block's seconds."""
+        self._synchronise()
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._synchronise()
+            self.seconds += time.perf_counter() - begin
+
+    def _synchronise(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
 
 def _kept_as(kind: type) -> Any:

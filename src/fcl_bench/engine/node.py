@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from fcl_bench.data.partitions.holdings import Holdings
+from fcl_bench.engine.ledger import Stopwatch
 from fcl_bench.engine.middleware import Middleware
-from fcl_bench.engine.stopwatch import Stopwatch
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
 from fcl_bench.protocol.problem import Problem, Shard, State

@@ -59,10 +59,6 @@ class Message(Mapping[str, torch.Tensor]):
         """The same message, saying the same about other tensors."""
         return dataclasses.replace(self, tensors=tensors)
 
-    def of_round(self, task: int, round_: int) -> Message:
-        """The same message, of this task and round."""
-        return dataclasses.replace(self, task=task, round=round_)
-
     @property
     def nbytes(self) -> int:
         """The payload in bytes: the tensors' values and the number of samples, no names or framing."""

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import numpy as np
 
 from fcl_bench import environment
-from fcl_bench.audits.chosen import drift_of, rows_of
+from fcl_bench.audits.chosen import drift_of
 from fcl_bench.engine.examination import Answers
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.metrics import accuracy_matrix, finite, metrics, pooled_accuracy
@@ -63,7 +63,7 @@ def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: floa
             "accounting": accounting(settings.method, plan.problem, plan.classes_per_task),
         },
         "labels": {"rate": scalars.label_rate, **state.ledger.labels()},
-        "bounds": rows_of(federation.audits, "bounds"),
+        "bounds": federation.audits["bounds"].rows if "bounds" in federation.audits else [],
         "drift": _drift(federation),
         "report": federation.server.report(),
         "client_storage_bytes": state.client_storage_bytes,

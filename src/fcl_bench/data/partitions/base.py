@@ -1,12 +1,14 @@
-"""Space: which client holds which samples of a task."""
+"""Space: which client holds which samples of a task; and the rules that need no Dirichlet law."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from fcl_bench.config import knob
 from fcl_bench.data.groups import parts
 
 
@@ -31,3 +33,34 @@ class Partition(ABC):
     def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         """K disjoint, ascending index arrays that cover 0..n-1 exactly."""
         return parts(self.assign(labels, clients, rng), clients)
+
+
+@dataclass
+class Iid(Partition):
+    """Shuffle, then equal shares (they differ by one sample at most)."""
+
+    name: ClassVar[str] = "iid"
+
+    def assign(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+        return rng.permutation(np.arange(len(labels)) % clients)
+
+
+@dataclass
+class Shards(Partition):
+    """Sort by class, cut into K * shards equal pieces, deal `shards` of them to each client (McMahan et al. 2017).
+
+    Args:
+        shards: pieces per client (AFL's s).
+    """
+
+    name: ClassVar[str] = "shards"
+    shards: int = knob(2, least=1)
+
+    def assign(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+        pieces = clients * self.shards
+        # A random order within each class, so that a cut through a class is a random one.
+        order = np.lexsort((rng.random(len(labels)), labels))
+        owner_of_piece = rng.permutation(np.arange(pieces) % clients)
+        owner = np.empty(len(labels), dtype=np.int64)
+        owner[order] = owner_of_piece[np.arange(len(labels)) * pieces // max(len(labels), 1)]
+        return owner

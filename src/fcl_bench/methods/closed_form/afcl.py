@@ -14,7 +14,6 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.linalg.solve import solve_symmetric
 from fcl_bench.methods.closed_form.afl import LocalRidge
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, RidgeServer, one_hot
 from fcl_bench.protocol.expected import Expectation, numbers, real
@@ -70,11 +69,6 @@ class AFCLServer(RidgeServer):
         self._owners = self.order
         #: Whether some client of this task has named it.
         self._named = self.order.bool()
-
-    @property
-    def gkm(self) -> torch.Tensor:
-        """The Global Knowledge Matrix (d, C) = G_agg^-1 X'Y, columns in order of registration."""
-        return solve_symmetric(self.estimate.matrix, self.B[:, self.order.to(self.B.device)], self.rounding()).W
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)

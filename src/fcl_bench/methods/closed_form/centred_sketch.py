@@ -15,7 +15,7 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.class_sums import class_sums
+from fcl_bench.linalg.gram import class_sums
 from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.methods.closed_form.base import (
     ClosedFormClient,

@@ -13,8 +13,7 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.linalg.class_sums import add_class_sums
-from fcl_bench.linalg.gram import add_grams
+from fcl_bench.linalg.gram import add_class_sums, add_grams
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer
 from fcl_bench.protocol.expected import Expectation, real
 from fcl_bench.protocol.message import Message

@@ -15,7 +15,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import require_memory
 from fcl_bench.linalg.class_scatter import ClassScatter
-from fcl_bench.linalg.class_sums import add_class_sums
+from fcl_bench.linalg.gram import add_class_sums
 from fcl_bench.methods.closed_form.base import (
     ClosedFormClient,
     ClosedFormMethod,
