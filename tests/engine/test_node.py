@@ -283,3 +283,18 @@ def test_a_method_returns_a_new_state_and_leaves_the_one_it_got(tip):
             server.finish_round()
         server.finish_task()
     assert set(state) == ({"inputs.0", "inputs.1"} if tip is UPDATED else set())
+
+
+class Viewing(CountingClient):
+    """Keeps a view of a few rows of something large."""
+
+    def update(self, shard, broadcast, state):
+        return super().update(shard, broadcast, state)[0], {"images.a": torch.zeros(1000, 3)[:2]}
+
+
+def test_a_view_that_a_client_keeps_does_not_keep_what_it_is_a_part_of():
+    """What is reported as stored is what is held."""
+    made, _ = federation(Viewing)
+    state = made.run(lambda _: None)
+    assert state.client_storage_bytes == {"images": 2 * 3 * 4}
+    assert {value.untyped_storage().nbytes() for value in made.transport.state_dict().values()} == {2 * 3 * 4}

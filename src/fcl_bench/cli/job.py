@@ -63,15 +63,14 @@ def _carry_out(config: Any, report: JobReport) -> int:
         tracking = load_tracking(config)
         with no_collection():
             settings = load_settings(config)
+            from fcl_bench.runs.run import run
+            from fcl_bench.runs.screen import print_record
         log_to_terminal("fcl-bench")
         if settings.scalars.preview:
             from fcl_bench.runs.preview import preview
 
             preview(settings)
         else:
-            from fcl_bench.runs.run import run
-            from fcl_bench.runs.screen import print_record
-
             outcome = run(settings, tracking)
             report.run, report.was_complete = str(outcome.folder), outcome.was_complete
             if outcome.was_complete:
@@ -86,11 +85,17 @@ def _carry_out(config: Any, report: JobReport) -> int:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """No garbage collection in this block, which imports: a million objects come, and all of them stay."""
+    """No garbage collection in this block, which imports: a million objects come, and all of them stay for good.
+
+    What the first such imports brought is set aside, so that no later collection, at exit for one, looks through it.
+    """
+    first = "torch" not in sys.modules
     gc.disable()
     try:
         yield
     finally:
+        if first:
+            gc.freeze()
         gc.enable()
 
 

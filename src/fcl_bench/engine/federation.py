@@ -199,11 +199,12 @@ class Federation:
                 stored[kind] = max(stored.get(kind, 0), size)
             if (data := self.transport.everything) is not None:
                 columns["accepted"][client], columns["right"][client] = self._guessed(task, reply, data)
-                self._observe(task, round_, client, data, reply.guesses)
+                if round_ == 0:
+                    self._observe(task, client, data, reply.guesses)
             del reply, upload
-        if (data := self.transport.everything) is not None:
+        if round_ == 0 and (data := self.transport.everything) is not None:
             for client in sorted(set(np.flatnonzero(known["labelled"]).tolist()) - set(present)):
-                self._observe(task, round_, client, data)
+                self._observe(task, client, data)
         ledger.add_round(task.index, round_, broadcast.stage, columns)
 
     def _guessed(self, task: Task, reply: Reply, data: ClientData) -> tuple[int, int]:
@@ -214,22 +215,18 @@ class Federation:
         truth = torch.from_numpy(self.stream.train_columns[unlabelled])
         return int((reply.guesses >= 0).sum()), int((reply.guesses.cpu() == truth).sum())
 
-    def _observe(
-        self, task: Task, round_: int, client: int, data: ClientData, guesses: torch.Tensor | None = None
-    ) -> None:
-        """Show the audits what a client learns from, once in a task."""
-        if not self.audits or round_ > 0:
-            return
-        shard = data.shard(task.index, client)
+    def _observe(self, task: Task, client: int, data: ClientData, guesses: torch.Tensor | None = None) -> None:
+        """Show the audits what a client learns from."""
         for audit in self.audits.values():
+            shard = data.shard(task.index, client)
             audit.observe(task, shard if guesses is None else shard.with_pseudo_labels(guesses))
 
     def _everything(self, task: Task) -> Everything:
         """What audits look at after a task."""
-        assert self.transport.everything is not None
-        examination = self._examination
-        batches = lambda: map(examination.inputs, examination.batches(task, self.server.pure_batches))  # noqa: E731
-        return Everything(batches, self.transport.everything.inputs)
+        examination, data = self._examination, self.transport.everything
+        assert data is not None
+        pure = self.server.pure_batches
+        return Everything(lambda: map(examination.inputs, examination.batches(task, pure)), data.inputs)
 
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Everything that a resumed run needs, as JSON and tensors.
