@@ -223,10 +223,9 @@ class Federation:
 
     def _everything(self, task: Task) -> Everything:
         """What audits look at after a task."""
-        examination, data = self._examination, self.transport.everything
+        exam, data = self._examination, self.transport.everything
         assert data is not None
-        pure = self.server.pure_batches
-        return Everything(lambda: map(examination.inputs, examination.batches(task, pure)), data.inputs)
+        return Everything(lambda: map(exam.inputs, exam.batches(task, self.server.pure_batches)), data.inputs)
 
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Everything that a resumed run needs, as JSON and tensors.

@@ -22,7 +22,9 @@ def gather_columns(
         (d, m), d = C kh kw in the order of `weight.flatten(1)`.
     """
     (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
-    padded = torch.nn.functional.pad(inputs, layer._reversed_padding_repeated_twice)  # "same" and "valid" in numbers
+    same = [d * (k - 1) // 2 for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]  # of an odd kernel
+    ph, pw = {"same": same, "valid": [0, 0]}[layer.padding] if isinstance(layer.padding, str) else layer.padding
+    padded = torch.nn.functional.pad(inputs, (pw, pw, ph, ph))
     width = (padded.shape[3] - dw * (kw - 1) - 1) // sw + 1
     place = place.to(inputs.device)
     rows = (place // width * sh).view(-1, 1, 1) + dh * torch.arange(kh, device=inputs.device).view(1, -1, 1)
