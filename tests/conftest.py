@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +33,27 @@ def shared(path: str) -> Path:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """`fcl-bench` in this process: arguments -> (exit code, stdout, stderr)."""
-    from fcl_bench.cli.app import main
+def in_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """A command in this process: its `main`, its name, arguments -> (exit code, stdout, stderr)."""
 
-    def call(*arguments: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fcl-bench", *map(str, arguments)])
+    def call(main: Callable[[], int], name: str, *arguments: Any) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
         capsys.readouterr()
         code = main()
         out, err = capsys.readouterr()
         return code, out, err
 
     return call
+
+
+@pytest.fixture
+def command(in_process: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
+    """`fcl-bench` in this process: arguments -> (exit code, stdout, stderr)."""
+    from fcl_bench.cli.app import main
+
+    return partial(in_process, main, "fcl-bench")
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 
 import pandas as pd
 import pytest
 
+from fcl_bench.cli.tables import main
 from fcl_bench.results.collect import collect
 from fcl_bench.results.tables.cells import ABSENT
 from tests.results.frames import real_runs
@@ -19,18 +21,9 @@ def finished(tmp_path_factory):
 
 
 @pytest.fixture
-def tables(monkeypatch, capsys):
+def tables(in_process):
     """`fcl-tables` in this process: arguments -> (exit code, stdout, stderr)."""
-    from fcl_bench.cli.tables import main
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fcl-tables", *map(str, arguments)])
-        capsys.readouterr()
-        code = main()
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
+    return partial(in_process, main, "fcl-tables")
 
 
 def test_runs_become_a_table_and_a_figure(tables, finished):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,16 +20,9 @@ from tests.small_runs import settings_for
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
-    """Arguments -> (exit code, stdout, stderr)."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fcl-bench-data", *map(str, arguments)])
-        capsys.readouterr()
-        code = main()
-        return code, *capsys.readouterr()
-
-    return run
+def call(in_process):
+    """`fcl-bench-data` in this process: arguments -> (exit code, stdout, stderr)."""
+    return partial(in_process, main, "fcl-bench-data")
 
 
 def pinned(hub: FakeHub, tmp_path, name: str) -> None:
