@@ -21,9 +21,21 @@ class Objective:
         self._logits, self._position = (None, None) if heads is None else heads.competition(over)
         self._resting = {head: heads.resting_rows(head) for head in heads.reused} if heads and rest else {}
 
-    def loss(self, network: Network, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy of `labels` (b,) under the scores of standardised `images` (b, 3, size, size)."""
-        scores = network(images)
+    def loss(self, network: Network, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The mean loss of a batch; overridden where it looks at more than logits (features, made-up samples).
+
+        Args:
+            network: with the weights of the step.
+            inputs: (b, ...) what the network sees: standardised images, or features.
+            labels: (b,) their columns.
+        """
+        return self.score_loss(network(inputs), labels, inputs)
+
+    def score_loss(self, scores: torch.Tensor, labels: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        """The mean loss as a function of the logits `scores` (b, L): cross-entropy over those that compete.
+
+        A method that adds a term on the logits overrides it; a teacher's logits are made of `inputs`.
+        """
         if self._logits is not None and self._position is not None:
             scores = scores[:, self._logits.to(scores.device)]
             labels = self._position.to(labels.device)[labels]
