@@ -31,7 +31,7 @@ _BESIDE = ("drift", "evaluate_rounds", "experiment", "profile")
 _NEITHER = ("device", "out", "force", "preview", "cache", "checkpoint_rounds", *_BESIDE)
 _LEFT_OUT = {*_RECORDED, "method", "seed", *_NEITHER}
 #: What is read here and by those who draw the runs.
-_READ = {"config.yaml", "tasks.csv", "accuracy_matrix.csv", "task_aware_matrix.csv"}
+_READ = {"config.yaml", "tasks.csv", "uploads.csv", "rounds.csv", "accuracy_matrix.csv", "task_aware_matrix.csv"}
 #: Keys that older runs lack, of which they had this value.
 _NEW = {"split.order_seed": "null"}
 
