@@ -115,7 +115,7 @@ def test_momentum_without_momentum_is_the_average():
 @pytest.mark.parametrize("kind", ["momentum", "adam"])
 def test_the_server_steps_by_the_formula(kind):
     means = models(4)
-    w, v, s = np.zeros((4, 3)), np.zeros((4, 3)), np.zeros((4, 3))
+    w, v, s = np.zeros((4, 3)), np.zeros((4, 3)), np.full((4, 3), 1e-3**2)
     for mean, new in zip(
         means, stepped(Training(server_optimizer=kind, server_lr=0.3, server_momentum=0.8), means), strict=True
     ):
@@ -129,6 +129,46 @@ def test_the_server_steps_by_the_formula(kind):
         w = w.astype(np.float32).astype(float)
         np.testing.assert_allclose(new["w"].numpy(), w, rtol=1e-6)
         assert torch.equal(new["n.running_mean"], mean["n.running_mean"])
+
+
+def test_fedadam_is_algorithm_2_of_reddi_et_al():
+    """By hand, one weight: v_-1 = tau^2 = 1e-6, no bias correction, clients' models 0.5 and then 0.25."""
+    knobs = Training(server_optimizer="adam", server_lr=0.1, server_momentum=0.9)
+    optimiser = ServerOptimiser(knobs)
+    first = optimiser.step({"w": torch.tensor([0.0])}, {"w": torch.tensor([0.5])})
+    # m = 0.1 * 0.5, v = 0.99e-6 + 0.01 * 0.25, x = 0.1 * m / (sqrt(v) + 1e-3)
+    assert float(first["w"]) == pytest.approx(0.1 * 0.05 / (0.00250099**0.5 + 1e-3), rel=1e-6)
+    change = 0.25 - float(first["w"])
+    m, v = 0.9 * 0.05 + 0.1 * change, 0.99 * 0.00250099 + 0.01 * change**2
+    second = optimiser.step(first, {"w": torch.tensor([0.25])})
+    assert float(second["w"]) == pytest.approx(float(first["w"]) + 0.1 * m / (v**0.5 + 1e-3), rel=1e-6)
+
+
+def test_fedadam_barely_moves_for_changes_far_below_tau_and_by_its_step_size_far_above():
+    """tau is what a change is small or large against: the first step is lr (1 - m) change / (sqrt(v_0) + tau)."""
+    for change, step in ((1e-6, 0.1 * 1e-6 / (0.99**0.5 * 1e-3 + 1e-3)), (100.0, 0.1 * 100 / (0.1 * 100 + 1e-3))):
+        knobs = Training(server_optimizer="adam", server_lr=1.0, server_momentum=0.9)
+        new = ServerOptimiser(knobs).step({"w": torch.tensor([0.0])}, {"w": torch.tensor([change])})
+        assert float(new["w"]) == pytest.approx(step, rel=1e-4)
+
+
+def test_fedavgm_carries_a_constant_change_on_to_lr_over_one_minus_m():
+    knobs = Training(server_optimizer="momentum", server_lr=0.5, server_momentum=0.8)
+    optimiser, old, steps = ServerOptimiser(knobs), {"w": torch.tensor([0.0], dtype=torch.float64)}, []
+    for _ in range(60):
+        new = optimiser.step(old, {"w": old["w"] + 1})
+        steps.append(float(new["w"] - old["w"]))
+        old = {"w": new["w"].double()}
+    assert steps[0] == 0.5
+    assert steps[-1] == pytest.approx(0.5 / (1 - 0.8), rel=1e-4)
+
+
+def test_a_parameter_that_comes_later_starts_as_all_did():
+    """The head of a new task."""
+    optimiser = ServerOptimiser(Training(server_optimizer="adam"))
+    zero, mean = {"a": torch.zeros(1), "b": torch.zeros(1)}, {"a": torch.ones(1), "b": torch.ones(1)}
+    alone = optimiser.step({"a": zero["a"]}, {"a": mean["a"]})["a"]
+    assert torch.equal(optimiser.step(zero, mean)["b"], alone)
 
 
 @pytest.mark.parametrize("kind", ["momentum", "adam"])

@@ -9,8 +9,8 @@ import torch
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network
 
-#: FedAdam's decay of the squares, and what keeps its denominator from zero (Reddi et al., 2021, Algorithm 2).
-_SQUARES, _FLOOR = 0.99, 1e-3
+#: FedAdam's decay of the squares, beta_2, and its adaptivity, tau (Reddi et al., 2021, Algorithm 2).
+_SQUARES, _TAU = 0.99, 1e-3
 
 
 def client_optimiser(network: Network, knobs: Training, rate: float) -> torch.optim.Optimizer:
@@ -24,10 +24,9 @@ def client_optimiser(network: Network, knobs: Training, rate: float) -> torch.op
     groups: dict[str, list[torch.nn.Parameter]] = {prefix: [] for prefix in ["", *knobs.rates]}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
-            longest = max((prefix for prefix in knobs.rates if name.startswith(prefix)), key=len, default="")
-            groups[longest].append(parameter)
+            groups[_longest_prefix(name, knobs)].append(parameter)
     made = [
-        {"params": parameters, "lr": rate * knobs.rates[prefix] / knobs.lr if prefix else rate}
+        {"params": parameters, "lr": own_rate(prefix, knobs, rate)}
         for prefix, parameters in groups.items()
         if parameters
     ]
@@ -36,6 +35,23 @@ def client_optimiser(network: Network, knobs: Training, rate: float) -> torch.op
     if knobs.optimizer == "adamw":
         return torch.optim.AdamW(made, weight_decay=knobs.weight_decay)
     return torch.optim.SGD(made, lr=rate, momentum=knobs.momentum)
+
+
+def own_rate(name: str, knobs: Training, rate: float) -> float:
+    """The step size of a parameter, or of those whose names begin with a prefix of `knobs.rates`.
+
+    Args:
+        name: its name, or the prefix.
+        knobs: rates, and the first round's rate of all others.
+        rate: of the round, for parameters without a rate of their own.
+    """
+    prefix = _longest_prefix(name, knobs)
+    return rate * knobs.rates[prefix] / knobs.lr if prefix else rate
+
+
+def _longest_prefix(name: str, knobs: Training) -> str:
+    """The longest of the prefixes in `knobs.rates` with which a name begins; "" where there is none."""
+    return max((prefix for prefix in knobs.rates if name.startswith(prefix)), key=len, default="")
 
 
 def add_weight_decay(weights: list[torch.nn.Parameter], weight_decay: float) -> None:
@@ -56,8 +72,9 @@ class ServerOptimiser:
     """From the old model and the average of the clients' to the new one.
 
     `average` takes the average (FedAvg). `momentum`: v <- m v + (average - old), new = old + lr v (FedAvgM). `adam`:
-    v <- m v + (1 - m) (average - old), s <- 0.99 s + 0.01 (average - old)^2, new = old + lr v / (sqrt(s) + 0.001)
-    (FedAdam). Running statistics of batch norms are averaged whatever the optimiser.
+    v <- m v + (1 - m) (average - old), s <- 0.99 s + 0.01 (average - old)^2, new = old + lr v / (sqrt(s) + tau)
+    (FedAdam), with tau = 0.001. At first v = 0 and s = tau^2, and no bias is corrected, as in Reddi et al. (2021).
+    Running statistics of batch norms are averaged whatever the optimiser.
 
     Args:
         knobs: `server_optimizer`, `server_lr`, `server_momentum`.
@@ -83,10 +100,10 @@ class ServerOptimiser:
             if kind == "momentum":
                 velocity = step = momentum * before + change
             else:
-                squares = self._squares.get(name, torch.zeros_like(change))
+                squares = self._squares.get(name, torch.full_like(change, _TAU**2))
                 self._squares[name] = _SQUARES * squares + (1 - _SQUARES) * change.square()
                 velocity = momentum * before + (1 - momentum) * change
-                step = velocity / (self._squares[name].sqrt() + _FLOOR)
+                step = velocity / (self._squares[name].sqrt() + _TAU)
             self._velocity[name] = velocity
             new[name] = (old[name].double() + rate * step).float()
         return new

@@ -1,0 +1,186 @@
+"""FedDyn (Acar et al., ICLR 2021): dynamic regularisation, with which clients and server agree on one optimum.
+
+Client k keeps d_k, the sum of its drifts w_k - w0 over the rounds in which it took part, and minimises
+
+    f_k(w) - <g_k, w> + (alpha_k / 2) ||w - w0||^2,   g_k = -alpha_k d_k,
+
+which is a proximal term around w0 - d_k. The server keeps h = -alpha (1/N) sum_k d_k and takes w = mean of the
+participants' w_k - h / alpha. Where all this comes to rest, w minimises the clients' losses together: sum_k f_k, or
+sum_k n_k f_k (all samples' loss) if `scaled`, where alpha_k = alpha (n / N) / n_k, as in the authors' code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.client import GradientClient
+from fcl_bench.methods.gradient.client_sums import ClientSumServer
+from fcl_bench.methods.gradient.fedprox import Proximal, Weights, training_weights
+from fcl_bench.methods.gradient.half import MODEL
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.task import Task
+from fcl_bench.training.heads import Heads
+from fcl_bench.training.knobs import Training
+from fcl_bench.training.network import Network
+from fcl_bench.training.objective import Objective
+from fcl_bench.training.optimisers import with_prefix
+
+#: The stage in which clients say how many samples they have.
+SIZES = "sizes"
+
+
+def drift_prefix(since: int) -> str:
+    """Before the names of d_k in a client's state; `since` is the task with which the sum began."""
+    return f"drift.{since}."
+
+
+def mean_name(task: int) -> str:
+    """Of the clients' mean number of samples of a task."""
+    return f"mean_samples.{task}"
+
+
+class Dynamic(Proximal):
+    """A proximal term, then clipping of the whole gradient to a norm of `max_norm`; None: no clipping."""
+
+    def __init__(
+        self, heads: Heads, over: str, rest: bool, centre: Weights, strength: float, max_norm: float | None
+    ) -> None:
+        super().__init__(heads, over, rest, centre, strength)
+        self._max_norm = max_norm
+
+    def direction(self, network: Network) -> None:
+        super().direction(network)
+        if self._max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(network.parameters(), self._max_norm)
+
+
+class FedDynClient(GradientClient):
+    """Keeps d_k, and trains near w0 - d_k."""
+
+    method: FedDyn
+
+    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        return Message({}, samples=len(shard.labels)), state
+
+    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+        drift = self._drift(shard, state)
+        start = training_weights(self.network)
+        centre = {name: value - drift[name] if name in drift else value for name, value in start.items()}
+        alpha = self.method.alpha
+        if self.method.scaled:
+            alpha *= float(broadcast[mean_name(shard.task)]) / len(shard.labels)
+        heads = Heads.from_message(broadcast)
+        return Dynamic(heads, self.method.loss_over, self.method.frozen_heads, centre, alpha, self.method.max_norm)
+
+    def remember(self, shard: Shard, broadcast: Message, state: State) -> State:
+        drift = self._drift(shard, state)
+        for name, value in training_weights(self.network).items():
+            moved = value - broadcast[name].to(value)
+            drift[name] = drift[name] + moved if name in drift else moved
+        prefix = drift_prefix(self.method.since(shard.task))
+        return {prefix + name: value for name, value in drift.items()}
+
+    def _drift(self, shard: Shard, state: State) -> Weights:
+        """d_k so far; a parameter that is not in it has zero."""
+        return with_prefix(state, drift_prefix(self.method.since(shard.task)))
+
+
+class FedDynServer(ClientSumServer):
+    """Moves the average on by the mean of all clients' d_k.
+
+    Attributes:
+        sizes: samples of the task at hand, and the clients that have them; only if `scaled`.
+    """
+
+    method: FedDyn
+
+    def __init__(self, method: FedDyn, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self.sizes = (0, 0)
+
+    def start_task(self, task: Task) -> None:
+        if len(self.tasks) == task.index:
+            self.sizes = (0, 0)
+        super().start_task(task)
+
+    def starts_anew(self, task: Task) -> bool:
+        return self.method.reset
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        if self.method.stages(task)[round_] == MODEL:
+            return super().broadcast(task, round_)
+        self.stage = SIZES  # nothing but the heads: the model is the next stage's
+        return Message(self.heads.to_message(), SIZES)
+
+    def extra_broadcast(self) -> dict[str, torch.Tensor]:
+        samples, clients = self.sizes
+        told = {mean_name(self.task): torch.tensor(samples / clients, dtype=torch.float64)} if clients else {}
+        return super().extra_broadcast() | told
+
+    def objection(self, upload: Message) -> str:
+        return "it does not say how many samples it is of" if upload.samples is None else ""
+
+    def absorb_answer(self, client: int, upload: Message) -> None:
+        self.sizes = (self.sizes[0] + (upload.samples or 0), self.sizes[1] + 1)
+
+    def absorb(self, client: int, upload: Message) -> None:
+        super().absorb(client, upload)
+        if self.stage == MODEL:
+            for name in self.parameters():
+                self.add(name, upload[name].double() - self.sent[name].double())
+
+    def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        moved = {name: (mean[name].double() + self.mean(name)).float() for name in self.parameters()}
+        resting = self.heads.reused if self.method.frozen_heads else ()
+        for name in [f"heads.{head}.{kind}" for head in resting for kind in ("weight", "bias")]:
+            rows = self.heads.resting_rows(int(name.split(".")[1]))
+            moved[name][rows] = mean[name][rows]
+        return {**mean, **moved}
+
+    def report(self) -> dict[str, Any]:
+        """`clients`: N."""
+        return {"clients": len(self.met)}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {**super().state_dict(), "sizes": torch.tensor(self.sizes)}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        samples, clients = state["sizes"].tolist()
+        self.sizes = (samples, clients)
+
+
+@dataclass
+class FedDyn(GradientMethod):
+    """Knobs of FedDyn.
+
+    Args:
+        alpha: strength of the regularisation.
+        scaled: whether each client's alpha is divided by its share of the samples times N; all samples then count
+            alike where it converges, else all clients do.
+        max_norm: to which the norm of a step's whole gradient is clipped; None: no clipping.
+        reset: whether clients and server start every task with zeros.
+    """
+
+    name: ClassVar[str] = "feddyn"
+    client_half = FedDynClient
+    server_half = FedDynServer
+
+    training: Training = field(default_factory=lambda: Training(weighting="uniform"))
+    alpha: float = knob(0.1, above=0)
+    scaled: bool = True
+    max_norm: float | None = knob(10.0, above=0)
+    reset: bool = False
+
+    def stages(self, task: Task) -> list[str]:
+        return [SIZES, *super().stages(task)] if self.scaled else super().stages(task)
+
+    def since(self, task: int) -> int:
+        """The task with which the sums of a task began."""
+        return task if self.reset else 0
