@@ -211,6 +211,25 @@ def test_a_teacher_survives_an_interruption_within_its_task():
     assert same(model_of(resumed), model_of(whole))
 
 
+def test_a_frozen_copy_stays_what_it_was_and_has_the_heads_of_its_values():
+    federation = learnt(FineTune(training()))
+    client = federation.transport._node._client
+    now = {name: value.clone() for name, value in client.network.state().items()}
+    earlier = {name: value + 1 for name, value in now.items() if not name.startswith("heads.2")}
+    copied, old = client.frozen_copy(), client.frozen_copy(earlier)
+    assert same(copied.state(), now)
+    assert same(old.state(), earlier)
+    assert [head.out_features for head in old.heads] == [2, 2]
+    for network in (copied, old):
+        assert not any(module.training for module in network.modules())
+        assert not any(parameter.requires_grad for parameter in network.parameters())
+    with torch.no_grad():
+        for parameter in client.network.parameters():
+            parameter += 5
+    assert same(copied.state(), now)
+    assert same(old.state(), earlier)
+
+
 # --- a server step, weights by client, stages before the model's rounds (H5, H6, H7) ---
 
 
@@ -352,6 +371,16 @@ def test_a_method_builds_its_own_network_and_only_what_trains_travels():
     features = server.problem.inputs
     first = next(row for row in federation.state.ledger.uploads if row.up_bytes)
     assert first.up_bytes == 4 * (features + 2 * features + 2) + 8
+
+
+def test_parameters_of_the_methods_own_survive_a_checkpoint_and_are_part_of_the_model():
+    whole, saved = learnt(Prompting()), []
+    federation_of(Prompting(), tiny_problem(), tasks()).run(lambda done: saved.append(cloned(*done.save())))
+    resumed = federation_of(Prompting(), tiny_problem(), tasks())
+    resumed.restore(*saved[0])
+    resumed.run(lambda _: None)
+    assert same(model_of(resumed), model_of(whole))
+    assert torch.equal(resumed.server.model()["prompt"], whole.server.network.prompt)
 
 
 def test_training_on_features_is_training_on_a_network_without_a_body():

@@ -36,10 +36,13 @@ class Objective:
 
         A method that adds a term on the logits overrides it; a teacher's logits are made of `inputs`.
         """
-        if self._logits is not None and self._position is not None:
-            scores = scores[:, self._logits.to(scores.device)]
-            labels = self._position.to(labels.device)[labels]
-        return torch.nn.functional.cross_entropy(scores, labels)
+        return torch.nn.functional.cross_entropy(*self.competing(scores, labels))
+
+    def competing(self, scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(b, c) the logits that compete, of all the logits (b, L), and (b,) the place of each label among them."""
+        if self._logits is None or self._position is None:
+            return scores, labels
+        return scores[:, self._logits.to(scores.device)], self._position.to(labels.device)[labels]
 
     def direction(self, network: Network) -> None:
         """Change, in place, the gradients, weight decay included, before momentum and step."""

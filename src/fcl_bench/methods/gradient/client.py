@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from fcl_bench.methods.gradient.half import MODEL, Half, final_prefix, head_seed, teacher_prefix
+import copy
+from collections.abc import Mapping
+
+import torch
+
+from fcl_bench.methods.gradient.half import MODEL, Half, final_prefix, teacher_prefix
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
 from fcl_bench.protocol.problem import Shard, State
@@ -66,8 +71,18 @@ class GradientClient(Half, Client):
         if not values:
             return None
         if self._teacher is None or self._teacher[0] != shard.task:
-            network = self.new_network()
-            network.grow(Heads.from_message(broadcast).sizes[:-1], head_seed(self.problem))
-            network.load(values)
-            self._teacher = shard.task, network.eval().requires_grad_(False)
+            self._teacher = shard.task, self.frozen_copy(values)
         return self._teacher[1]
+
+    def frozen_copy(self, values: Mapping[str, torch.Tensor] | None = None) -> Network:
+        """A copy of the network that does not train, in evaluation mode: of the broadcast model, or of an earlier one.
+
+        Args:
+            values: of the earlier model, by the names of `Network.state`; the copy has only its heads.
+        """
+        network = copy.deepcopy(self.network)
+        if values is not None:
+            heads = {name.split(".")[1] for name in values if name.startswith("heads.")}
+            network.heads = network.heads[: len(heads)]
+            network.load(dict(values))
+        return network.eval().requires_grad_(False)

@@ -171,7 +171,7 @@ class GradientServer(Half, Server):
         return self.trainer.features(self.network, inputs)
 
     def model(self) -> dict[str, torch.Tensor]:
-        """`W` (d, C), `bias` (C) and the body's tensors; features are the body's output.
+        """`W` (d, C), `bias` (C), the body's tensors and a method's own; features are the body's output.
 
         Where a class has several heads, a column for each, and `head_columns` says which class it scores.
         """
@@ -181,7 +181,7 @@ class GradientServer(Half, Server):
             "W": torch.cat([state[f"heads.{head}.weight"] for head in range(len(self.columns))]).T,
             "bias": torch.cat([state[f"heads.{head}.bias"] for head in range(len(self.columns))]),
             **own,
-            **{name: value for name, value in state.items() if name.startswith("body.") and value.is_floating_point()},
+            **{name: v for name, v in state.items() if not name.startswith("heads.") and v.is_floating_point()},
         }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -199,7 +199,8 @@ class GradientServer(Half, Server):
         told = "task_sizes" in state
         self.tasks = parts(state["task_columns"], state["task_sizes"].tolist()) if told else list(self.columns)
         self.network.grow(self.heads.sizes, head_seed(self.problem))
-        self.network.load({name: value for name, value in state.items() if name.startswith(("body.", "heads."))})
+        own = self.network.state_dict()
+        self.network.load({name: value for name, value in state.items() if name in own})
         on_device = {name: value.to(self.problem.device) for name, value in state.items()}
         self._teacher = {name: value for name, value in on_device.items() if name.startswith("teacher.")}
         self._optimiser.load_state_dict(with_prefix(on_device, _OPTIMISER))

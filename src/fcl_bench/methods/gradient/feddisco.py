@@ -1,0 +1,160 @@
+"""FedDisco: averaging that counts how far a client's classes are from balanced (Ye et al., ICML 2023).
+
+Client k's model has the weight w_k, proportional to ReLU(p_k - a d_k + b). p_k is its share of the samples, d_k the
+discrepancy between D_k, its distribution over the task's C classes, and the uniform one; over the clients of a round
+
+    kl:      d_k = KL_k / sum_j KL_j,  KL_k = sum_c D_kc log(D_kc C)
+    cosine:  d_k = 1 - cos(D_k, 1/C)
+    l1, l2:  d_k = |D_k - 1/C|, of that norm.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.client import GradientClient
+from fcl_bench.methods.gradient.half import MODEL
+from fcl_bench.methods.gradient.server import GradientServer
+from fcl_bench.protocol.expected import Expectation, counts
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.task import Task
+from fcl_bench.tracking.console import Notices
+from fcl_bench.training.heads import Heads
+
+log = logging.getLogger(__name__)
+
+#: The stage, before a task's rounds, in which clients say how many samples they have of each class.
+COUNTS = "counts"
+#: `method.discrepancy`
+DISCREPANCIES = ("kl", "cosine", "l1", "l2")
+#: Before the names of the clients' counts in the server's state.
+_COUNTS = "counts."
+#: Times the mean share from which on b is told to outweigh the shares.
+_LARGE = 5
+
+
+class FedDiscoClient(GradientClient):
+    """Counts its samples before the first round of a task; else as FedAvg."""
+
+    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """`counts` (C,) int32, of the task's classes."""
+        columns = torch.tensor(Heads.from_message(broadcast).task, device=shard.labels.device)
+        places = torch.searchsorted(columns, shard.labels)
+        return Message({"counts": torch.bincount(places, minlength=len(columns)).to(torch.int32)}), state
+
+
+class FedDiscoServer(GradientServer):
+    """Keeps each client's counts of the task at hand, and weighs models by them."""
+
+    method: FedDisco
+
+    def __init__(self, method: FedDisco, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._counts: dict[int, torch.Tensor] = {}
+        self._weights: dict[int, float] = {}
+        self._notices = Notices(log)
+
+    def start_task(self, task: Task) -> None:
+        if len(self.tasks) == task.index:
+            self._counts = {}
+        super().start_task(task)
+
+    def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
+        present = super().participants(task, round_, available)
+        if present and self.method.weighs and self.method.stages(task)[round_] == MODEL:
+            table = torch.stack([self._counts[client] for client in present])
+            self._weights = dict(zip(present, self.method.weights(table).tolist(), strict=True))
+            if self.method.b * len(present) >= _LARGE:
+                self._notices.tell(
+                    "b",
+                    f"feddisco: method.b={self.method.b:g} is {self.method.b * len(present):g} times the mean share of"
+                    f" the samples in a round of {len(present)} clients; the weights lie between"
+                    f" {min(self._weights.values()):.4f} and {max(self._weights.values()):.4f}"
+                    " (method.training.weighting=uniform with method.a=0 method.b=0 is nearly the same)",
+                )
+        return present
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        """The classes alone where they are to be counted."""
+        if self.method.stages(task)[round_] == MODEL:
+            return super().broadcast(task, round_)
+        self.stage = COUNTS
+        return Message(self.heads.to_message(), COUNTS)
+
+    def expects_answer(self) -> Expectation:
+        return {"counts": counts(len(self.tasks[-1]))}
+
+    def objection(self, upload: Message) -> str:
+        empty = self.stage == COUNTS and not bool(upload["counts"].any())
+        return "it counts no sample" if empty else super().objection(upload)
+
+    def absorb_answer(self, client: int, upload: Message) -> None:
+        self._counts[client] = upload["counts"].cpu()
+
+    def weight(self, client: int, upload: Message) -> float:
+        return self._weights[client] if self.method.weighs else super().weight(client, upload)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {**super().state_dict(), **{f"{_COUNTS}{client}": value for client, value in self._counts.items()}}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        self._counts = {
+            int(name.removeprefix(_COUNTS)): value.cpu() for name, value in state.items() if name.startswith(_COUNTS)
+        }
+
+
+@dataclass
+class FedDisco(GradientMethod):
+    """Knobs of FedDisco.
+
+    Args:
+        a: weight of the discrepancy.
+        b: added to every share. With a = b = 0 nothing is counted, and this is finetune.
+        discrepancy: from balanced classes: kl, cosine, l1, l2.
+    """
+
+    name: ClassVar[str] = "feddisco"
+    client_half = FedDiscoClient
+    server_half = FedDiscoServer
+
+    a: float = knob(0.5, least=0)
+    b: float = knob(0.1, least=0)
+    discrepancy: str = knob("kl", choices=DISCREPANCIES)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether weights differ from FedAvg's."""
+        return bool(self.a or self.b)
+
+    def stages(self, task: Task) -> list[str]:
+        return [*([COUNTS] if self.weighs else []), *super().stages(task)]
+
+    def weights(self, table: torch.Tensor) -> torch.Tensor:
+        """(K,) float64, summing to 1, of the clients of a round, whose samples of each class are `table` (K, C).
+
+        Where all would be 0 they are the shares.
+        """
+        sizes = table.double().sum(dim=1)
+        shares = sizes / sizes.sum() if self.training.weighting == "samples" else torch.full_like(sizes, 1 / len(sizes))
+        weights = (shares - self.a * discrepancies(table, self.discrepancy) + self.b).relu()
+        return weights / weights.sum() if bool(weights.any()) else shares
+
+
+def discrepancies(table: torch.Tensor, kind: str) -> torch.Tensor:
+    """d_k (K,) of the clients with `table` (K, C) samples of each class; at least one each."""
+    D = table.double() / table.double().sum(dim=1, keepdim=True)
+    uniform = torch.full_like(D, 1 / D.shape[1])
+    if kind == "kl":
+        found = torch.xlogy(D, D / uniform).sum(dim=1)
+        return found / found.sum() if bool(found.any()) else found
+    if kind == "cosine":
+        return 1 - torch.cosine_similarity(D, uniform, dim=1)
+    return torch.linalg.vector_norm(D - uniform, ord={"l1": 1, "l2": 2}[kind], dim=1)

@@ -1,0 +1,277 @@
+"""FedDisco: discrepancies and weights by hand, the stage that counts, and the limits."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from fcl_bench.config import typed_instance
+from fcl_bench.engine.admission import BadUpload
+from fcl_bench.errors import UserError
+from fcl_bench.methods.gradient.feddisco import COUNTS, FedDisco, discrepancies
+from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.gradient.half import MODEL
+from fcl_bench.protocol.message import Message
+from fcl_bench.training.knobs import Training
+from tests.methods.harness import take_in
+from tests.methods.plain_training import made_tasks
+from tests.methods.softmax_oracle import (
+    Oracle,
+    class_weights,
+    feature_problem,
+    interrupted,
+    learnt,
+    model_of,
+    same,
+    whole_batches,
+)
+from tests.methods.training_harness import feature_tasks, images_stream, learn_images, tiny_problem
+
+TASKS = feature_tasks(0, [3, 3], [[20, 0, 9], [12, 15, 1]])
+KINDS = ("kl", "cosine", "l1", "l2")
+
+
+def small(**knobs):
+    """Batches of some samples, so that their order matters."""
+    return whole_batches(**{"rounds": 2, "batch_size": 4, "lr": 0.05, **knobs})
+
+
+def setting(on: str):
+    """A problem and tasks of two clients or more."""
+    if on == "images":
+        return tiny_problem(), made_tasks([[9, 7, 8], [8, 6, 3]], classes=3)
+    return feature_problem(6), TASKS
+
+
+def by_hand(table: np.ndarray, a: float = 0.5, b: float = 0.1, kind: str = "kl") -> np.ndarray:
+    """The weights as printed, client by client."""
+    found = []
+    for counts in table:
+        D, C = counts / counts.sum(), len(counts)
+        if kind == "kl":
+            found.append(sum(share * np.log(share * C) for share in D if share))
+        elif kind == "cosine":
+            found.append(1 - D.sum() / C / (np.sqrt((D**2).sum()) * np.sqrt(C / C**2)))
+        elif kind == "l1":
+            found.append(sum(abs(share - 1 / C) for share in D))
+        else:
+            found.append(sum((share - 1 / C) ** 2 for share in D) ** 0.5)
+    d = np.array(found)
+    if kind == "kl" and d.sum():
+        d = d / d.sum()
+    p = table.sum(axis=1) / table.sum()
+    w = np.maximum(p - a * d + b, 0)
+    return w / w.sum() if w.any() else p
+
+
+def weights(table, **knobs) -> np.ndarray:
+    return FedDisco(**knobs).weights(torch.tensor(table, dtype=torch.int32)).numpy()
+
+
+# The weights ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_weights_by_hand():
+    """p = (0.75, 0.25), D = ((0.5, 0.5), (1, 0)): d = (0, 1), so that ReLU(p - d / 2 + 0.1) = (0.85, 0)."""
+    table = [[3, 3], [2, 0]]
+    np.testing.assert_allclose(discrepancies(torch.tensor(table), "kl"), [0, 1], atol=1e-12)
+    np.testing.assert_array_equal(weights(table), [1, 0])
+    np.testing.assert_allclose(weights(table, a=0.3), [0.85 / 0.9, 0.05 / 0.9], rtol=1e-12)
+
+
+def test_the_discrepancies_by_hand():
+    """Of one class in two: log 2 (before it is shared out), 1 - 1 / sqrt 2, |1/2| + |1/2|, and its square root."""
+    table = torch.tensor([[4, 0], [1, 1], [0, 7]])
+    for kind, one in (("kl", 0.5), ("cosine", 1 - 0.5**0.5), ("l1", 1.0), ("l2", 0.5**0.5)):
+        np.testing.assert_allclose(discrepancies(table, kind), [one, 0, one], atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(5))
+def test_the_weights_are_those_of_the_equation(kind, seed):
+    rng = np.random.default_rng(seed)
+    table = rng.integers(0, 9, (6, 4)) * (rng.random((6, 4)) < 0.6)
+    table[:, 0] += 1
+    a, b = rng.random(2) * [2, 0.3]
+    found = weights(table, a=a, b=b, discrepancy=kind)
+    np.testing.assert_allclose(found, by_hand(table, a, b, kind), atol=1e-12)
+    assert found.sum() == pytest.approx(1, abs=1e-12)
+    order = rng.permutation(6)
+    np.testing.assert_allclose(weights(table[order], a=a, b=b, discrepancy=kind), found[order], atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_clients_that_are_equally_far_off_differ_by_their_shares_alone(kind):
+    balanced, one_class = np.array([[4, 4], [1, 1], [5, 5]]), np.array([[8, 0], [2, 0], [0, 10]])
+    p = np.array([0.4, 0.1, 0.5])
+    np.testing.assert_allclose(weights(balanced, discrepancy=kind), (p + 0.1) / 1.3, rtol=1e-9)
+    d = discrepancies(torch.tensor(one_class), kind).numpy()
+    np.testing.assert_allclose(d, np.full(3, d[0]))
+    # KL is shared out: a third each, so that it is no p + b.
+    assert kind != "kl" or d[0] == pytest.approx(1 / 3)
+    np.testing.assert_allclose(weights(one_class, a=0.1, discrepancy=kind), by_hand(one_class, 0.1, 0.1, kind))
+
+
+def test_where_all_weights_would_be_0_the_shares_are_taken():
+    table = [[6, 0], [0, 2]]
+    np.testing.assert_allclose(weights(table, a=9.0, b=0.0), [0.75, 0.25])
+    np.testing.assert_allclose(weights(table, a=9.0, b=0.0, training=Training(weighting="uniform")), [0.5, 0.5])
+
+
+def test_uniform_weighting_replaces_the_shares():
+    table = [[3, 3], [2, 0], [1, 0]]
+    found = weights(table, a=0.2, discrepancy="l1", training=Training(weighting="uniform"))
+    w = np.array([1 / 3, 1 / 3 - 0.2, 1 / 3 - 0.2]) + 0.1
+    np.testing.assert_allclose(found, w / w.sum(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_a_hundred_clients_the_default_b_makes_the_weights_nearly_uniform(seed):
+    """b = 0.1 is ten times the mean share: CIFAR-100's classes, each dealt by a Dirichlet law of 0.01."""
+    rng, clients = np.random.default_rng(seed), 100
+    table = np.stack([rng.multinomial(500, rng.dirichlet(np.full(clients, 0.01))) for _ in range(100)], axis=1)
+    table = table[table.any(axis=1)]
+    p = table.sum(axis=1) / table.sum()
+    assert p.max() > 50 * p.min()
+    found = weights(table)
+    np.testing.assert_allclose(found, by_hand(table), atol=1e-12)
+    assert 0.0088 < found.min() < found.max() < 0.0126
+    # The discrepancy has next to no part in that; without b it would.
+    assert np.abs(weights(table, a=0.0) - found).max() < 0.0005
+    assert np.abs(weights(table, a=0.0, b=0.0) - weights(table, b=0.0)).max() > 0.005
+
+
+# Training ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on", ["images", "features"])
+def test_without_a_and_b_it_is_finetune_bit_for_bit_and_nothing_is_counted(on):
+    problem, tasks = setting(on)
+    knobs = small(fraction=0.5)
+    off, plain = (learnt(m, problem, tasks) for m in (FedDisco(knobs, on=on, a=0, b=0), FineTune(knobs, on=on)))
+    assert same(model_of(off), model_of(plain))
+    rows = [[(r.stage, r.round, r.up_bytes, r.down_bytes) for r in run.state.ledger.uploads] for run in (off, plain)]
+    assert rows[0] == rows[1]
+    assert not same(model_of(learnt(FedDisco(knobs, on=on, b=0), problem, tasks)), model_of(plain))
+
+
+@pytest.mark.parametrize("on", ["images", "features"])
+def test_a_single_client_is_finetune_bit_for_bit(on):
+    """The counts shift neither the schedule nor the batches."""
+    problem, tasks = setting(on)
+    one, knobs = [[clients[0]] for clients in tasks], small(rounds=3, schedule="cosine")
+    found, plain = (learnt(method(knobs, on=on), problem, one) for method in (FedDisco, FineTune))
+    assert same(model_of(found), model_of(plain))
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_on_features_is_the_oracles(kind, weighting):
+    problem, knobs = feature_problem(6), whole_batches(lr=0.1, weighting=weighting)
+
+    def shares(table):
+        if weighting == "samples":
+            return by_hand(table, 0.4, 0.05, kind)
+        # As many samples each, of the same distribution.
+        return by_hand(table / table.sum(axis=1, keepdims=True), 0.4, 0.05, kind)
+
+    method = FedDisco(knobs, on="features", a=0.4, b=0.05, discrepancy=kind)
+    expected = Oracle(knobs, shares=shares).run(problem, TASKS)
+    np.testing.assert_allclose(class_weights(learnt(method, problem, TASKS)), expected, atol=1e-5)
+    assert np.abs(Oracle(knobs).run(problem, TASKS) - expected).max() > 1e-3
+
+
+def test_of_the_clients_drawn_for_a_round_the_weights_sum_to_1():
+    """And KL is shared out among them alone."""
+    problem, tasks = setting("features")
+    method = FedDisco(small(rounds=4, fraction=0.5), on="features")
+    server, seen = method.server(problem), []
+    task = images_stream(tasks)[0]
+    server.start_task(task)
+    table = np.array([[9, 0, 0], [2, 2, 2], [0, 1, 4], [7, 1, 0]])
+    server.broadcast(task, 0)
+    for client, row in enumerate(table):
+        server.absorb(client, Message({"counts": torch.tensor(row, dtype=torch.int32)}, COUNTS))
+    for round_ in range(1, server.rounds(task)):
+        present = server.participants(task, round_, [0, 1, 2, 3])
+        server.broadcast(task, round_)
+        found = [server.weight(client, Message({}, MODEL, samples=1)) for client in present]
+        np.testing.assert_allclose(found, by_hand(table[present]), atol=1e-12)
+        seen.append(tuple(present))
+    assert len(set(seen)) > 1
+    assert {len(present) for present in seen} == {2}
+
+
+# The stage of the counts ---------------------------------------------------------------------------------------------
+
+
+def test_every_client_counts_once_in_a_task_over_its_classes():
+    """Class 2 comes back in the second task, whose classes are 2, 3 and 4."""
+    rng = np.random.default_rng(0)
+    labels = [[[0, 1, 2, 2], [1, 1]], [[4, 2, 2, 3, 4, 4], [3, 3, 3]]]
+    tasks = [[(torch.from_numpy(rng.standard_normal((len(y), 6))), torch.tensor(y)) for y in of] for of in labels]
+    problem, sent = feature_problem(6), []
+    method = FedDisco(small(fraction=0.5), on="features")
+    learn_images(method, problem, tasks, seen=lambda k, b, m: sent.append((k, b, m)) if b.stage == COUNTS else None)
+    assert [(k, m["counts"].tolist()) for k, _, m in sent] == [
+        (0, [1, 1, 2]),
+        (1, [0, 2, 0]),
+        (0, [2, 1, 3]),
+        (1, [0, 3, 0]),
+    ]
+    assert {m["counts"].dtype for *_, m in sent} == {torch.int32}
+    rows = learnt(method, problem, tasks).state.ledger.uploads
+    counted = [row for row in rows if row.stage == COUNTS]
+    # No model goes down: the number of classes of each head, and in task 1 which they are.
+    assert [(row.task, row.round, row.client, row.up_bytes) for row in counted] == [
+        (0, 0, 0, 12),
+        (0, 0, 1, 12),
+        (1, 0, 0, 12),
+        (1, 0, 1, 12),
+    ]
+    assert [row.down_bytes for row in counted] == [4, 4, 4 * (2 + 5 + 3), 4 * (2 + 5 + 3)]
+
+
+@pytest.mark.parametrize("on", ["images", "features"])
+@pytest.mark.parametrize("round_", [1, 2])
+def test_a_resumed_run_is_an_uninterrupted_one(on, round_):
+    """Within a task: after the counts, and after the first round of the model."""
+    problem, tasks = setting(on)
+    method = FedDisco(small(fraction=0.7), on=on)
+    assert same(model_of(interrupted(method, problem, tasks, 1, round_)), model_of(learnt(method, problem, tasks)))
+
+
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ([0, 0, 0], "it counts no sample"),
+        ([1, 2], r"counts has the shape \(2,\)"),
+        ([1, 2, -1], "counts holds -1"),
+        ([1.0, 2.0, 3.0], "counts has the type float64"),
+    ],
+)
+def test_counts_that_cannot_be_are_refused(counts, told):
+    problem, tasks = setting("features")
+    server, task = FedDisco(on="features").server(problem), images_stream(tasks)[0]
+    server.start_task(task)
+    server.broadcast(task, 0)
+    with pytest.raises(BadUpload, match=told):
+        take_in(server, 0, Message({"counts": torch.tensor(counts)}, COUNTS), task)
+
+
+def test_a_b_that_outweighs_the_shares_is_told_once(caplog):
+    problem, tasks = setting("features")
+    with caplog.at_level(logging.WARNING):
+        learnt(FedDisco(small(), on="features"), problem, tasks)
+        assert caplog.text == ""
+        learnt(FedDisco(small(), on="features", b=3.0), problem, tasks)
+    assert caplog.text.count("method.b=3 is 6 times the mean share") == 1
+
+
+@pytest.mark.parametrize(("name", "value"), [("a", -1), ("b", -0.1), ("discrepancy", "js"), ("a", float("inf"))])
+def test_impossible_knobs_are_refused_with_their_key(name, value):
+    with pytest.raises(UserError, match=rf"^method\.{name}="):
+        typed_instance(FedDisco, {name: value}, "method")

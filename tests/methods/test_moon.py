@@ -1,0 +1,347 @@
+"""MOON: the contrast's value and gradient, where the representation is, what a client keeps, and the limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fcl_bench.config import typed_instance
+from fcl_bench.errors import UserError
+from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.gradient.moon import MOON, Contrastive, contrast
+from fcl_bench.training.heads import Heads
+from tests.methods.plain_training import made_tasks
+from tests.methods.softmax_oracle import (
+    Oracle,
+    class_weights,
+    feature_problem,
+    interrupted,
+    learnt,
+    model_of,
+    same,
+    whole_batches,
+)
+from tests.methods.training_harness import feature_tasks, images_stream, learn_image_task, tiny_problem
+
+TASKS = feature_tasks(0, [3, 3], [[20, 0, 9], [12, 15, 1]])
+IMAGES = [[9, 7], [8, 6]]
+
+
+def small(**knobs):
+    """Batches of some samples, so that their order matters."""
+    return whole_batches(**{"rounds": 2, "batch_size": 4, "lr": 0.05, **knobs})
+
+
+def setting(on: str):
+    """A problem and tasks of two clients or more."""
+    if on == "images":
+        return tiny_problem(), made_tasks(IMAGES, classes=3)
+    return feature_problem(6), TASKS
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a * b).sum(axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+
+
+def by_hand(r, g, j, tau) -> float:
+    """l_con as it is printed."""
+    to, away = np.exp(cosine(r, g) / tau), np.exp(cosine(r, j) / tau)
+    return float(np.mean(-np.log(to / (to + away))))
+
+
+def slope(r, g, j, tau) -> np.ndarray:
+    """The gradient of each sample's l_con by r: s_j (d cos(r, j) - d cos(r, g)) / tau, s_j the softmax's share of j."""
+
+    def of_cosine(a):
+        length = np.linalg.norm(r, axis=1, keepdims=True)
+        return a / length / np.linalg.norm(a, axis=1, keepdims=True) - cosine(r, a)[:, None] * r / length**2
+
+    share = 1 / (1 + np.exp((cosine(r, g) - cosine(r, j)) / tau))
+    return share[:, None] * (of_cosine(j) - of_cosine(g)) / tau
+
+
+def term(mu: float, tau: float):
+    """What MOON on logits adds: over the columns that the client's earlier model has too."""
+
+    def gradient(S, S0, Sj, y):
+        found = np.zeros_like(S)
+        if Sj is not None and Sj.shape[1]:
+            shared = Sj.shape[1]
+            found[:, :shared] = mu * slope(S[:, :shared], S0[:, :shared], Sj, tau)
+        return found
+
+    return gradient
+
+
+def drawn(rng: np.random.Generator, n: int = 5, width: int = 4) -> list[np.ndarray]:
+    return [rng.standard_normal((n, width)) for _ in range(3)]
+
+
+# The term ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tau", [0.2, 0.5, 2.0])
+def test_the_value_and_the_gradient_are_those_of_the_equation(tau):
+    r, g, j = drawn(np.random.default_rng(0))
+    own = torch.tensor(r, requires_grad=True)
+    value = contrast(own, torch.tensor(g), torch.tensor(j), tau)
+    value.backward()
+    assert value.item() == pytest.approx(by_hand(r, g, j, tau), rel=1e-12)
+    np.testing.assert_allclose(own.grad.numpy() * len(r), slope(r, g, j, tau), atol=1e-12)
+
+
+def test_it_is_log_2_where_the_two_models_agree_and_smaller_near_the_broadcast_one():
+    r, g, j = map(torch.tensor, drawn(np.random.default_rng(1)))
+    own = r.clone().requires_grad_()
+    value = contrast(own, g, g, 0.5)
+    value.backward()
+    assert value.item() == pytest.approx(math.log(2), rel=1e-12)
+    assert not own.grad.any()
+    # From r = r_j to r = r_g, with cos(r_g, r_j) = -1: e^2 against e^-2.
+    assert contrast(g, g, -g, 0.5).item() == pytest.approx(math.log(1 + math.exp(-4)), rel=1e-12)
+    assert contrast(-g, g, -g, 0.5).item() == pytest.approx(math.log(1 + math.exp(4)), rel=1e-12)
+    assert contrast(r, g, j, 0.5).item() == pytest.approx(contrast(3 * r, 5 * g, 0.1 * j, 0.5).item(), rel=1e-12)
+    assert contrast(r.bfloat16(), g.bfloat16(), j.bfloat16(), 0.5).dtype == torch.float32
+
+
+@pytest.mark.parametrize("representation", ["feature", "logits", "projection"])
+def test_the_gradient_by_the_body_is_that_of_finite_differences(representation):
+    """In float64, with batch norm on the batch; the earlier model has one head."""
+    heads = Heads(((0, 1, 2), (3, 4)), (3, 4))
+    method = MOON(mu=3.0, representation=representation, width=6)
+    client = method.client(tiny_problem())
+    client.prepare(heads)
+    network, torch_rng = client.network.double(), torch.Generator().manual_seed(0)
+
+    def moved(by: float, kept):
+        values = {name: v + by * torch.randn(v.shape, generator=torch_rng).double().abs() for name, v in kept.items()}
+        return client.frozen_copy(values).double()
+
+    state = dict(network.state())
+    known = moved(0.1, state)
+    earlier = moved(0.1, {name: value for name, value in state.items() if not name.startswith("heads.1")})
+    inputs = torch.randn(6, 3, 8, 8, generator=torch_rng).double()
+    labels = torch.tensor([3, 4, 3, 4, 4, 3])
+    objective = Contrastive(heads, method, known, earlier)
+    network.train()
+    objective.loss(network, inputs, labels).backward()
+    weights = dict(network.named_parameters())
+    looked_at = ["body.stage1.0.weight", "body.stage4.0.weight", "heads.0.weight", "heads.1.bias"]
+    if representation == "projection":
+        looked_at = [name.replace("body.", "body.backbone.") for name in looked_at]
+        looked_at += ["body.projection.0.weight", "body.projection.2.bias"]
+    for name in looked_at:
+        weight, gradient = weights[name], weights[name].grad
+        for entry in (np.unravel_index(i, weight.shape) for i in (0, weight.numel() // 2, weight.numel() - 1)):
+            ends = []
+            for step in (1e-6, -1e-6):
+                with torch.no_grad():
+                    weight[entry] += step
+                    ends.append(float(objective.loss(network, inputs, labels)))
+                    weight[entry] -= step
+            assert gradient[entry].item() == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-4, abs=1e-8), name
+
+
+# Limits --------------------------------------------------------------------------------------------------------------
+
+
+def test_on_a_frozen_backbone_the_feature_is_constant_and_moon_is_finetune(caplog):
+    problem, tasks = setting("features")
+    with caplog.at_level(logging.WARNING):
+        found = learnt(MOON(small(), on="features", mu=5.0), problem, tasks)
+    assert same(model_of(found), model_of(learnt(FineTune(small(), on="features"), problem, tasks)))
+    assert found.state.client_storage_bytes == {}
+    assert caplog.text.count("MOON is FedAvg") == 1
+
+
+@pytest.mark.parametrize(
+    ("on", "representation"), [("images", "feature"), ("images", "logits"), ("features", "logits")]
+)
+def test_without_weight_it_is_finetune_bit_for_bit(on, representation, caplog):
+    problem, tasks = setting(on)
+    plain = model_of(learnt(FineTune(small(), on=on), problem, tasks))
+    with caplog.at_level(logging.WARNING):
+        off = learnt(MOON(small(), on=on, mu=0.0, representation=representation), problem, tasks)
+    assert same(model_of(off), plain)
+    assert off.state.client_storage_bytes == {}
+    assert caplog.text == ""
+    assert not same(model_of(learnt(MOON(small(), on=on, representation=representation), problem, tasks)), plain)
+
+
+@pytest.mark.parametrize(
+    ("on", "representation"),
+    [("images", "feature"), ("images", "logits"), ("images", "projection"), ("features", "projection")],
+)
+def test_a_single_clients_last_model_is_the_broadcast_one_and_the_term_constant(on, representation):
+    problem, tasks = setting(on)
+    one = [[clients[0]] for clients in tasks]
+    knobs = {"on": on, "representation": representation, "width": 5}
+    with_term, without = (learnt(MOON(small(rounds=3), mu=mu, **knobs), problem, one) for mu in (5.0, 0.0))
+    assert same(model_of(with_term), model_of(without))
+
+
+@pytest.mark.parametrize("representation", ["feature", "logits", "projection"])
+def test_a_clients_first_round_is_finetunes(representation):
+    problem, tasks = setting("images")
+    once, knobs = small(rounds=1), {"representation": representation, "width": 5}
+    with_term, without = (learnt(MOON(once, mu=mu, **knobs), problem, tasks[:1]) for mu in (5.0, 0.0))
+    assert same(model_of(with_term), model_of(without))
+
+
+def test_a_body_that_freezes_after_the_first_task_is_told_and_left_alone(caplog):
+    problem, tasks = setting("images")
+    with caplog.at_level(logging.WARNING):
+        federation = learnt(MOON(small(), frozen_stages=4, mu=5.0), problem, tasks)
+    assert caplog.text.count("MOON is FedAvg") == 1
+    first = learnt(MOON(small(), frozen_stages=4, mu=5.0), problem, tasks[:1])
+    body = {name: value for name, value in model_of(first).items() if name.startswith("body.")}
+    assert all(torch.equal(model_of(federation)[name], value) for name, value in body.items())
+
+
+# Training ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss_over", ["seen", "task"])
+@pytest.mark.parametrize(("mu", "tau"), [(1.0, 0.5), (3.0, 1.0)])
+def test_training_on_logits_is_the_oracles(loss_over, mu, tau):
+    """Over two tasks: with earlier models of one head, and of clients that were not there in the first."""
+    problem, knobs = feature_problem(6), whole_batches(lr=0.1)
+    method = MOON(knobs, loss_over=loss_over, on="features", representation="logits", mu=mu, tau=tau)
+    expected = Oracle(knobs, loss_over, term(mu, tau)).run(problem, TASKS)
+    np.testing.assert_allclose(class_weights(learnt(method, problem, TASKS)), expected, atol=1e-5)
+    without = Oracle(knobs, loss_over).run(problem, TASKS)
+    assert np.abs(without - expected).max() > 1e-3
+
+
+def test_the_term_holds_a_client_nearer_to_the_broadcast_model_than_to_its_last():
+    """cos(r, r_g) - cos(r, r_j) of logits after training grows with mu."""
+    problem, knobs = feature_problem(6), whole_batches(rounds=3, lr=0.1)
+    nearer = []
+    for mu in (0.0, 1.0, 10.0):
+        seen = {}
+        oracle = Oracle(knobs, "seen", term(mu, 0.5))
+        method = MOON(knobs, on="features", representation="logits", mu=mu)
+        federation = learnt(method, problem, TASKS[:1])
+        np.testing.assert_allclose(class_weights(federation), oracle.run(problem, TASKS[:1]), atol=1e-5)
+        shorter = dataclasses.replace(knobs, rounds=2)
+        before = Oracle(shorter, "seen", term(mu, 0.5))
+        sent = before.run(problem, TASKS[:1])
+        for k, (Z, _) in enumerate(TASKS[0]):
+            if len(Z):
+                X = np.hstack([Z.numpy(), np.ones((len(Z), 1))])
+                r, g, j = (X @ w.T for w in (oracle.last[k], sent, before.last[k]))
+                seen[k] = float(np.mean(cosine(r, g) - cosine(r, j)))
+        nearer.append(np.mean(list(seen.values())))
+    assert nearer[0] < nearer[1] < nearer[2]
+
+
+# What a client keeps -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("representation", ["feature", "logits", "projection"])
+def test_a_client_keeps_the_model_that_it_last_sent(representation):
+    """Its bytes are the model's; a client that misses the second task keeps that of the first, with one head."""
+    problem, tasks = tiny_problem(), made_tasks([[9, 7], [8, 0]], classes=2)
+    method = MOON(small(), representation=representation, width=5)
+    server, states, sent = method.server(problem), {}, {}
+    for task, clients in zip(images_stream(tasks), tasks, strict=True):
+        learn_image_task(
+            method, problem, server, task, clients, seen=lambda k, _, m: sent.update({k: dict(m)}), states=states
+        )
+    for k, state in states.items():
+        assert {f"model.{name}" for name in sent[k]} == set(state)
+        assert all(torch.equal(state[f"model.{name}"], value) for name, value in sent[k].items())
+    assert not any(name.startswith("model.heads.1") for name in states[1])
+    federation = learnt(method, problem, tasks)
+    assert federation.state.client_storage_bytes == {"model": sum(v.nbytes for v in model_of(federation).values())}
+
+
+def test_the_messages_are_fedavgs():
+    problem, tasks = setting("images")
+    runs = [learnt(method, problem, tasks) for method in (MOON(small()), FineTune(small()))]
+    first, second = ([(row.up_bytes, row.down_bytes) for row in run.state.ledger.uploads] for run in runs)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("on", "representation"),
+    [("images", "feature"), ("images", "projection"), ("features", "logits"), ("features", "projection")],
+)
+def test_a_resumed_run_is_an_uninterrupted_one(on, representation):
+    problem, tasks = setting(on)
+    method = MOON(small(fraction=0.5), on=on, representation=representation, width=5)
+    whole, resumed = learnt(method, problem, tasks), interrupted(method, problem, tasks, 1, 1)
+    assert same(model_of(resumed), model_of(whole))
+    assert same(resumed.transport.state_dict(), whole.transport.state_dict())
+
+
+# The projection ------------------------------------------------------------------------------------------------------
+
+
+def test_the_projection_is_two_layers_before_the_class_weights():
+    problem, tasks = setting("features")
+    server = learnt(MOON(small(), on="features", representation="projection", width=5), problem, tasks).server
+    value = {name: tensor.double().numpy() for name, tensor in server.model().items()}
+    z = TASKS[1][0][0].numpy()
+    hidden = np.maximum(z @ value["body.projection.0.weight"].T + value["body.projection.0.bias"], 0)
+    r = hidden @ value["body.projection.2.weight"].T + value["body.projection.2.bias"]
+    np.testing.assert_allclose(server.predict(TASKS[1][0][0]).numpy(), r @ value["W"] + value["bias"], atol=1e-5)
+    assert value["W"].shape == (5, 6)
+    # Both layers learn.
+    start = MOON(on="features", representation="projection", width=5).server(problem).network.state()
+    assert all(
+        not torch.equal(start[name], tensor) for name, tensor in model_of_server(server).items() if "proj" in name
+    )
+
+
+def model_of_server(server) -> dict[str, torch.Tensor]:
+    return dict(server.network.state())
+
+
+def test_its_first_weights_are_the_same_everywhere_and_follow_from_the_seed():
+    def start(seed: int):
+        return MOON(on="features", representation="projection").server(feature_problem(64, seed)).network.state()
+
+    one, two = start(0), MOON(on="features", representation="projection").client(feature_problem(64)).network.state()
+    assert same(one, two)
+    weight = one["body.projection.0.weight"]
+    assert weight.shape == (256, 64)
+    assert 0.9 / 8 < float(weight.abs().max()) <= 1 / 8
+    assert not torch.equal(start(1)["body.projection.0.weight"], weight)
+
+
+def test_its_bytes_go_both_ways():
+    """On features of 512 numbers, 4 (256 512 + 256 + 256 256 + 256) more, and class weights of 256 numbers."""
+    problem, tasks = feature_problem(512), feature_tasks(0, [3], [[6, 5]], inputs=512)
+    once = small(rounds=1)
+    row = learnt(MOON(once, on="features", representation="projection"), problem, tasks).state.ledger.uploads[0]
+    layers, head = 4 * (256 * 512 + 256 + 256 * 256 + 256), 4 * 3 * (256 + 1)
+    assert (row.up_bytes, layers) == (layers + head + 8, 788_480)
+    plain = learnt(FineTune(once, on="features"), problem, tasks).state.ledger.uploads[0]
+    assert row.down_bytes - plain.down_bytes == layers + head - 4 * 3 * (512 + 1)
+
+
+def test_stages_freeze_behind_the_projection():
+    problem, tasks = setting("images")
+    method = MOON(small(), representation="projection", width=5, frozen_stages=2)
+    method.check(problem, [3, 3])
+    first, both = (model_of(learnt(method, problem, tasks[:count])) for count in (1, 2))
+    still = {
+        name.split(".")[2] for name, value in first.items() if "backbone" in name and torch.equal(both[name], value)
+    }
+    assert still == {"stage1", "stage2"}
+    with pytest.raises(UserError, match=r"method\.frozen_stages=5 is more than the network has"):
+        MOON(representation="projection", frozen_stages=5).check(problem, [3])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("mu", -1), ("tau", 0), ("representation", "feature_map"), ("width", 0), ("mu", float("nan"))]
+)
+def test_impossible_knobs_are_refused_with_their_key(name, value):
+    with pytest.raises(UserError, match=rf"^method\.{name}="):
+        typed_instance(MOON, {name: value}, "method")
