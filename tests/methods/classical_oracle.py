@@ -66,7 +66,8 @@ class Classical:
             if self.ewc:
                 new = sum(fisher_sum(X, y, self.A, competing, self.kind) for X, y in data)
                 self.F = new / sum(len(y) for _, y in data)
-                self.F[: len(F)] += self.gamma * F
+                if task:
+                    self.F[: len(F)] += self.gamma * F
                 self.F = np.minimum(self.F, self.most)
             found.append(self.A.copy())
         return found
