@@ -1,0 +1,140 @@
+"""The diagonal of a network's Fisher information, as sums over samples of squared gradients of the log probability."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fcl_bench.environment import exact_kernels
+from fcl_bench.training.network import Network
+
+#: Which class y a sample's gradient d log p(y|x) is of: its own; one drawn from p; every one, weighted by p.
+LABELS = ("empirical", "sampled", "exact")
+#: Of single samples' gradients, how many bytes and samples are held at once.
+HELD_BYTES = {"cuda": 2**31, "cpu": 2**28}
+HELD_SAMPLES = {"cuda": 128, "cpu": 32}
+
+
+def summed_squares(
+    network: Network,
+    names: list[str],
+    samples: torch.Tensor,
+    labels: torch.Tensor,
+    *,
+    competing: torch.Tensor | None,
+    kind: str,
+    generator: torch.Generator,
+    standardise: Callable[[torch.Tensor], torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """S = sum_x (d log p(y|x) / d theta)^2 of each parameter in `names`, in float64; evaluation mode, float32.
+
+    Gradients are of one sample each. Of these, `HELD_BYTES` are held at once. Where only heads are asked for,
+    they are not made at all: those of a linear layer are outer products, so that S = (g^2)' (z^2).
+
+    Args:
+        network: with the weights to look at.
+        names: of parameters.
+        samples: (n, ...) as clients hold them.
+        labels: (n,) each sample's class, as a position among the `competing` logits.
+        competing: (c,) the logits of which p is the softmax; None: all.
+        kind: one of `LABELS`.
+        generator: on the CPU, for drawn classes: one number per sample, whatever the size of the batches.
+        standardise: samples -> what the network sees.
+    """
+    own = dict(network.named_parameters())
+    sums = {name: torch.zeros_like(own[name], dtype=torch.float64) for name in names}
+    uniform = torch.rand(len(samples), generator=generator, dtype=torch.float64)
+    size = chunk_size([own[name] for name in names], samples.device)
+    squares = _of_heads if all(name.startswith("heads.") for name in names) else _of_network
+    network.eval()
+    # The fused attention kernels know no batches of gradients.
+    with torch.no_grad(), exact_kernels(), sdpa_kernel(SDPBackend.MATH):
+        for batch, classes, numbers in zip(samples.split(size), labels.split(size), uniform.split(size), strict=True):
+            seen = standardise(batch).contiguous()
+            for name, value in squares(network, names, seen, competing, kind, classes, numbers):
+                sums[name].add_(value)
+    return sums
+
+
+def chunk_size(parameters: list[torch.nn.Parameter], device: torch.device) -> int:
+    """How many samples' gradients are made at once."""
+    kind = "cuda" if device.type == "cuda" else "cpu"
+    each = 4 * max(1, sum(parameter.numel() for parameter in parameters))
+    return max(1, min(HELD_SAMPLES[kind], HELD_BYTES[kind] // each))
+
+
+def _targets(
+    probabilities: torch.Tensor, kind: str, labels: torch.Tensor, uniform: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Classes (b,) and their weights (b,): one pair, or for `exact` one of each class.
+
+    Args:
+        probabilities: p (b, c).
+        kind, labels: see `summed_squares`.
+        uniform: (b,) numbers in 0..1, from which classes are drawn.
+    """
+    if kind == "exact":
+        for column in range(probabilities.shape[1]):
+            yield torch.full_like(labels, column), probabilities[:, column]
+        return
+    if kind == "sampled":
+        below = probabilities.double().cumsum(dim=1) <= uniform.to(labels.device).unsqueeze(1)
+        labels = below.sum(dim=1).clamp(max=probabilities.shape[1] - 1)
+    yield labels, torch.ones_like(probabilities[:, 0])
+
+
+def _among(scores: torch.Tensor, competing: torch.Tensor | None) -> torch.Tensor:
+    return scores if competing is None else scores[:, competing.to(scores.device)]
+
+
+def _of_network(
+    network: Network,
+    names: list[str],
+    seen: torch.Tensor,
+    competing: torch.Tensor | None,
+    kind: str,
+    labels: torch.Tensor,
+    uniform: torch.Tensor,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Of any parameters: one gradient per sample, by torch's vectorised differentiation."""
+    own = dict(network.named_parameters())
+    parameters = {name: own[name].detach().contiguous() for name in names}
+
+    def log_probability(
+        parameters: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor, weight: torch.Tensor
+    ) -> torch.Tensor:
+        scores = _among(functional_call(network, parameters, (sample.unsqueeze(0),)), competing)
+        # The root of the weight, since what follows is squared.
+        return weight.sqrt() * scores.log_softmax(dim=1).gather(1, label.reshape(1, 1)).sum()
+
+    gradients = vmap(grad(log_probability), in_dims=(None, 0, 0, 0))
+    probabilities = _among(network(seen), competing).softmax(dim=1)
+    for classes, weights in _targets(probabilities, kind, labels, uniform):
+        for name, value in gradients(parameters, seen, classes, weights).items():
+            yield name, value.square_().sum(dim=0)
+
+
+def _of_heads(
+    network: Network,
+    names: list[str],
+    seen: torch.Tensor,
+    competing: torch.Tensor | None,
+    kind: str,
+    labels: torch.Tensor,
+    uniform: torch.Tensor,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Of heads alone, in float64: g = onehot(y) - p is the gradient of a sample's logits, and z its features."""
+    features = network.body(seen).double()
+    scores = network.logits(features.float()).double()
+    probabilities = _among(scores, competing).softmax(dim=1)
+    squares = torch.zeros_like(probabilities)
+    for classes, weights in _targets(probabilities, kind, labels, uniform):
+        squares += weights.unsqueeze(1) * (torch.nn.functional.one_hot(classes, squares.shape[1]) - probabilities) ** 2
+    every = scores.zero_()
+    every[:, slice(None) if competing is None else competing.to(scores.device)] = squares
+    for head, part in enumerate(every.split([head.out_features for head in network.heads], dim=1)):
+        found = {f"heads.{head}.weight": part.T @ features.square(), f"heads.{head}.bias": part.sum(dim=0)}
+        yield from ((name, value) for name, value in found.items() if name in names)

@@ -1,0 +1,98 @@
+"""What the tests of FedEWC and FedLwF share: small streams, whole runs of them, and comparisons."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import numpy as np
+import torch
+
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.protocol.problem import Problem
+from fcl_bench.training.knobs import Training
+from tests.methods.classical_oracle import Classical
+from tests.methods.harness import draw_tasks
+from tests.methods.training_harness import federation_of, image_tasks, images_stream, learn_images, tiny_problem
+
+#: Client 1 misses the second task, client 2 comes with it and has a single sample of the last.
+SIZES = [[14, 9, 0], [12, 0, 8], [9, 7, 1]]
+
+
+def training(**knobs) -> Training:
+    small = {"rounds": 2, "epochs": 1, "batch_size": 8, "lr": 0.05, "momentum": 0.5, "weight_decay": 1e-3}
+    return Training(**{**small, "augment": "none", **knobs})
+
+
+def feature_problem(inputs: int = 5, wire: str = "float32") -> Problem:
+    return dataclasses.replace(tiny_problem(wire=wire), inputs=inputs, network=None)
+
+
+def feature_tasks(recurring: bool = False, inputs: int = 5, seed: int = 0):
+    """Three tasks of features; recurring: the second and third have a class of the one before."""
+    tasks = draw_tasks(np.random.default_rng(seed), inputs, [3, 2, 2], SIZES)
+    if recurring:
+        tasks = [[(Z, labels - task) for Z, labels in clients] for task, clients in enumerate(tasks)]
+    return [[(torch.from_numpy(Z), torch.from_numpy(labels)) for Z, labels in clients] for clients in tasks]
+
+
+def pictures(seed: int = 0):
+    return image_tasks(np.random.default_rng(seed), [3, 2, 2], SIZES)
+
+
+#: The streams of the comparisons with finetuning, by what methods train on.
+STREAMS = {"images": (tiny_problem, pictures), "features": (feature_problem, feature_tasks)}
+
+
+def federation(method: GradientMethod, tasks=None, problem: Problem | None = None):
+    """The engine after the whole stream."""
+    problem_of, stream = STREAMS[method.on]
+    found = federation_of(method, problem or problem_of(), stream() if tasks is None else tasks)
+    found.run(lambda _: None)
+    return found
+
+
+def model_of(found) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in found.server.network.state().items()}
+
+
+def exchanged(found) -> list[tuple]:
+    """The ledger's rows, without seconds."""
+    return [dataclasses.replace(row, client_seconds=0.0) for row in found.state.ledger.uploads]
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def assert_as_written_down(method: GradientMethod, oracle: Classical, recurring: bool) -> None:
+    """Both halves on features against the oracle, after every task, to float32's rounding."""
+    tasks, problem, found = feature_tasks(recurring), feature_problem(), []
+
+    def after(_, server):
+        state = server.network.state_dict()
+        parts = [[state[f"heads.{h}.weight"], state[f"heads.{h}.bias"][:, None]] for h in range(len(server.columns))]
+        found.append(torch.cat([torch.cat(part, dim=1) for part in parts]).double().numpy())
+
+    learn_images(method, problem, tasks, after=after)
+    start = method.server(problem)
+    for task in images_stream(tasks):
+        start.start_task(task)
+    heads = [torch.cat([h.weight, h.bias[:, None]], 1).detach().double().numpy() for h in start.network.heads]
+    expected = oracle.learn([[(Z.numpy(), y.numpy()) for Z, y in clients] for clients in tasks], heads)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-6)
+
+
+def assert_resumes(method: GradientMethod) -> None:
+    """From every round of the stream on, bit for bit."""
+    problem_of, stream = STREAMS[method.on]
+    saved = []
+    whole = federation_of(method, problem_of(), stream())
+    whole.run(lambda done: saved.append(copy.deepcopy(done.save())), every=1)
+    for state in saved[1::2]:
+        resumed = federation_of(method, problem_of(), stream())
+        resumed.restore(*state)
+        resumed.run(lambda _: None)
+        assert same(resumed.server.state_dict(), whole.server.state_dict())
+        assert resumed.server.report() == whole.server.report()

@@ -1,0 +1,201 @@
+"""FedLwF against the equations in NumPy, its gradient, its teacher, and its limits."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from fcl_bench.config import typed_instance
+from fcl_bench.errors import UserError
+from fcl_bench.methods.gradient.fedlwf import Distilled, FedLwF
+from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.training.heads import Heads
+from tests.methods.classical_harness import (
+    SIZES,
+    STREAMS,
+    assert_as_written_down,
+    assert_resumes,
+    exchanged,
+    feature_problem,
+    feature_tasks,
+    federation,
+    model_of,
+    pictures,
+    same,
+    training,
+)
+from tests.methods.classical_oracle import Classical, softmax
+from tests.methods.harness import turn
+from tests.methods.training_harness import image_shard, images_stream, learn_images, tiny_problem
+
+WHOLE = {"batch_size": 64, "epochs": 3, "lr": 0.1}
+
+
+@pytest.mark.parametrize("recurring", [False, True])
+@pytest.mark.parametrize(
+    "knobs", [{}, {"strength": 1.0, "temperature": 0.5}, {"loss_over": "seen", "temperature": 5.0}], ids=str
+)
+def test_training_on_features_is_what_the_equations_say(knobs, recurring):
+    method = FedLwF(training(**WHOLE), on="features", **knobs)
+    oracle = Classical(momentum=0.5, decay=1e-3, over=method.loss_over, lwf=method.strength, T=method.temperature)
+    assert_as_written_down(method, oracle, recurring)
+
+
+# The loss and its gradient --------------------------------------------------------------------------------------------
+
+
+def distilled(teacher: torch.Tensor, strength: float, temperature: float) -> Distilled:
+    """With a teacher whose logits are given: two classes, and one more in the task."""
+    old = teacher.shape[1]
+    heads = Heads((tuple(range(old)), (old,)), (old,))
+    return Distilled(heads, "task", False, lambda _: teacher, strength, temperature)
+
+
+def test_the_hand_value():
+    """q = (1, 0), q_old = (0, 2), T = 2; the cross-entropy over the one class of the task is 0."""
+    loss = distilled(torch.tensor([[0.0, 2.0]]), 1.0, 2.0).score_loss(
+        torch.tensor([[1.0, 0.0, 0.3]]), torch.tensor([2]), torch.zeros(1)
+    )
+    assert float(loss) == pytest.approx(0.839606, abs=5e-7)
+    by_hand = -(softmax(np.array([[0.0, 1.0]])) * np.log(softmax(np.array([[0.5, 0.0]])))).sum()
+    assert by_hand == pytest.approx(0.839606, abs=5e-7)
+
+
+@pytest.mark.parametrize(("strength", "T"), [(3.0, 2.0), (0.5, 1.0), (7.0, 10.0)])
+def test_the_gradient_of_the_old_logits(strength, T):
+    """(lambda / T) (softmax(q_O / T) - softmax(q_old / T)) / b, without T^2; it also is a finite difference."""
+    rng = np.random.default_rng(0)
+    q, q_old = rng.standard_normal((6, 4)), rng.standard_normal((6, 3))
+    objective = distilled(torch.from_numpy(q_old), strength, T)
+    scores = torch.from_numpy(q).requires_grad_()
+    labels, inputs = torch.full((6,), 3), torch.zeros(6)
+    objective.score_loss(scores, labels, inputs).backward()
+    expected = strength / T * (softmax(q[:, :3] / T) - softmax(q_old / T)) / 6
+    np.testing.assert_allclose(scores.grad[:, :3].numpy(), expected, atol=1e-12)
+    np.testing.assert_allclose(scores.grad[:, 3].numpy(), 0, atol=1e-12)
+    for row, column in ((0, 0), (3, 2), (5, 3)):
+        step = torch.zeros_like(scores)
+        step[row, column] = 1e-5
+        up, down = (float(objective.score_loss(scores.detach() + s, labels, inputs)) for s in (step, -step))
+        assert (up - down) / 2e-5 == pytest.approx(float(scores.grad[row, column]), abs=1e-8)
+
+
+# The teacher ----------------------------------------------------------------------------------------------------------
+
+
+def second_task(method: FedLwF, problem=None):
+    """A client's half in the first round of the second task, with its shard, the broadcast and its objective."""
+    problem, tasks = problem or tiny_problem(), pictures()
+    server, client = learn_images(method, problem, tasks[:1]), method.client(problem)
+    task = images_stream(tasks)[1]
+    server.start_task(task)
+    broadcast, shard = server.broadcast(task, 0), image_shard(0, 1, *tasks[1][0])
+    client.take_over(shard, broadcast)
+    return server, client, shard, broadcast, client.objective(shard, broadcast, {})
+
+
+def test_at_the_first_step_the_distillation_is_at_its_minimum_if_batch_norms_are_in_evaluation_mode():
+    """Its value is the teacher's entropy, its gradient 0 to rounding. By statistics of the batch it is not."""
+    method = FedLwF(training())
+    _, client, shard, _, objective = second_task(method)
+    images = client.trainer.standardise(shard.inputs)
+    sizes = {}
+    for mode in (False, True):
+        client.network.train(mode)
+        scores = client.network(images)
+        whole = objective.score_loss(scores, shard.labels, images)
+        plain = super(Distilled, objective).score_loss(scores, shard.labels, images)
+        [gradient] = torch.autograd.grad(whole, scores)
+        sizes[mode] = float(gradient[:, :3].abs().max())
+        if not mode:
+            p = softmax(objective._teacher(images).double().numpy() / 2)
+            entropy = -(p * np.log(p)).sum(axis=1).mean()
+            assert float((whole - plain).detach()) == pytest.approx(3 * entropy, abs=1e-5)
+    assert sizes[False] < 1e-7
+    assert sizes[True] > 1e-4
+
+
+def digest(tensors: dict[str, torch.Tensor]) -> str:
+    return hashlib.sha256(
+        b"".join(name.encode() + tensors[name].numpy().tobytes() for name in sorted(tensors))
+    ).hexdigest()
+
+
+def test_training_leaves_the_teacher_as_it_was():
+    """Weights, running statistics and mode, at the client and at the server, whoever's turn it was."""
+    server, client, shard, broadcast, _ = second_task(FedLwF(training(epochs=3)))
+    before = server.network.state()
+    teacher = client._teacher[1]
+    told = digest(teacher.state_dict())
+    known = {name: value.clone() for name, value in before.items() if not name.startswith("heads.1")}
+    assert same(teacher.state(), known)
+    upload = turn(client, shard, broadcast)
+    assert not torch.equal(upload["body.stage1.1.running_mean"], broadcast["body.stage1.1.running_mean"])
+    assert client._teacher[1] is teacher
+    assert digest(teacher.state_dict()) == told
+    assert not teacher.training
+    assert digest({name.removeprefix("teacher.0."): value for name, value in server._teacher.items()}) == digest(known)
+
+
+def test_the_teacher_goes_down_once_per_client_and_task_and_nothing_more_goes_up():
+    taught, plain = (federation(m) for m in (FedLwF(training()), FineTune(training(), loss_over="task")))
+    body = sum(v.nbytes for name, v in model_of(plain).items() if name.startswith("body."))
+    heads = {1: 4 * 3 * 33, 2: 4 * 5 * 33}
+    for ours, theirs in zip(exchanged(taught), exchanged(plain), strict=True):
+        assert (ours.up_bytes, ours.stage) == (theirs.up_bytes, theirs.stage)
+        once = ours.task > 0 and ours.round == 0 and SIZES[ours.task][ours.client] > 0
+        assert ours.down_bytes - theirs.down_bytes == (body + heads[ours.task] if once else 0)
+
+
+# Limits ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("on", "over"), [("images", "task"), ("features", "task"), ("features", "seen")])
+def test_without_strength_it_is_finetune_bit_for_bit_and_byte_for_byte(on, over):
+    knobs = training(fraction=0.5, rounds=3)
+    ours = federation(FedLwF(knobs, on=on, loss_over=over, strength=0.0))
+    theirs = federation(FineTune(knobs, on=on, loss_over=over))
+    assert same(model_of(ours), model_of(theirs))
+    assert exchanged(ours) == exchanged(theirs)
+    assert ours.server.state_dict().keys() == theirs.server.state_dict().keys()
+    assert not same(model_of(federation(FedLwF(knobs, on=on, loss_over=over))), model_of(theirs))
+
+
+@pytest.mark.parametrize("on", ["images", "features"])
+def test_the_first_task_is_finetune_bit_for_bit(on):
+    first = STREAMS[on][1]()[:1]
+    ours, theirs = (federation(m, first) for m in (FedLwF(training(), on=on), FineTune(training(), on=on)))
+    assert same(model_of(ours), model_of(theirs))
+
+
+def test_a_stronger_teacher_keeps_the_old_predictions_closer():
+    """Mean distance of the old classes' distribution from the teacher's on new samples, where all classes compete."""
+    tasks, found = feature_tasks()[:2], []
+    samples = torch.cat([samples for samples, _ in tasks[1]])
+    for strength in (0.0, 1.0, 10.0, 40.0):
+        told = []
+        learn_images(
+            FedLwF(training(rounds=6, lr=0.02), on="features", loss_over="seen", strength=strength),
+            feature_problem(),
+            tasks,
+            after=lambda _, server, told=told: told.append(server.predict(samples)[:, :3].softmax(dim=1)),
+        )
+        found.append(float((told[1] - told[0]).abs().sum(dim=1).mean()))
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < 0.2 * found[0]
+
+
+@pytest.mark.parametrize("on", ["images", "features"])
+def test_a_resumed_run_is_an_uninterrupted_one(on):
+    assert_resumes(FedLwF(training(fraction=0.7), on=on))
+
+
+@pytest.mark.parametrize(
+    "knobs", [{"strength": -1}, {"temperature": 0}, {"temperature": None}, {"loss_over": "old"}], ids=str
+)
+def test_wrong_knobs_name_the_key(knobs):
+    with pytest.raises(UserError, match=rf"method\.{next(iter(knobs))}"):
+        typed_instance(FedLwF, knobs, "method")
