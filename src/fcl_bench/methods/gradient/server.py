@@ -83,7 +83,9 @@ class GradientServer(Half, Server):
         extra = self.extra_broadcast()
         if self.stage != MODEL:
             # The task's last model: named by the task, since it is sent in every such stage and counts once.
-            final = {(final_prefix(task.index) + name if name in changing else name): state[name] for name in state}
+            # Before the task's first round of the model there is none.
+            sent = state if self.method.model_round(task, round_) else {}
+            final = {(final_prefix(task.index) + name if name in changing else name): sent[name] for name in sent}
             return Message({**final, **heads, **extra}, self.stage, kept={*final, *extra})
         self._round = self.method.model_round(task, round_)
         self._sums, self._weight = {}, 0.0
