@@ -10,6 +10,7 @@ from fcl_bench.backbones.trainable import Trainable, frozen_names
 from fcl_bench.config import knob
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.half import MODEL
+from fcl_bench.methods.gradient.replay_head import MOMENTS, Gaussian
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.method import Client, Method, Server
 from fcl_bench.protocol.problem import Problem
@@ -28,6 +29,9 @@ class GradientMethod(Method):
         frozen_heads: whether the class weights of old tasks stay as they are.
         loss_over: whose scores compete in the loss: seen (all classes so far), task (the task's own).
         on: images: the whole network trains; features: only class weights, on a frozen backbone's cached features.
+        replay_head: what predicts: none (the trained heads), gaussian (heads retrained on Gaussian features of all
+            classes; see `replay_head.py`).
+        gaussian: knobs of the latter.
 
     Attributes:
         client_half, server_half: what `client` and `server` make.
@@ -46,6 +50,8 @@ class GradientMethod(Method):
     frozen_heads: bool = False
     loss_over: str = knob("seen", choices=("seen", "task"))
     on: str = knob("images", choices=("images", "features"))
+    replay_head: str = knob("none", choices=("none", "gaussian"))
+    gaussian: Gaussian = field(default_factory=Gaussian)
 
     def __post_init__(self) -> None:
         self.training.check(self.training_key)
@@ -71,7 +77,7 @@ class GradientMethod(Method):
 
     def stages(self, task: Task) -> list[str]:
         """The ledger's stages of a task's rounds, in order: those of the model, and others before or after them."""
-        return [MODEL] * self.training.rounds
+        return [MODEL] * self.training.rounds + ([MOMENTS] if self.replay_head == "gaussian" else [])
 
     def model_round(self, task: Task, round_: int) -> int:
         """Which of the task's rounds of the model a round is, whatever stages come before them."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from fcl_bench.methods.gradient.half import MODEL, Half, final_prefix, teacher_prefix
+from fcl_bench.methods.gradient.replay_head import MOMENTS, moments_message
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
 from fcl_bench.protocol.problem import Shard, State
@@ -28,6 +29,10 @@ class GradientClient(Half, Client):
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """What training changed of the model, and the number of samples; or the answer of another stage."""
         self.take_over(shard, broadcast)
+        if broadcast.stage == MOMENTS:
+            features = self.trainer.features(self.network, shard.inputs).to(self.problem.dtype)
+            columns = Heads.from_message(broadcast).task
+            return moments_message(features, shard.labels, columns, self.method.gaussian), state
         if broadcast.stage != MODEL:
             return self.answer(shard, broadcast, state)
         self.trainer.train(

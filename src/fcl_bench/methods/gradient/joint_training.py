@@ -106,7 +106,13 @@ class JointTraining(GradientMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        without = {"frozen_stages": 0, "frozen_heads": False, "loss_over": "seen", "on": "images"}
+        without: dict[str, object] = {
+            "frozen_stages": 0,
+            "frozen_heads": False,
+            "loss_over": "seen",
+            "on": "images",
+            "replay_head": "none",
+        }
         given = [(f"method.{name}", getattr(self, name), value) for name, value in without.items()]
         given.append(("method.training.fraction", self.training.fraction, 1))
         given.append(("method.training.server_optimizer", self.training.server_optimizer, "average"))

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import torch
 
 from fcl_bench.methods.gradient.half import MODEL, Half, final_prefix, head_seed, teacher_prefix
+from fcl_bench.methods.gradient.replay_head import MOMENTS, ReplayHead
 from fcl_bench.protocol.expected import Expectation, like
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.problem import Prediction, Problem, TestBatch
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed, generator
+from fcl_bench.tracking.console import Notices
 from fcl_bench.training.heads import Heads, parts
 from fcl_bench.training.optimisers import ServerOptimiser, average, with_prefix
 
 if TYPE_CHECKING:
     from fcl_bench.methods.gradient.base import GradientMethod
+
+log = logging.getLogger(__name__)
 
 #: Before the names of the server optimiser's tensors in a state.
 _OPTIMISER = "server_optimiser."
@@ -32,6 +37,7 @@ class GradientServer(Half, Server):
         task: index of the task at hand.
         tasks: the columns of each task's classes.
         columns: the columns of each head's.
+        replay: the heads that predict in place of the trained ones under `replay_head=gaussian`.
     """
 
     def __init__(self, method: GradientMethod, problem: Problem) -> None:
@@ -42,8 +48,10 @@ class GradientServer(Half, Server):
         self.columns: list[tuple[int, ...]] = []
         self.sent: dict[str, torch.Tensor] = {}
         self._round = 0
+        self.replay = ReplayHead(method.gaussian, self.start.dimension, problem.device)
         self._optimiser = ServerOptimiser(method.training)
         self._teacher: dict[str, torch.Tensor] = {}
+        self._told = Notices(log)
         self._sums: dict[str, torch.Tensor] = {}
         self._weight = 0.0
 
@@ -60,6 +68,7 @@ class GradientServer(Half, Server):
                 self._teacher = {prefix + name: value.clone() for name, value in self.network.state().items()}
             self.tasks.append(task.columns)
             self.columns.append(self.method.head_columns(task))
+            self.replay.drop()
         self.prepare(self.heads)
 
     def rounds(self, task: Task) -> int:
@@ -86,7 +95,9 @@ class GradientServer(Half, Server):
         extra = self.extra_broadcast()
         if self.stage != MODEL:
             # The task's last model: named by the task, since it is sent in every such stage and counts once.
-            final = {(final_prefix(task.index) + name if name in changing else name): state[name] for name in state}
+            # Before the task's first round of the model there is none.
+            sent = state if self.method.model_round(task, round_) else {}
+            final = {(final_prefix(task.index) + name if name in changing else name): sent[name] for name in sent}
             return Message({**final, **heads, **extra}, self.stage, kept={*final, *extra})
         self._round = self.method.model_round(task, round_)
         self._sums, self._weight = {}, 0.0
@@ -101,6 +112,8 @@ class GradientServer(Half, Server):
         return dict(self._teacher)
 
     def expects(self, task: Task, round_: int) -> Expectation:
+        if self.stage == MOMENTS:
+            return self.replay.expects(self.tasks[-1])
         return like(self.sent) if self.stage == MODEL else self.expects_answer()
 
     def expects_answer(self) -> Expectation:
@@ -108,9 +121,14 @@ class GradientServer(Half, Server):
         return {}
 
     def objection(self, upload: Message) -> str:
+        if self.stage == MOMENTS:
+            return self.replay.objection(upload, self.tasks[-1])
         return "it does not say how many samples it is of" if self.stage == MODEL and upload.samples is None else ""
 
     def absorb(self, client: int, upload: Message) -> None:
+        if self.stage == MOMENTS:
+            self.replay.absorb(upload, self.tasks[-1])
+            return
         if self.stage != MODEL:
             self.absorb_answer(client, upload)
             return
@@ -131,7 +149,9 @@ class GradientServer(Half, Server):
         return float(upload.samples or 0) if self.method.training.weighting == "samples" else 1.0
 
     def finish_round(self) -> None:
-        if self.stage != MODEL:
+        if self.stage == MOMENTS:
+            self._retrain_heads()
+        elif self.stage != MODEL:
             self.finish_stage()
         elif self._weight:
             mean = average(self._sums, self._weight)
@@ -139,6 +159,18 @@ class GradientServer(Half, Server):
             with self.trainer.reproducible(derived_seed(self.problem.seed, "server", self.task, self._round)):
                 self.server_step()
         self._sums = {}
+
+    def _retrain_heads(self) -> None:
+        """Make the heads that predict."""
+        if self.task and any(name.startswith("body.") for name in self.network.changing()):
+            self._told.tell(
+                "replay_head",
+                "method.replay_head=gaussian: the features train, and the moments of earlier tasks' classes are of the"
+                " features that they had",
+            )
+        seed = derived_seed(self.problem.seed, "replay head", self.task) % 2**62
+        with self.trainer.reproducible(seed):
+            self.replay.retrain(self.network, self.heads, seed)
 
     def finish_stage(self) -> None:
         """All uploads of a stage that is no training are in."""
@@ -162,7 +194,11 @@ class GradientServer(Half, Server):
     @torch.inference_mode()
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """The outputs of all heads (n, L). Raises a `UserError` where they are not finite."""
-        logits = self.network.logits(features)
+        replay = self.replay
+        if replay.weight is None:
+            logits = self.network.logits(features)
+        else:
+            logits = torch.nn.functional.linear(features, replay.weight, replay.bias)
         if not bool(torch.isfinite(logits).all()):
             raise self.trainer.diverged()
         return logits
@@ -177,15 +213,22 @@ class GradientServer(Half, Server):
         """
         state, heads = self.network.state_dict(), self.heads
         own = {} if heads.plain else {"head_columns": torch.tensor(heads.logits)}
+        weight, bias = self.replay.weight, self.replay.bias
+        if weight is None or bias is None:
+            weight, bias = (
+                torch.cat([state[f"heads.{head}.{kind}"] for head in range(len(self.columns))])
+                for kind in ("weight", "bias")
+            )
         return {
-            "W": torch.cat([state[f"heads.{head}.weight"] for head in range(len(self.columns))]).T,
-            "bias": torch.cat([state[f"heads.{head}.bias"] for head in range(len(self.columns))]),
+            "W": weight.T,
+            "bias": bias,
             **own,
             **{name: v for name, v in state.items() if not name.startswith("heads.") and v.is_floating_point()},
         }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         state = {**self.network.state(), "classes": torch.tensor(self.heads.sizes), **self._teacher}
+        state |= self.replay.state_dict()
         state |= {_OPTIMISER + name: value for name, value in self._optimiser.state_dict().items()}
         if not (self.heads.plain and self.tasks == self.columns):
             state["head_columns"] = torch.tensor(self.heads.logits)
@@ -204,3 +247,4 @@ class GradientServer(Half, Server):
         on_device = {name: value.to(self.problem.device) for name, value in state.items()}
         self._teacher = {name: value for name, value in on_device.items() if name.startswith("teacher.")}
         self._optimiser.load_state_dict(with_prefix(on_device, _OPTIMISER))
+        self.replay.load_state_dict(state)

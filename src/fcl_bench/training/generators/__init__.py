@@ -1,0 +1,1 @@
+"""Networks that make samples up, for methods that replay or distil: of features, and later of images."""
