@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
-from fcl_bench.engine.codec import all_finite
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.errors import UserError
+from fcl_bench.linalg.finite import all_finite
 from fcl_bench.protocol.expected import Expectation, Expected
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server

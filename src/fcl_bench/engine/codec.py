@@ -9,6 +9,7 @@ import torch
 
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.errors import UserError
+from fcl_bench.linalg.finite import all_finite
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.wire import HALF, WireFormat
@@ -149,10 +150,3 @@ def _unpacked(triangle: torch.Tensor, scale: torch.Tensor | None) -> torch.Tenso
 def _upper(size: int, device: torch.device) -> torch.Tensor:
     """Which entries of a matrix are on or above the diagonal."""
     return torch.ones(size, size, dtype=torch.bool, device=device).triu()
-
-
-def all_finite(tensor: torch.Tensor) -> bool:
-    """Whether every value is."""
-    # A sum has whatever infinity or NaN its terms have, and takes a twentieth of the time of a look at each of them. A
-    # sum of finite terms may overflow all the same, so that only then each is looked at.
-    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())

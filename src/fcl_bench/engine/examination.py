@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from fcl_bench.data.splits.stream import Stream
-from fcl_bench.engine.codec import all_finite
 from fcl_bench.engine.node import on_device
+from fcl_bench.linalg.finite import all_finite
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.problem import Prediction, Problem, TestBatch
 from fcl_bench.protocol.task import Task

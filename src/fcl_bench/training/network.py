@@ -87,7 +87,8 @@ class Network(torch.nn.Module):
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """The outputs of all heads (b, L) of features (b, d)."""
-        return torch.cat([head(features) for head in self.heads], dim=1)
+        scores = [head(features) for head in self.heads]
+        return scores[0] if len(scores) == 1 else torch.cat(scores, dim=1)
 
     def freeze(self, names: Iterable[str]) -> None:
         """Let exactly these parameters stay as they are, besides those that never train.

@@ -44,6 +44,18 @@ class Objective:
             return scores, labels
         return scores[:, self._logits.to(scores.device)], self._position.to(labels.device)[labels]
 
+    def score_gradient(self, scores: torch.Tensor, labels: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        """The gradient of `score_loss` in the logits (b, L), in closed form: (softmax - one-hot) / b; 0 for bystanders.
+
+        Training on features uses it (`LinearHeads`). It is never needed: without it, autograd differentiates an
+        overridden `score_loss`. It is only used if no class derived from the one that defines it has another loss.
+        """
+        if self._logits is None or self._position is None:
+            return _cross_entropy_gradient(scores, labels)
+        chosen = self._logits.to(scores.device)
+        found = _cross_entropy_gradient(scores[:, chosen], self._position.to(labels.device)[labels])
+        return torch.zeros_like(scores).index_copy_(1, chosen, found)
+
     def direction(self, network: Network) -> None:
         """Change, in place, the gradients, weight decay included, before momentum and step."""
         for head, rows in self._resting.items():
@@ -53,3 +65,9 @@ class Objective:
 
     def finish(self, network: Network) -> None:
         """After the last step of a round."""
+
+
+def _cross_entropy_gradient(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    gradient = torch.softmax(scores, dim=1)
+    one = gradient.new_full((1, 1), -1.0).expand(len(labels), 1)
+    return gradient.scatter_add_(1, labels.unsqueeze(1), one).div_(len(labels))

@@ -1,0 +1,82 @@
+"""Training of linear heads on features: gradients in closed form, without a graph through the linear layers.
+
+With logits s = W z + b and g = dL/ds (b, L), the gradients are dL/dW = g' Z and dL/db = the sum of g's rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from fcl_bench.training.network import Network
+from fcl_bench.training.objective import Objective
+
+
+class LinearHeads:
+    """The backward passes of a network whose body is the identity, under a loss on its logits.
+
+    Args:
+        network, objective: for which `fits` holds.
+
+    Attributes:
+        loss: of the last batch; 0 before the first. A gradient in closed form does without it.
+    """
+
+    def __init__(self, network: Network, objective: Objective) -> None:
+        self.loss: Callable[[], torch.Tensor] = partial(torch.zeros, ())
+        self._network, self._objective = network, objective
+        # A class that changes the loss without a word about its gradient leaves the gradient to autograd.
+        self._closed = "score_gradient" in vars(_latest(objective, "score_loss", "score_gradient"))
+
+    @staticmethod
+    def fits(network: Network, objective: Objective) -> bool:
+        """Whether nothing but linear heads trains, on inputs as they are, and the loss looks at logits alone."""
+        return (
+            _latest(objective, "loss") is Objective
+            and _latest(network, "forward", "logits") is Network
+            and type(network.body) is torch.nn.Identity
+            and all(type(head) is torch.nn.Linear for head in network.heads)
+            and all(name.startswith("heads.") for name, value in network.named_parameters() if value.requires_grad)
+        )
+
+    @torch.no_grad()
+    def backward(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+        """Add the gradient of the mean loss on features (b, d) with labels (b,) to the parameters that train."""
+        scores = self._network.logits(inputs)
+        if self._closed:
+            gradient = self._objective.score_gradient(scores, labels, inputs)
+            self.loss = partial(self._objective.score_loss, scores, labels, inputs)
+        else:
+            gradient = self._differentiated(scores, labels, inputs)
+        begin = 0
+        for head in self._network.heads:
+            assert isinstance(head, torch.nn.Linear)
+            own = gradient[:, begin : begin + head.out_features]
+            begin += head.out_features
+            if head.weight.requires_grad:
+                _add_gradient(head.weight, own.T @ inputs)
+            if head.bias.requires_grad:
+                _add_gradient(head.bias, own.sum(dim=0))
+
+    def _differentiated(self, scores: torch.Tensor, labels: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        """The gradient of `score_loss` in the logits, by autograd.
+
+        If the loss looks at parameters besides, they have that part of their gradient from here.
+        """
+        with torch.enable_grad():
+            scores = scores.detach().requires_grad_()
+            loss = self._objective.score_loss(scores, labels, inputs)
+        loss.backward()
+        self.loss = loss.detach
+        return torch.zeros_like(scores) if scores.grad is None else scores.grad
+
+
+def _add_gradient(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+def _latest(thing: object, *names: str) -> object:
+    """Where one of these attributes was defined last: the object itself, or the most derived class that has one."""
+    return next(place for place in (thing, *type(thing).__mro__) if any(name in vars(place) for name in names))
