@@ -46,7 +46,7 @@ def test_what_clients_keep_is_shown_where_one_keeps_something():
     both = sections_of(
         {"method": "stsa", **nothing}, {"method": "fedicarl", "client_storage_mib": 0.0123, "client_samples_kept": 60.0}
     )["communication"]
-    kept = ("kept by a client (MiB)", "raw samples kept by a client")
+    kept = ("kept by a client (MiB)", "raw samples kept")
     assert [shown(both, method="stsa")[heading] for heading in kept] == ["0.00 (1)", "0.00 (1)"]
     assert [shown(both, method="fedicarl")[heading] for heading in kept] == ["0.0123 (1)", "60.00 (1)"]
 

@@ -63,7 +63,7 @@ MEASURES: dict[str, Measure] = {
         Measure("down_max_mib", "download (MiB)", "communication"),
         Measure("adapt_up_mib", "first stage's upload (MiB)", "communication"),
         Measure("client_storage_mib", "kept by a client (MiB)", "communication", shown="positive"),
-        Measure("client_samples_kept", "raw samples kept by a client", "communication", shown="positive"),
+        Measure("client_samples_kept", "raw samples kept", "communication", shown="positive"),
         Measure("fedran_mib", "FedRAN's count (MiB)", "communication"),
         Measure("stsa_mib", "STSA's count (MiB)", "communication"),
         Measure("seconds_per_task", "seconds per task", "runtime", shown="always"),
