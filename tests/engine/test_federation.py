@@ -13,6 +13,7 @@ from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.middleware import Chain, Middleware
 from fcl_bench.engine.node import ClientData, Node
 from fcl_bench.engine.transport import InProcess
+from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.message import Message
 from tests.engine.counting import federation
 
@@ -26,6 +27,34 @@ def test_the_engine_runs_tasks_rounds_and_clients_in_order():
     first_task = [("start", 0), *one_round, *second, "finish task", "after"]
     assert log[: len(first_task)] == first_task
     assert log[len(first_task)] == ("start", 1)
+
+
+def test_a_server_may_ask_clients_without_samples_of_the_task():
+    """Client 1 has a turn in the second task, with an empty shard; audits see what clients learn from, so not that."""
+    seen = []
+
+    class Noting(Audit):
+        rows = ()
+
+        def observe(self, task, shard):
+            seen.append((task.index, shard.client))
+
+        def report(self, task, server, everything):
+            pass
+
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+    made, log = federation(audits={"noting": Noting()})
+    made.server.participants = lambda task, round_, available: sorted({*available, task.index})
+    made.run(lambda _: None)
+    assert [entry for entry in log if entry[0] == 1 and entry[2] == 1] == [(1, 0, 1, []), (1, 1, 1, [])]
+    rows = [row for row in made.state.ledger.uploads if (row.task, row.client) == (1, 1)]
+    assert [(row.samples, row.labelled, row.up_bytes) for row in rows] == [(0, 0, 12)] * 2
+    assert seen == [(0, 0), (0, 1), (1, 0), (1, 2)]
 
 
 class Watching(Middleware):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fcl_bench.engine.codec import Codec
-from fcl_bench.engine.node import UNKNOWN, ClientData, Node, stored_bytes
+from fcl_bench.engine.node import UNKNOWN, ClientData, Node, samples_in, stored_bytes
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.gradient.fedprotip import FedProTIP, Tip
@@ -214,8 +214,34 @@ def test_storage_is_the_most_that_any_client_kept_after_any_turn_by_kind():
     made, _ = federation(Keeping)
     state = made.run(lambda _: None)
     assert state.client_storage_bytes == {"turns": 8, "images": 24}
+    # Both of the same turn, of client 2 in round 0: 8 + 20 + 4 bytes, and 20 + 1 rows; 21 + 0 rows in round 1.
+    assert (state.client_storage_max_bytes, state.client_samples_kept) == (32, 21)
     plain, _ = federation()
-    assert plain.run(lambda _: None).client_storage_bytes == {}
+    nothing = plain.run(lambda _: None)
+    assert nothing.client_storage_bytes == {}
+    assert (nothing.client_storage_max_bytes, nothing.client_samples_kept) == (0, 0)
+
+
+class Shifting(CountingClient):
+    """Keeps a model in one round, images in the next."""
+
+    def update(self, shard, broadcast, state):
+        kept = {"images.a": torch.zeros(5, 2)} if int(broadcast["round"]) else {"model.a": torch.zeros(7)}
+        return Message({"sum": shard.inputs.sum(dim=0)}), kept
+
+
+def test_what_a_client_keeps_together_is_of_one_moment():
+    made, _ = federation(Shifting)
+    state = made.run(lambda _: None)
+    assert state.client_storage_bytes == {"model": 28, "images": 40}
+    assert state.client_storage_max_bytes == 40
+
+
+def test_raw_samples_are_rows_of_images_features_and_inputs():
+    one = torch.zeros(1)
+    kept = {"images.3": one.expand(4, 1), "features.0": one.expand(2, 5), "inputs.1": one, "labels.3": one.expand(9)}
+    assert samples_in(kept) == 4 + 2 + 1
+    assert samples_in({"model.images": one, "imagesque.1": one}) == 0
 
 
 def test_bytes_are_counted_by_what_stands_before_the_first_dot():
@@ -241,6 +267,8 @@ def test_states_are_part_of_a_checkpoint_and_a_resumed_run_goes_on_with_them():
     second = log.index(("start", 1))
     assert again == log[second:]
     assert state.client_storage_bytes == whole.state.client_storage_bytes
+    assert state.client_storage_max_bytes == whole.state.client_storage_max_bytes
+    assert state.client_samples_kept == whole.state.client_samples_kept
     ours, theirs = resumed.transport.state_dict(), whole.transport.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())

@@ -51,6 +51,7 @@ def test_a_row_holds_what_the_record_and_the_configuration_say(finished):
         assert row["up_max_mib"] * 2**20 == record["communication"]["up_max_bytes"]
         assert row["down_max_mib"] * 2**20 == record["communication"]["down_max_bytes"]
         assert row["up_total_max_mib"] * 2**20 == record["communication"]["up_total_max_bytes"]
+        assert (row["client_storage_mib"], row["client_samples_kept"]) == (0, 0)
         assert row["peak_memory_mib"] * 2**20 == record["runtime"]["peak_memory_bytes"]
         for key in ("A_T_tasks", "stability", "plasticity", "retention", "forgetting_fedprotip"):
             assert row[key] == record["metrics"][key]

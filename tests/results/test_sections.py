@@ -39,6 +39,18 @@ def test_each_measure_stands_in_its_table_with_the_number_of_seeds():
     assert shown(tables["runtime"], method="fedran")["seconds per task"] == "1.00 ± 0 (3)"
 
 
+def test_what_clients_keep_is_shown_where_one_keeps_something():
+    nothing = {"client_storage_mib": 0.0, "client_samples_kept": 0.0}
+    plain = sections_of({"method": "stsa", **nothing})["communication"]
+    assert plain.sheet.headers == ["method", "upload (MiB)"]
+    both = sections_of(
+        {"method": "stsa", **nothing}, {"method": "fedicarl", "client_storage_mib": 0.0123, "client_samples_kept": 60.0}
+    )["communication"]
+    kept = ("kept by a client (MiB)", "raw samples kept")
+    assert [shown(both, method="stsa")[heading] for heading in kept] == ["0.00 (1)", "0.00 (1)"]
+    assert [shown(both, method="fedicarl")[heading] for heading in kept] == ["0.0123 (1)", "60.00 (1)"]
+
+
 def test_only_the_chosen_measures_are_shown_in_their_order_and_a_table_without_one_is_none():
     tables = sections_of({"retention": 90.0}, measures=["retention", "A_T"])
     assert list(tables) == ["accuracy"]

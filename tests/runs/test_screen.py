@@ -87,3 +87,21 @@ def test_scarce_labels_and_bounds_have_their_tables(capsys):
         assert text in " ".join(out.split())
     record["labels"].update(accepted=0, right=0)
     print_record(record, "x")
+
+
+def test_what_clients_keep_has_a_table_where_they_keep_something(capsys):
+    record = record_of([75.0, 60.0])
+    kept = {"client_storage_bytes": {}, "client_storage_max_bytes": 0, "client_samples_kept": 0}
+    print_record({**record, **kept}, "x")
+    assert "Kept by a client" not in capsys.readouterr().out
+    kept = {"client_storage_bytes": {"images": 3000}, "client_storage_max_bytes": 3000, "client_samples_kept": 15}
+    print_record({**record, **kept}, "x")
+    out = capsys.readouterr().out
+    for line in (r"images +│ +2\.9 KiB", r"raw samples \(images, features\) +│ +15"):
+        assert re.search(line, out)
+    assert "all kinds together" not in out
+    kept = {"client_storage_bytes": {"images": 3000, "model": 900}, "client_storage_max_bytes": 3100}
+    print_record({**record, "client_samples_kept": 15, **kept}, "x")
+    assert re.search(r"all kinds together +│ +3\.0 KiB", capsys.readouterr().out)
+    print_record({**record, "client_storage_bytes": {"images": 3000}}, "x")  # an older run's
+    assert "raw samples" not in capsys.readouterr().out

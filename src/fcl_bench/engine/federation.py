@@ -31,7 +31,10 @@ from fcl_bench.tracking.console import progress
 _AUDIT, _CLIENT = "audit.", "client."
 _ANSWERS = GROWING + "answers"
 #: What of a `FederationState` is JSON as it is.
-_PLAIN = ("tasks_done", "rounds_done", "server_seconds", "client_storage_bytes")
+_PLAIN = (
+    *("tasks_done", "rounds_done", "server_seconds"),
+    *("client_storage_bytes", "client_storage_max_bytes", "client_samples_kept"),
+)
 
 
 @dataclass
@@ -45,6 +48,8 @@ class FederationState:
         rounds_done: complete rounds of the task at hand.
         server_seconds: of those rounds.
         client_storage_bytes: the most that any client has kept between turns so far, by kind.
+        client_storage_max_bytes: of all kinds together.
+        client_samples_kept: the most raw samples.
     """
 
     tasks_done: int
@@ -53,6 +58,15 @@ class FederationState:
     rounds_done: int = 0
     server_seconds: float = 0.0
     client_storage_bytes: dict[str, int] = field(default_factory=dict)
+    client_storage_max_bytes: int = 0
+    client_samples_kept: int = 0
+
+    def note_stored(self, reply: Reply) -> None:
+        """Take in what a client keeps after a turn."""
+        for kind, size in reply.stored.items():
+            self.client_storage_bytes[kind] = max(self.client_storage_bytes.get(kind, 0), size)
+        self.client_storage_max_bytes = max(self.client_storage_max_bytes, sum(reply.stored.values()))
+        self.client_samples_kept = max(self.client_samples_kept, reply.samples_kept)
 
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """All of it: a little JSON, and what grows with tasks, clients and rounds as tensors that only gain rows."""
@@ -182,7 +196,7 @@ class Federation:
         Args:
             known: (K,) `samples` and `labelled` samples of each client.
         """
-        ledger, clients, stored = self.state.ledger, self.transport.clients, self.state.client_storage_bytes
+        ledger, clients = self.state.ledger, self.transport.clients
         counted = ("accepted", "right", "up_bytes", "down_bytes")
         columns: dict[str, np.ndarray] = {name: np.zeros(clients, dtype=np.int64) for name in counted}
         columns |= {"client": np.arange(clients), "client_seconds": np.zeros(clients), **known}
@@ -202,11 +216,10 @@ class Federation:
             columns["up_bytes"][client] = reply.upload.nbytes
             columns["down_bytes"][client] = ledger.send(client, broadcast)
             columns["client_seconds"][client] = reply.seconds
-            for kind, size in reply.stored.items():
-                stored[kind] = max(stored.get(kind, 0), size)
+            self.state.note_stored(reply)
             if (data := self.transport.everything) is not None:
                 columns["accepted"][client], columns["right"][client] = self._guessed(task, reply, data)
-                if round_ == 0:
+                if round_ == 0 and known["labelled"][client]:
                     self._observe(task, client, data, reply.guesses)
             del reply, upload
         if round_ == 0 and (data := self.transport.everything) is not None:

@@ -14,7 +14,7 @@ from fcl_bench.engine.ledger import Stopwatch
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
-from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.problem import SAMPLE_KINDS, Problem, Shard, State
 
 #: The column of a training sample whose label its client does not know.
 UNKNOWN = -1
@@ -83,6 +83,7 @@ class Reply:
         guesses: (m,) the labels that it gave its unlabelled samples, -1 for none; None: it left them alone. They are no
             part of the upload, and only a transport that sees everything has them.
         stored: bytes that the client keeps until its next turn, by kind (see `State`).
+        samples_kept: how many raw samples are among it (see `SAMPLE_KINDS`).
     """
 
     client: int
@@ -90,6 +91,7 @@ class Reply:
     seconds: float
     guesses: torch.Tensor | None
     stored: dict[str, int]
+    samples_kept: int
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class Node:
             for name, value in state.items()
         }
         self._states[client] = alone
-        return Reply(client, upload, watch.seconds, guesses, stored_bytes(alone))
+        return Reply(client, upload, watch.seconds, guesses, stored_bytes(alone), samples_in(alone))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What the clients keep: `<client>.<name>`."""
@@ -158,3 +160,8 @@ def stored_bytes(state: State) -> dict[str, int]:
         kind = name.partition(".")[0]
         found[kind] = found.get(kind, 0) + value.nbytes
     return found
+
+
+def samples_in(state: State) -> int:
+    """How many rows of raw samples a client's state holds."""
+    return sum(len(value) for name, value in state.items() if name.partition(".")[0] in SAMPLE_KINDS)

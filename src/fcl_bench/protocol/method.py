@@ -66,7 +66,13 @@ class Server(ABC):
         return ()
 
     def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
-        """Which of the clients that hold labelled samples of the task take part in a round, in order of their turns."""
+        """Which clients take part in a round, in order of their turns.
+
+        Args:
+            task, round_: at hand.
+            available: the clients that hold labelled samples of the task. A server may name others that it knows to
+                keep something of earlier tasks; these get a shard without labelled samples.
+        """
         return available
 
     @abstractmethod

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 #: What one client keeps between its turns, by name. The part of a name before its first dot says what kind of thing it
 #: is ("images.3", "model.body.weight"): run.json reports the bytes of each kind (`client_storage_bytes`).
 State = dict[str, torch.Tensor]
+#: The kinds that hold something of single samples, one in each row: what a client keeps of them is raw data.
+SAMPLE_KINDS = ("images", "features", "inputs")
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Problem:
         device: where they are.
         wire: how messages travel.
         network: what a method that trains the backbone starts from; None for the methods that take its features.
+        clients: K; None where nobody says.
     """
 
     inputs: int
@@ -38,6 +41,7 @@ class Problem:
     device: torch.device
     wire: WireFormat
     network: Trainable | None = None
+    clients: int | None = None
 
 
 @dataclass(frozen=True)

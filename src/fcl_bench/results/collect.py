@@ -126,6 +126,9 @@ def _results(record: RunRecord) -> dict[str, Any]:
             found[f"{way}_mib"] = communication[f"{way}_bytes"] / 2**20
     if record["runtime"].get("peak_memory_bytes") is not None:
         found["peak_memory_mib"] = record["runtime"]["peak_memory_bytes"] / 2**20
+    if "client_storage_max_bytes" in record:  # which older runs lack
+        found["client_storage_mib"] = record["client_storage_max_bytes"] / 2**20
+        found["client_samples_kept"] = record["client_samples_kept"]
     found["A_T_aware"] = record.get("task_aware", {}).get("A_T")
     if rounds := record.get("rounds"):
         found["A_T_best"] = rounds["best"][-1]

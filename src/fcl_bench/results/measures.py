@@ -19,7 +19,7 @@ class Measure:
         section: the table it stands in.
         higher: whether more is better.
         plain: percent and points, with two decimals at any size; others keep three digits that count.
-        shown: unasked "always", only where any run has it ("defined"), or not ("asked").
+        shown: unasked "always", only where any run has it ("defined") or has some of it ("positive"), or not ("asked").
     """
 
     name: str
@@ -31,6 +31,8 @@ class Measure:
 
     def shown_for(self, means: Iterable[float]) -> bool:
         """Whether a table with these values, NaN where there is none, shows the measure unasked."""
+        if self.shown == "positive":
+            return any(mean > 0 for mean in means)
         return self.shown == "always" or (self.shown == "defined" and not all(map(math.isnan, means)))
 
 
@@ -61,6 +63,8 @@ MEASURES: dict[str, Measure] = {
         Measure("up_total_max_mib", "upload of all tasks (MiB)", "communication"),
         Measure("down_max_mib", "download (MiB)", "communication"),
         Measure("adapt_up_mib", "first stage's upload (MiB)", "communication"),
+        Measure("client_storage_mib", "kept by a client (MiB)", "communication", shown="positive"),
+        Measure("client_samples_kept", "raw samples kept", "communication", shown="positive"),
         Measure("fedran_mib", "FedRAN's count (MiB)", "communication"),
         Measure("stsa_mib", "STSA's count (MiB)", "communication"),
         Measure("seconds_per_task", "seconds per task", "runtime", shown="always"),

@@ -68,6 +68,8 @@ def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: floa
         "rounds": federation.rounds.best(),
         "report": federation.server.report(),
         "client_storage_bytes": state.client_storage_bytes,
+        "client_storage_max_bytes": state.client_storage_max_bytes,
+        "client_samples_kept": state.client_samples_kept,
         "runtime": _runtime(federation, inputs, seconds),
         "environment": environment.describe(device),
     }

@@ -104,6 +104,8 @@ class Result(TypedDict):
     rounds: BestRounds | None  # with `evaluate_rounds`
     report: dict[str, Any]  # what the method adds
     client_storage_bytes: dict[str, int]  # the most that one client kept between its turns, by kind
+    client_storage_max_bytes: int  # the same of all kinds together
+    client_samples_kept: int  # the most raw samples (images, or features) that one client kept between its turns
     runtime: Runtime
     environment: Environment
 

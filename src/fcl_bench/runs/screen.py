@@ -46,6 +46,8 @@ def print_record(record: RunRecord, folder: str) -> None:
     if record["adaptation"]:
         console.print(_adaptation(record["adaptation"]))
     console.print(_communication(record["communication"]))
+    if record.get("client_storage_bytes"):
+        console.print(_storage(record))
     if record["labels"]["rate"] < 1:
         console.print(_labels(record["labels"]))
     if record["bounds"]:
@@ -174,6 +176,16 @@ def _communication(communication: Communication) -> Table:
     for name, mib in communication["accounting"].items():
         rows.append((f"as {_CONVENTIONS.get(name, name)} counts", f"{mib:.2f} MiB"))
     return screen_table(f"Communication ({communication['wire']['dtype']})", ("", "size"), rows)
+
+
+def _storage(record: RunRecord) -> Table:
+    """What clients keep between their turns, of the methods whose clients do."""
+    kinds = record["client_storage_bytes"]
+    rows = {kind: _bytes(size) for kind, size in kinds.items()}
+    if "client_storage_max_bytes" in record:  # which older runs lack
+        rows |= {"all kinds together": _bytes(record["client_storage_max_bytes"])} if len(kinds) > 1 else {}
+        rows["raw samples (images, features)"] = str(record["client_samples_kept"])
+    return screen_table("Kept by a client between its turns, at most", ("", "size"), rows.items())
 
 
 def _runtime(runtime: Runtime, environment: Environment) -> Table:

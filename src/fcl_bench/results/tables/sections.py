@@ -21,7 +21,8 @@ _NOTES = {
         "Upload and download are measured: of the busiest client and task, as sent; of all tasks: of the busiest "
         "client over the stream. FedRAN's count: one task's upload in float64 with the nominal rank and label columns "
         "for all classes. STSA's count: all tasks' uploads in float32 with each task's own classes. The three do not "
-        "compare with each other."
+        "compare with each other. Kept by a client: the most that one client held between its turns; raw samples are "
+        "images, or rows of features, of earlier tasks."
     ),
     "runtime": (
         "Seconds per task: mean over tasks of (mean over clients of the client's time + the server's), without "

@@ -19,10 +19,12 @@ from fcl_bench.results.tables.markup import markdown_table
 _SHOWN = (
     *("A_avg", "A_T", "forgetting"),
     *("A_T_aware", "A_T_unrouted", "routing"),
-    *("up_max_mib", "adapt_up_mib", "seconds_per_task", "fedran_mib", "stsa_mib"),
+    *("up_max_mib", "adapt_up_mib", "client_storage_mib", "client_samples_kept"),
+    *("seconds_per_task", "fedran_mib", "stsa_mib"),
 )
 SUMMARY_NOTE = (
-    "Mean ± standard deviation over n seeds. Upload: measured, of the busiest client and task. "
+    "Mean ± standard deviation over n seeds. Upload: measured, of the busiest client and task. Kept by a client: the "
+    "most that one client held between its turns. "
     f"In each setting the best accuracy is bold and the second underlined ({CEILING}, the ceiling, aside)."
 )
 

@@ -1,0 +1,210 @@
+"""FediCaRL's clients: what they keep and train on, also over an interruption, and as published."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from fcl_bench.methods.gradient.fedicarl import EXEMPLARS, FediCaRLClient
+from fcl_bench.methods.gradient.finetune import FineTune
+from tests.methods.fedicarl_harness import (
+    CLIENTS,
+    both,
+    fedicarl,
+    kept_by,
+    learnt,
+    made,
+    plain_directions,
+    problem_on,
+    rows,
+    tasks_on,
+    trained_on,
+    training,
+)
+from tests.methods.plain_training import differing, state_of
+from tests.methods.training_harness import federation_of, image_tasks
+from tests.training.test_memory import plain_herding
+
+# What clients keep ----------------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("choose", ["herding", "random"])
+@pytest.mark.parametrize(("scope", "memory", "each"), [("client", 8, 8), ("total", 17, 5), ("client", 3, 3)])
+def test_the_budget_is_never_exceeded_and_shared_by_the_classes_a_client_has_had(
+    on, choose, scope, memory, each, caplog
+):
+    tasks, had = tasks_on(on), [set() for _ in range(CLIENTS)]
+    before = [{} for _ in range(CLIENTS)]
+
+    def after(federation):
+        task = federation.state.tasks_done - 1
+        for client, (samples, labels) in enumerate(tasks[task]):
+            had[client] |= set(labels.tolist())
+            kept = kept_by(federation, client)
+            assert set(kept) == had[client]
+            assert sum(map(len, kept.values())) <= each
+            for column, own in kept.items():
+                share = each // len(had[client])
+                mine = samples[labels == column]
+                if len(mine):
+                    assert len(own) == min(share, len(mine))
+                    assert not rows(own) - rows(mine)
+                else:  # of an earlier task: its first ones are left
+                    assert torch.equal(own, before[client][column][:share])
+            before[client] = kept
+
+    federation = learnt(fedicarl(on=on, memory=memory, scope=scope, choose=choose), on, after=after)
+    counts = [sum(map(len, kept_by(federation, client).values())) for client in range(CLIENTS)]
+    assert federation.state.client_samples_kept >= max(max(counts), 1)
+    value = 3 * 8 * 8 if on == "images" else 4 * 6
+    assert federation.state.client_storage_bytes == {on: value * federation.state.client_samples_kept}
+    kinds = {value.dtype for client in range(CLIENTS) for value in kept_by(federation, client).values()}
+    assert kinds == {torch.uint8 if on == "images" else torch.float32}
+    assert ("keeps nothing from now on" in caplog.text) == (each < 4)
+
+
+@both
+def test_exemplars_are_herded_under_the_tasks_final_model(on):
+    """With a random half of the clients in the rounds: also those who sat out choose."""
+    tasks = tasks_on(on)
+
+    def after(federation):
+        task = federation.state.tasks_done - 1
+        for client, (samples, labels) in enumerate(tasks[task]):
+            kept = kept_by(federation, client)
+            for column in labels.unique().tolist():
+                mine = samples[labels == column]
+                order = plain_herding(plain_directions(federation, mine).tolist(), len(kept[column]))
+                assert rows(kept[column]) == rows(mine[order])
+                assert torch.equal(kept[column].float(), mine[order].float())
+
+    learnt(fedicarl(on=on, training=training(fraction=0.5)), on, after=after)
+
+
+def test_exemplars_by_chance_follow_from_the_seed_and_need_no_model():
+    def run(seed):
+        federation = learnt(fedicarl(choose="random"), seed=seed)
+        return federation, torch.cat([*kept_by(federation, 1).values()])
+
+    (first, kept), (_, again), (_, other) = run(0), run(0), run(1)
+    assert torch.equal(kept, again)
+    assert not torch.equal(kept, other)
+    stage = [row for row in first.state.ledger.uploads if row.stage == EXEMPLARS and row.labelled]
+    assert {(row.task, row.down_bytes, row.up_bytes) for row in stage} == {(t, 4 * (t + 1), 0) for t in range(3)}
+    herding = learnt(fedicarl(choose="herding"))
+    body = sum(value.nbytes for name, value in herding.server.network.state().items() if name.startswith("body."))
+    looked = [row for row in herding.state.ledger.uploads if row.stage == EXEMPLARS and row.labelled]
+    assert all(row.down_bytes > body and row.up_bytes == 0 for row in looked)
+
+
+def test_a_model_speaks_for_the_samples_and_the_exemplars_behind_it(monkeypatch):
+    told, update = [], FediCaRLClient.update
+
+    def noted(self, shard, broadcast, state):
+        upload, after = update(self, shard, broadcast, state)
+        told.append((broadcast.stage, upload.samples, len(shard.labels), sum(map(len, state.values()))))
+        return upload, after
+
+    monkeypatch.setattr(FediCaRLClient, "update", noted)
+    learnt(fedicarl())
+    models = [entry for entry in told if entry[0] == "model"]
+    assert all(samples == own + exemplars for _, samples, own, exemplars in models)
+    assert any(exemplars for *_, exemplars in models)
+    assert {samples for stage, samples, *_ in told if stage == EXEMPLARS} == {None}
+
+
+# Resume, scarce labels, classes that come back ------------------------------------------------------------------------
+
+VARIANTS = {
+    "softmax": {},
+    "nme": {"classify": "nme", "loss": "bce"},
+    "random, total": {"choose": "random", "scope": "total", "memory": 20},
+    "published": {"variant": "published", "memory": 5},
+}
+
+
+@both
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_resumed_run_is_an_uninterrupted_one_memory_included(on, name):
+    method, saved = fedicarl(on=on, **VARIANTS[name]), []
+    whole = made(method, on)
+    whole.run(lambda federation: saved.append(copy.deepcopy(federation.save())), every=1)
+    # In the middle of the second task and, where that is quick, right after its stage.
+    for state in (saved[4], saved[5])[: 1 if on == "images" else 2]:
+        resumed = made(method, on)
+        resumed.restore(*copy.deepcopy(state))
+        resumed.run(lambda _: None)
+        for first, second in zip(
+            *((f.server.state_dict(), f.transport.state_dict()) for f in (whole, resumed)), strict=True
+        ):
+            assert first.keys() == second.keys()
+            assert not differing(first, second)
+        assert resumed.state.client_storage_bytes == whole.state.client_storage_bytes
+        np.testing.assert_array_equal(whole.state.answers["correct"], resumed.state.answers["correct"])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_classes_that_come_back_are_learnt_and_kept_once(name, monkeypatch):
+    first, second = image_tasks(np.random.default_rng(0), [4, 4], [[16, 12], [14, 10]])
+    tasks = [first, [(samples, labels - 2) for samples, labels in second]]
+    seen = trained_on(monkeypatch)
+    federation = federation_of(fedicarl(**VARIANTS[name]), problem_on("images"), tasks)
+    federation.run(lambda _: None)
+    assert federation.server.heads.sizes == [4, 2]
+    assert all(torch.isfinite(value).all() for value in federation.server.network.state().values())
+    assert {column for client in (0, 1) for column in kept_by(federation, client)} == set(range(6))
+    assert any(len(labels) > len(tasks[task][client][1]) for task, _, client, _, labels in seen)
+
+
+def test_a_client_without_a_label_keeps_nothing():
+    federation = federation_of(fedicarl(), problem_on("images"), tasks_on("images"), unlabelled=[(0, 1), (2, 1)])
+    federation.run(lambda _: None)
+    assert kept_by(federation, 1) == {}
+    assert kept_by(federation, 0)
+
+
+# As published ---------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_published_keeps_all_that_was_and_draws_from_it_anew_in_every_round(on, monkeypatch):
+    seen, tasks = trained_on(monkeypatch), tasks_on(on)
+    federation = learnt(fedicarl(variant="published", memory=5, on=on, training=training(rounds=4)), on)
+    drawn: dict = {}
+    for task, _, client, inputs, labels in seen:
+        samples, own = tasks[task][client]
+        past = [tasks[t][client] for t in range(task)]
+        available = sum((rows(x) for x, _ in past), Counter())
+        count = min(5, sum(len(y) for _, y in past))
+        assert len(labels) == len(own) + count
+        assert torch.equal(inputs[: len(own)].float(), samples.float())
+        assert not rows(inputs[len(own) :]) - available
+        if count:
+            drawn.setdefault((task, client), set()).add(inputs[len(own) :].float().numpy().tobytes())
+    assert all(len(found) == 4 for found in drawn.values())
+    everything = [sum(len(clients[client][1]) for clients in tasks) for client in range(CLIENTS)]
+    assert [sum(map(len, kept_by(federation, client).values())) for client in range(CLIENTS)] == everything
+    assert federation.state.client_samples_kept == max(everything)
+
+
+def test_published_goes_on_where_there_is_less_than_it_draws(monkeypatch):
+    seen = trained_on(monkeypatch)
+    learnt(fedicarl(variant="published", memory=300))
+    own = tasks_on("images")
+    sizes = {(t, k): len(labels) for t, clients in enumerate(own) for k, (_, labels) in enumerate(clients)}
+    for task, _, client, _, labels in seen:
+        assert len(labels) == sum(sizes[t, client] for t in range(task + 1))
+
+
+def test_published_averages_uniformly():
+    one = [[20, 4, 0]]
+    ours = learnt(fedicarl(variant="published", training=training(rounds=1)), sizes=one)
+    uniform = learnt(FineTune(training(rounds=1, weighting="uniform")), sizes=one)
+    weighted = learnt(FineTune(training(rounds=1)), sizes=one)
+    assert not differing(state_of(ours.server), state_of(uniform.server))
+    assert differing(state_of(ours.server), state_of(weighted.server))
