@@ -219,9 +219,9 @@ def test_of_the_clients_drawn_for_a_round_the_weights_sum_to_1():
 
 
 def test_every_client_counts_once_in_a_task_over_its_classes():
-    """Class 2 comes back in the second task, whose classes are 2, 3 and 4."""
+    """Class 0 comes back in the second task, whose classes are 0, 3 and 4."""
     rng = np.random.default_rng(0)
-    labels = [[[0, 1, 2, 2], [1, 1]], [[4, 2, 2, 3, 4, 4], [3, 3, 3]]]
+    labels = [[[0, 1, 2, 2], [1, 1]], [[4, 0, 0, 3, 4, 4], [3, 3, 3]]]
     tasks = [[(torch.from_numpy(rng.standard_normal((len(y), 6))), torch.tensor(y)) for y in of] for of in labels]
     problem, sent = feature_problem(6), []
     method = FedDisco(small(fraction=0.5), on="features")
