@@ -64,11 +64,13 @@ def by_hand(table: np.ndarray, a: float = 0.5, b: float = 0.1, kind: str = "kl")
         d = d / d.sum()
     p = table.sum(axis=1) / table.sum()
     w = np.maximum(p - a * d + b, 0)
-    return w / w.sum() if w.any() else p
+    return w / w.sum()
 
 
 def weights(table, **knobs) -> np.ndarray:
-    return FedDisco(**knobs).weights(torch.tensor(table, dtype=torch.int32)).numpy()
+    found = FedDisco(**knobs).weights(torch.tensor(table, dtype=torch.int32))
+    assert found is not None
+    return found.numpy()
 
 
 # The weights ---------------------------------------------------------------------------------------------------------
@@ -95,7 +97,7 @@ def test_the_weights_are_those_of_the_equation(kind, seed):
     rng = np.random.default_rng(seed)
     table = rng.integers(0, 9, (6, 4)) * (rng.random((6, 4)) < 0.6)
     table[:, 0] += 1
-    a, b = rng.random(2) * [2, 0.3]
+    a, b = rng.random(2) * [0.3, 0.3]
     found = weights(table, a=a, b=b, discrepancy=kind)
     np.testing.assert_allclose(found, by_hand(table, a, b, kind), atol=1e-12)
     assert found.sum() == pytest.approx(1, abs=1e-12)
@@ -115,10 +117,18 @@ def test_clients_that_are_equally_far_off_differ_by_their_shares_alone(kind):
     np.testing.assert_allclose(weights(one_class, a=0.1, discrepancy=kind), by_hand(one_class, 0.1, 0.1, kind))
 
 
-def test_where_all_weights_would_be_0_the_shares_are_taken():
-    table = [[6, 0], [0, 2]]
-    np.testing.assert_allclose(weights(table, a=9.0, b=0.0), [0.75, 0.25])
-    np.testing.assert_allclose(weights(table, a=9.0, b=0.0, training=Training(weighting="uniform")), [0.5, 0.5])
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_where_all_weights_would_be_0_it_is_finetune_and_says_so(weighting, caplog):
+    """Two classes of three, 5 and 1 or 0 and 4 samples: d = 1 and 4/3 in l1, and no share is above 1."""
+    problem, rng = feature_problem(6), np.random.default_rng(0)
+    labels = ([0] * 5 + [1], [2] * 4)
+    tasks = [[(torch.from_numpy(rng.standard_normal((len(y), 6))), torch.tensor(y)) for y in labels]]
+    method = FedDisco(small(weighting=weighting), on="features", a=1.0, b=0.0, discrepancy="l1")
+    assert method.weights(torch.tensor([[5, 1, 0], [0, 0, 4]])) is None
+    with caplog.at_level(logging.WARNING):
+        found = learnt(method, problem, tasks)
+    assert caplog.text.count("all weights of a round are 0") == 1
+    assert same(model_of(found), model_of(learnt(FineTune(small(weighting=weighting), on="features"), problem, tasks)))
 
 
 def test_uniform_weighting_replaces_the_shares():
@@ -209,9 +219,9 @@ def test_of_the_clients_drawn_for_a_round_the_weights_sum_to_1():
 
 
 def test_every_client_counts_once_in_a_task_over_its_classes():
-    """Class 2 comes back in the second task, whose classes are 2, 3 and 4."""
+    """Class 0 comes back in the second task, whose classes are 0, 3 and 4."""
     rng = np.random.default_rng(0)
-    labels = [[[0, 1, 2, 2], [1, 1]], [[4, 2, 2, 3, 4, 4], [3, 3, 3]]]
+    labels = [[[0, 1, 2, 2], [1, 1]], [[4, 0, 0, 3, 4, 4], [3, 3, 3]]]
     tasks = [[(torch.from_numpy(rng.standard_normal((len(y), 6))), torch.tensor(y)) for y in of] for of in labels]
     problem, sent = feature_problem(6), []
     method = FedDisco(small(fraction=0.5), on="features")

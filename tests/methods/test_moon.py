@@ -13,7 +13,7 @@ import torch
 from fcl_bench.config import typed_instance
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.moon import MOON, Contrastive, contrast
+from fcl_bench.methods.gradient.moon import MOON, FeatureContrast, LogitContrast, contrast
 from fcl_bench.training.heads import Heads
 from tests.methods.plain_training import made_tasks
 from tests.methods.softmax_oracle import (
@@ -127,7 +127,8 @@ def test_the_gradient_by_the_body_is_that_of_finite_differences(representation):
     earlier = moved(0.1, {name: value for name, value in state.items() if not name.startswith("heads.1")})
     inputs = torch.randn(6, 3, 8, 8, generator=torch_rng).double()
     labels = torch.tensor([3, 4, 3, 4, 4, 3])
-    objective = Contrastive(heads, method, known, earlier)
+    kind = LogitContrast if representation == "logits" else FeatureContrast
+    objective = kind(heads, method, known, earlier)
     network.train()
     objective.loss(network, inputs, labels).backward()
     weights = dict(network.named_parameters())

@@ -6,6 +6,8 @@ discrepancy between D_k, its distribution over the task's C classes, and the uni
     kl:      d_k = KL_k / sum_j KL_j,  KL_k = sum_c D_kc log(D_kc C)
     cosine:  d_k = 1 - cos(D_k, 1/C)
     l1, l2:  d_k = |D_k - 1/C|, of that norm.
+
+Where all weights would be 0 they are the p_k.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ COUNTS = "counts"
 DISCREPANCIES = ("kl", "cosine", "l1", "l2")
 #: Before the names of the clients' counts in the server's state.
 _COUNTS = "counts."
-#: Times the mean share from which on b is told to outweigh the shares.
+#: A warning says that b outweighs the shares where it is so many times their mean.
 _LARGE = 5
 
 
@@ -68,18 +70,28 @@ class FedDiscoServer(GradientServer):
 
     def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
         present = super().participants(task, round_, available)
+        self._weights = {}
         if present and self.method.weighs and self.method.stages(task)[round_] == MODEL:
-            table = torch.stack([self._counts[client] for client in present])
-            self._weights = dict(zip(present, self.method.weights(table).tolist(), strict=True))
-            if self.method.b * len(present) >= _LARGE:
-                self._notices.tell(
-                    "b",
-                    f"feddisco: method.b={self.method.b:g} is {self.method.b * len(present):g} times the mean share of"
-                    f" the samples in a round of {len(present)} clients; the weights lie between"
-                    f" {min(self._weights.values()):.4f} and {max(self._weights.values()):.4f}"
-                    " (method.training.weighting=uniform with method.a=0 method.b=0 is nearly the same)",
-                )
+            found = self.method.weights(torch.stack([self._counts[client] for client in present]))
+            if found is not None:
+                self._weights = dict(zip(present, found.tolist(), strict=True))
+            self._tell(found, len(present))
         return present
+
+    def _tell(self, weights: torch.Tensor | None, clients: int) -> None:
+        """Warn, once each, where a and b leave nothing of the discrepancy or of the shares."""
+        a, b = self.method.a, self.method.b
+        if weights is None:
+            text = f"with method.a={a:g} and method.b={b:g} all weights of a round are 0, and the shares of the samples"
+            self._notices.tell("a", f"feddisco: {text} serve instead, as in FedAvg (a smaller a or a larger b)")
+        elif b * clients >= _LARGE:
+            self._notices.tell(
+                "b",
+                f"feddisco: method.b={b:g} is {b * clients:g} times the mean share of the samples in a round of"
+                f" {clients} clients, and the weights lie between {float(weights.min()):.4f} and"
+                f" {float(weights.max()):.4f} (nearly uniform: compare with method=finetune"
+                " method.training.weighting=uniform)",
+            )
 
     def broadcast(self, task: Task, round_: int) -> Message:
         """The classes alone where they are to be counted."""
@@ -99,7 +111,7 @@ class FedDiscoServer(GradientServer):
         self._counts[client] = upload["counts"].cpu()
 
     def weight(self, client: int, upload: Message) -> float:
-        return self._weights[client] if self.method.weighs else super().weight(client, upload)
+        return self._weights[client] if self._weights else super().weight(client, upload)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {**super().state_dict(), **{f"{_COUNTS}{client}": value for client, value in self._counts.items()}}
@@ -137,15 +149,15 @@ class FedDisco(GradientMethod):
     def stages(self, task: Task) -> list[str]:
         return [*([COUNTS] if self.weighs else []), *super().stages(task)]
 
-    def weights(self, table: torch.Tensor) -> torch.Tensor:
+    def weights(self, table: torch.Tensor) -> torch.Tensor | None:
         """(K,) float64, summing to 1, of the clients of a round, whose samples of each class are `table` (K, C).
 
-        Where all would be 0 they are the shares.
+        None where all would be 0; the shares then serve.
         """
         sizes = table.double().sum(dim=1)
         shares = sizes / sizes.sum() if self.training.weighting == "samples" else torch.full_like(sizes, 1 / len(sizes))
         weights = (shares - self.a * discrepancies(table, self.discrepancy) + self.b).relu()
-        return weights / weights.sum() if bool(weights.any()) else shares
+        return weights / weights.sum() if bool(weights.any()) else None
 
 
 def discrepancies(table: torch.Tensor, kind: str) -> torch.Tensor:

@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 _MODEL = "model."
 
 
-class Contrastive(Objective):
-    """Cross-entropy and the contrast of two models' representations.
+class FeatureContrast(Objective):
+    """Cross-entropy and the contrast of features: those of the body's end, be it a projection or not.
 
     Args:
         heads: the network's.
@@ -47,27 +47,36 @@ class Contrastive(Objective):
     def __init__(self, heads: Heads, method: MOON, known: Network, earlier: Network) -> None:
         super().__init__(heads, method.loss_over, method.frozen_heads)
         self._method, self._known, self._earlier = method, known, earlier
-        self._shared: torch.Tensor | None = None
-        if method.representation == "logits":
-            # Of the logits that compete in the loss, those that the earlier model has too.
-            theirs = sum(len(value) for name, value in earlier.heads.named_parameters() if name.endswith("bias"))
-            competing = torch.arange(len(heads.logits)) if self._logits is None else self._logits
-            self._shared = competing[competing < theirs]
 
     def loss(self, network: Network, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         features = network.body(inputs)
-        scores = network.logits(features)
-        loss = self.score_loss(scores, labels, inputs)
-        if self._shared is not None and not len(self._shared):
-            return loss
-        shared = None if self._shared is None else self._shared.to(scores.device)
-        own = features if shared is None else scores[:, shared]
         with torch.no_grad():
-            known, earlier = (
-                model.body(inputs) if shared is None else model(inputs)[:, shared]
-                for model in (self._known, self._earlier)
-            )
-        return loss + self._method.mu * contrast(own, known, earlier, self._method.tau)
+            known, earlier = self._known.body(inputs), self._earlier.body(inputs)
+        loss = self.score_loss(network.logits(features), labels, inputs)
+        return loss + self._method.mu * contrast(features, known, earlier, self._method.tau)
+
+
+class LogitContrast(Objective):
+    """Cross-entropy and the contrast of the logits that compete in it, as far as the earlier model has them too.
+
+    Args: as of `FeatureContrast`.
+    """
+
+    def __init__(self, heads: Heads, method: MOON, known: Network, earlier: Network) -> None:
+        super().__init__(heads, method.loss_over, method.frozen_heads)
+        self._method, self._known, self._earlier = method, known, earlier
+        theirs = sum(len(value) for name, value in earlier.heads.named_parameters() if name.endswith("bias"))
+        competing = torch.arange(len(heads.logits)) if self._logits is None else self._logits
+        self._shared = competing[competing < theirs]
+
+    def score_loss(self, scores: torch.Tensor, labels: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        loss = super().score_loss(scores, labels, inputs)
+        if not len(self._shared):
+            return loss
+        shared = self._shared.to(scores.device)
+        with torch.no_grad():
+            known, earlier = self._known(inputs)[:, shared], self._earlier(inputs)[:, shared]
+        return loss + self._method.mu * contrast(scores[:, shared], known, earlier, self._method.tau)
 
 
 def contrast(own: torch.Tensor, known: torch.Tensor, earlier: torch.Tensor, tau: float) -> torch.Tensor:
@@ -113,8 +122,9 @@ class MOONClient(GradientClient):
         # In a client's first round r_j would be r_g, and the term a constant.
         if not (earlier and self.contrasts()):
             return super().objective(shard, broadcast, state)
+        objective = LogitContrast if self.method.representation == "logits" else FeatureContrast
         heads = Heads.from_message(broadcast)
-        return Contrastive(heads, self.method, self.frozen_copy(), self.frozen_copy(earlier))
+        return objective(heads, self.method, self.frozen_copy(), self.frozen_copy(earlier))
 
     def remember(self, shard: Shard, broadcast: Message, state: State) -> State:
         if not self.contrasts():
