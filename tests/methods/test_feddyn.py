@@ -76,8 +76,8 @@ def test_it_comes_to_the_optimum_that_lbfgs_finds_on_all_samples(scaled):
         return loss, (sum(p * part[1] for p, part in zip(shares, parts, strict=True)) + decay * w).ravel()
 
     best = minimize(pooled, np.zeros(15), jac=True, method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-10}).x
-    knobs = {"epochs": 3, "batch_size": 64, "lr": 0.4, "weight_decay": decay, "augment": "none"}
-    dynamic, averaging = Training(rounds=100, weighting="uniform", **knobs), Training(rounds=40, **knobs)
+    knobs = {"epochs": 5, "batch_size": 64, "lr": 0.2, "weight_decay": decay, "augment": "none"}
+    dynamic, averaging = Training(rounds=120, weighting="uniform", **knobs), Training(rounds=40, **knobs)
     averaging.weighting = "samples" if scaled else "uniform"
     found = {}
     for name, method in (
