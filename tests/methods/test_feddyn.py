@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
+from sklearn.datasets import load_digits
 
 from fcl_bench.config import typed_instance
 from fcl_bench.errors import UserError
@@ -43,7 +44,7 @@ SMALL = {"rounds": 3, "epochs": 2, "batch_size": 5, "lr": 0.05, "augment": "none
 )
 def test_scalar_quadratics_come_to_the_optimum_of_all_clients_or_of_all_samples(scaled, sizes, optimum):
     """w* solves n_1 w + 3 n_2 (w - 4) = 0, with n_1 = n_2 unless scaled; g_k is each client's gradient there."""
-    training = Training(rounds=40, weighting="uniform", **EXACT)
+    training = Training(rounds=40, weighting="uniform", **{**EXACT, "epochs": 8})
     server, states = play_scalar(with_loss(FedDyn, quadratic)(training, on="features", alpha=0.5, scaled=scaled), sizes)
     assert weight_of(server) == pytest.approx(optimum, abs=2e-5)
     mean = sum(sizes) / 2
@@ -75,17 +76,34 @@ def test_it_comes_to_the_optimum_that_lbfgs_finds_on_all_samples(scaled):
         return loss, (sum(p * part[1] for p, part in zip(shares, parts, strict=True)) + decay * w).ravel()
 
     best = minimize(pooled, np.zeros(15), jac=True, method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-10}).x
-    knobs = {"rounds": 120, "epochs": 5, "batch_size": 64, "lr": 0.2, "weight_decay": decay, "augment": "none"}
+    knobs = {"epochs": 5, "batch_size": 64, "lr": 0.2, "weight_decay": decay, "augment": "none"}
+    dynamic, averaging = Training(rounds=120, weighting="uniform", **knobs), Training(rounds=40, **knobs)
+    averaging.weighting = "samples" if scaled else "uniform"
     found = {}
-    weighting = "samples" if scaled else "uniform"
     for name, method in (
-        ("feddyn", FedDyn(Training(weighting="uniform", **knobs), on="features", alpha=0.3, scaled=scaled)),
-        ("fedavg", FineTune(Training(weighting=weighting, **knobs), on="features")),
+        ("feddyn", FedDyn(dynamic, on="features", alpha=0.3, scaled=scaled)),
+        ("fedavg", FineTune(averaging, on="features")),
     ):
         *_, (_, _, server, _, _) = rounds_of(method, problem, [clients])
         found[name] = np.abs(theta_of(server.network.state(), 1).ravel() - best).max()
     assert found["feddyn"] < 2e-4
     assert found["fedavg"] > 100 * found["feddyn"]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_two_classes_per_client_cost_it_less_than_fedavg(seed):
+    """The digits in 20 shards by class, two for each of ten clients, 30 rounds: the loss on all samples."""
+    images, labels = load_digits(return_X_y=True)
+    images, rng = images / 16, np.random.default_rng(seed)
+    shards = np.array_split(np.argsort(labels, kind="stable"), 20)
+    dealt = [np.concatenate([shards[a], shards[b]]) for a, b in rng.permutation(20).reshape(10, 2)]
+    clients = [(torch.from_numpy(images[own]), torch.from_numpy(labels[own])) for own in dealt]
+    knobs = Training(rounds=30, epochs=1, batch_size=64, lr=0.2, weight_decay=0.0, augment="none")
+    loss = {}
+    for method in (FedDyn(knobs, on="features"), FineTune(knobs, on="features")):
+        *_, (_, _, server, _, _) = rounds_of(method, feature_problem(64), [clients])
+        loss[method.name], _ = loss_gradient(theta_of(server.network.state(), 1), images, labels)
+    assert loss["feddyn"] < 0.3 * loss["finetune"]
 
 
 # What clients and server agree on -------------------------------------------------------------------------------------

@@ -83,23 +83,19 @@ def test_clients_drift_less_the_heavier_the_term():
 
 
 def test_two_rounds_are_those_of_plain_numpy():
+    """Mini-batches, momentum, decay; clients count by their samples."""
     knobs = Training(rounds=2, epochs=3, batch_size=4, lr=0.1, momentum=0.5, weight_decay=0.02, augment="none")
-    problem, tasks, mu = feature_problem(6), feature_tasks(1, [3], [[9, 14]]), 0.7
-    w = None
-    server = FedProx(knobs, on="features", mu=mu).server(problem)
-    for task, round_, server, _, _ in rounds_of(FedProx(knobs, on="features", mu=mu), problem, tasks):
-        if w is None:
-            fresh = FedProx(knobs, on="features").server(problem)
-            fresh.start_task(task)
-            w = theta_of(fresh.network.state(), 1)
-        trained = []
-        for k, (X, y) in enumerate(tasks[0]):
-            start = w
-            trained.append(
-                train_locally(
-                    start, X.numpy(), y.numpy(), knobs, (0, round_, k), lambda g, v, s=start: g + mu * (v - s)
-                )[0]
-            )
+    tasks, mu, broadcasts = feature_tasks(1, [3], [[9, 14]]), 0.7, []
+    method = FedProx(knobs, on="features", mu=mu)
+    w = np.zeros(0)
+    for _, round_, server, *_ in rounds_of(method, feature_problem(6), tasks, lambda *args: broadcasts.append(args[1])):
+        start = theta_of(broadcasts[0], 1) if round_ == 0 else w
+        trained = [
+            train_locally(start, X.numpy(), y.numpy(), knobs, (0, round_, k), lambda g, v, at=start: g + mu * (v - at))[
+                0
+            ]
+            for k, (X, y) in enumerate(tasks[0])
+        ]
         w = (9 * trained[0] + 14 * trained[1]) / 23
         np.testing.assert_allclose(theta_of(server.network.state(), 1), w, atol=2e-6)
 

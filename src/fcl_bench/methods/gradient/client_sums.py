@@ -6,6 +6,7 @@ import torch
 
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.server import GradientServer
+from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.optimisers import with_prefix
@@ -43,6 +44,10 @@ class ClientSumServer(GradientServer):
     def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
         self.met |= set(available)
         return super().participants(task, round_, available)
+
+    def absorb(self, client: int, upload: Message) -> None:
+        self.met.add(client)
+        super().absorb(client, upload)
 
     def parameters(self) -> list[str]:
         """The names of the parameters that the task trains, without running statistics."""

@@ -11,7 +11,7 @@ c + (1/N) sum of the changes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -79,12 +79,11 @@ class ScaffoldClient(GradientClient):
             for name, value in after.items()
             if name in upload
         }
-        return upload.with_tensors({**upload, **changes}), kept
+        return replace(upload, tensors={**upload, **changes}, summed={*upload.summed, *changes}), kept
 
     def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
-        common, own = with_prefix(broadcast, VARIATE), self._variate(shard, state)
-        correction = dict(common)
-        for name, value in own.items():
+        correction = self._common(broadcast)
+        for name, value in self._variate(shard, state).items():
             correction[name] = correction[name] - value if name in correction else -value
         heads = Heads.from_message(broadcast)
         momentum = self.method.training.momentum
@@ -92,7 +91,7 @@ class ScaffoldClient(GradientClient):
         return self._corrected
 
     def remember(self, shard: Shard, broadcast: Message, state: State) -> State:
-        common, variate = with_prefix(broadcast, VARIATE), self._variate(shard, state)
+        common, variate = self._common(broadcast), self._variate(shard, state)
         for name, value in training_weights(self.network).items():
             rate = own_rate(name, self.method.training, float(broadcast["rate"]))
             gradient = (broadcast[name].to(value) - value) / (self._corrected.length * rate)
@@ -103,6 +102,10 @@ class ScaffoldClient(GradientClient):
 
     def _prefix(self, shard: Shard) -> str:
         return f"{VARIATE}{self.method.since(shard.task)}."
+
+    def _common(self, broadcast: Message) -> Weights:
+        """c; a parameter that is not in it has zero."""
+        return {name: value.to(self.problem.device) for name, value in with_prefix(broadcast, VARIATE).items()}
 
     def _variate(self, shard: Shard, state: State) -> Weights:
         """c_k; a parameter that is not in it has zero."""
