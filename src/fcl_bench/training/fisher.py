@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fcl_bench.environment import exact_kernels
 from fcl_bench.training.network import Network
+from fcl_bench.training.trainer import FORWARD_BATCH
 
 #: Which class y a sample's gradient d log p(y|x) is of: its own; one drawn from p; every one, weighted by p.
 LABELS = ("empirical", "sampled", "exact")
@@ -47,8 +48,10 @@ def summed_squares(
     own = dict(network.named_parameters())
     sums = {name: torch.zeros_like(own[name], dtype=torch.float64) for name in names}
     uniform = torch.rand(len(samples), generator=generator, dtype=torch.float64)
-    size = chunk_size([own[name] for name in names], samples.device)
-    squares = _of_heads if all(name.startswith("heads.") for name in names) else _of_network
+    if all(name.startswith("heads.") for name in names):
+        squares, size = _of_heads, FORWARD_BATCH.get(samples.device.type, FORWARD_BATCH["cpu"])
+    else:
+        squares, size = _of_network, chunk_size([own[name] for name in names], samples.device)
     network.eval()
     # The fused attention kernels know no batches of gradients.
     with torch.no_grad(), exact_kernels(), sdpa_kernel(SDPBackend.MATH):
