@@ -363,6 +363,15 @@ def test_what_is_impossible_is_refused_with_its_key():
             typed_instance(FineTune, knobs, "method")
 
 
+def test_covariances_that_no_memory_holds_are_refused_before_any_work():
+    method = FineTune(training(), on="features", replay_head="gaussian")
+    with pytest.raises(UserError, match=r"^method\.gaussian\.covariance=full needs 7\.45e\+08 GiB for the covariances"):
+        method.check(feature_problem(10**7), [600, 400])
+    FineTune(training(), on="features", replay_head="gaussian", gaussian=Gaussian("diagonal")).check(
+        feature_problem(10**7), [1000]
+    )
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_on_a_skewed_stream_of_digits_it_is_clearly_better_than_the_trained_head(seed):
     """10 classes in 5 tasks, each class with two clients of four: the trained head knows the last task only."""
