@@ -399,7 +399,7 @@ def test_without_both_terms_it_is_finetune_bit_for_bit_and_nothing_is_generated(
     assert federation.server.state_dict().keys() == other.server.state_dict().keys()
     bytes_of = [[(r.stage, r.up_bytes, r.down_bytes) for r in f.state.ledger.uploads] for f in (federation, other)]
     assert bytes_of[0] == bytes_of[1]
-    for alpha, beta in ((1.0, 0.0), (0.0, 1.0)):
+    for alpha, beta in ((1.0, 0.0), (0.0, 1.0)) if on == "features" else ((1.0, 1.0),):
         assert not same(model_of(learnt(fedgen(on, alpha=alpha, beta=beta), on)), model_of(other))
 
 

@@ -25,6 +25,7 @@ from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network, feature_start
 from tests.methods.training_harness import CPU, feature_tasks, federation_of, image_tasks, tiny_problem
 from tests.small_methods import NAMES, class_of, trains
+from tests.small_runs import interrupted_in, run_in
 
 SIZES = [[9, 6, 0], [8, 1, 7], [6, 6, 6]]
 
@@ -50,7 +51,8 @@ def pooled(parts, knobs: Gaussian, columns=(0, 1, 2), wire: str = "float64", for
     head = ReplayHead(knobs, parts[0][0].shape[1], CPU)
     for Z, labels in parts:
         message = moments_message(torch.from_numpy(Z), torch.from_numpy(labels), columns, knobs)
-        sent = encoded(message, WireFormat(WIRE_DTYPES[wire], gram=form))
+        columns_sent = "held" if form == "packed" else "task"
+        sent = encoded(message, WireFormat(WIRE_DTYPES[wire], gram=form, columns=columns_sent))
         received = decoded(sent, torch.float64, CPU)
         assert head.objection(received, columns) == ""
         head.absorb(received, columns)
@@ -363,6 +365,15 @@ def test_what_is_impossible_is_refused_with_its_key():
             typed_instance(FineTune, knobs, "method")
 
 
+def test_covariances_that_no_memory_holds_are_refused_before_any_work():
+    method = FineTune(training(), on="features", replay_head="gaussian")
+    with pytest.raises(UserError, match=r"^method\.gaussian\.covariance=full needs 7\.45e\+08 GiB for the covariances"):
+        method.check(feature_problem(10**7), [600, 400])
+    FineTune(training(), on="features", replay_head="gaussian", gaussian=Gaussian("diagonal")).check(
+        feature_problem(10**7), [1000]
+    )
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_on_a_skewed_stream_of_digits_it_is_clearly_better_than_the_trained_head(seed):
     """10 classes in 5 tasks, each class with two clients of four: the trained head knows the last task only."""
@@ -391,3 +402,18 @@ def test_on_a_skewed_stream_of_digits_it_is_clearly_better_than_the_trained_head
     federation.server.replay.drop()
     assert calibrated > 0.8
     assert calibrated > accuracy() + 0.4
+
+
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+def test_the_command_resumes_it_from_its_files_bit_for_bit(covariance, tmp_path, monkeypatch):
+    choice = ("method=finetune", "method.on=features", "method.replay_head=gaussian", "method.training.rounds=1")
+    choice += (f"method.gaussian.covariance={covariance}", "method.gaussian.samples=64", "method.gaussian.lr=0.1")
+    choice += ("tasks=3", "clients=3")
+    whole = run_in(tmp_path / "whole", *choice)
+    with interrupted_in(2, monkeypatch):
+        run_in(tmp_path / "parts", *choice)
+    parts = run_in(tmp_path / "parts", *choice)
+    assert parts.record["metrics"] == whole.record["metrics"]
+    assert whole.record["metrics"]["A_T"] > 50
+    assert (parts.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+    assert set(whole.record["communication"]["by_stage"]) == {"model", MOMENTS}

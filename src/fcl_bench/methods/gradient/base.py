@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from fcl_bench.backbones.trainable import Trainable, frozen_names
 from fcl_bench.config import knob
+from fcl_bench.errors import require_memory
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.methods.gradient.replay_head import MOMENTS, Gaussian
@@ -74,6 +75,9 @@ class GradientMethod(Method):
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         start = self.start(problem)
         frozen_names(start.build(), start.stages, self.frozen_stages)
+        if self.replay_head == "gaussian" and self.gaussian.covariance == "full":
+            size = 8 * sum(classes_per_task) * start.dimension**2
+            require_memory("method.gaussian.covariance=full", size, "the covariances of all classes")
 
     def stages(self, task: Task) -> list[str]:
         """The ledger's stages of a task's rounds, in order: those of the model, and others before or after them."""
