@@ -243,6 +243,30 @@ def test_autocast_takes_autograds_way(monkeypatch):
     Trainer(training(precision="bfloat16"), rows, CPU).train(network_of(3), Samples(X, y), 0.1, 0, Objective())
 
 
+def test_small_heads_are_trained_by_one_thread_and_others_by_all_of_them():
+    found, before = [], torch.get_num_threads()
+
+    class Counting(Objective):
+        def direction(self, network):
+            found.append(torch.get_num_threads())
+            if len(found) == 3:
+                raise KeyboardInterrupt
+
+    X, y = torch.randn(4, 8192), torch.arange(4)
+    small, large = Samples(X[:, :D], y), Samples(X, y)
+    torch.set_num_threads(3)
+    try:
+        trainer = Trainer(training(epochs=1, batch_size=64), rows, CPU)
+        trainer.train(network_of(4), small, 0.1, 0, Counting())
+        trainer.train(network_of(9, dimension=8192), large, 0.1, 0, Counting())
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train(network_of(4), small, 0.1, 0, Counting())
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert found == [1, 3, 1]
+
+
 # --- the gradient itself ---
 
 

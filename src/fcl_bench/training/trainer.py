@@ -71,7 +71,7 @@ class Trainer:
             # Batch norm has no statistics of a single image; its running ones serve.
             network.train(len(samples) > 1)
         loss = torch.zeros((), device=self._device)
-        with self.reproducible(seed):
+        with self.reproducible(seed), linear.few_threads(knobs.batch_size) if linear else nullcontext():
             for _ in range(knobs.epochs):
                 for inputs, labels in samples.batches(knobs.batch_size, self._augment, generator):
                     batch = self.standardise(inputs)
