@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables quick results training gpu bench bench-compare bench-memory bench-scaling bench-training bench-extraction bench-partitions test lint types clean
+.PHONY: run tables quick results training gpu bench bench-compare bench-memory bench-scaling bench-training bench-heads bench-extraction bench-partitions test lint types clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -125,6 +125,10 @@ bench-partitions: $(VENV)/.run
 
 bench-training: $(VENV)/.run
 	$(BIN)/python benchmarks/training_throughput.py $(BENCH)
+
+# Times FedAvg on cached features beside a plain autograd loop.
+bench-heads: $(VENV)/.run
+	$(BIN)/python benchmarks/head_training.py $(BENCH)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist loadfile

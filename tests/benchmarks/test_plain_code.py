@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from types import SimpleNamespace
 
+import head_training
 import pytest
 import torch
 from suite import made, peers
@@ -17,6 +18,7 @@ from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.wire import WireFormat
+from fcl_bench.training.knobs import Training
 
 SIZES = SimpleNamespace(n=30, d=8, M=20, r=20, K=3, C=4)
 
@@ -116,3 +118,24 @@ def test_plain_scores_are_the_servers():
     server = learned(STSA(M=20), known, shards_of(SIZES), SIZES.C)
     Z = made.features(300, 8, 4, torch.float64, seed=9)
     close(server.predict(Z), peers.predict(Z, server.model()["projection"], server.W))
+
+
+def test_all_sides_of_training_on_features_end_with_the_same_model():
+    training = Training(rounds=2, epochs=2, batch_size=8, lr=0.1, weight_decay=0.0)
+    setting = head_training.Setting(clients=3, samples=20, classes=5, inputs=7, training=training)
+    models = {name: side() for name, side in head_training.sides_of(setting).items()}
+    assert set(models) == {"rounds", "training", "plain", "loader"}
+    start = head_training.head_of(setting.network().heads[0])
+    for model in models.values():
+        for name, value in models["rounds"].items():
+            torch.testing.assert_close(model[name], value, rtol=1e-5, atol=1e-6)
+            assert not torch.allclose(model[name], start[name], rtol=1e-3)
+
+
+def test_the_table_has_a_row_for_each_side_and_ratios_of_each_repetition():
+    times = {"wall": [1.0, 1.0, 4.0], "processor": [1.0, 2.0, 1.0]}
+    found = dict.fromkeys(("rounds", "training", "loader"), times)
+    found["plain"] = {"wall": [3.0, 5.0, 8.0], "processor": [3.0, 2.0, 5.0]}
+    lines = head_training.table(found).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["rounds", "training", "loader", "plain"]
+    assert lines[-1].split()[-4:] == ["3.00", "(3.00)", "3.00", "(3.00)"]

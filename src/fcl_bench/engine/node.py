@@ -68,7 +68,7 @@ class ClientData:
 
 def on_device(samples: torch.Tensor, indices: np.ndarray, problem: Problem) -> torch.Tensor:
     """A choice of samples on the device: images as they are, features in the statistics' type."""
-    chosen = samples[torch.from_numpy(indices).to(samples.device)]
+    chosen = samples.index_select(0, torch.from_numpy(indices).to(samples.device))
     return chosen if chosen.dtype == torch.uint8 else chosen.to(problem.device, problem.dtype)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -50,6 +51,7 @@ class Heads:
         """Rows of a reused head whose classes are not in the task at hand."""
         return [row for row, column in enumerate(self.columns[head]) if column not in self.task]
 
+    @lru_cache(maxsize=64)  # noqa: B019 - the same for all clients and rounds of a task
     def competition(
         self, over: str, task: Sequence[int] | None = None, head: int = -1
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:

@@ -32,7 +32,7 @@ class Samples:
         """One pass: (b, ...) inputs, augmented if they are images, and (b,) labels; every draw is of `generator`."""
         for chosen in epoch_batches(len(self), size, generator):
             chosen = chosen.to(self.inputs.device, non_blocking=True)
-            yield augmented(self.inputs[chosen], augment, generator), self.labels[chosen]
+            yield augmented(self.inputs.index_select(0, chosen), augment, generator), self.labels[chosen]
 
 
 class Pool:

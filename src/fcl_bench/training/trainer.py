@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
+from fcl_bench.backbones.trainable import seeded
 from fcl_bench.data.images.batches import Augment
 from fcl_bench.environment import exact_kernels
 from fcl_bench.errors import UserError
@@ -65,11 +66,12 @@ class Trainer:
         optimiser = client_optimiser(network, knobs, rate)
         weights = [weight for group in optimiser.param_groups for weight in group["params"]]
         decay = 0.0 if knobs.optimizer == "adamw" else knobs.weight_decay
-        # Batch norm has no statistics of a single image; its running ones serve.
-        network.train(len(samples) > 1)
         linear = None if self._half or not LinearHeads.fits(network, objective) else LinearHeads(network, objective)
+        if linear is None:
+            # Batch norm has no statistics of a single image; its running ones serve.
+            network.train(len(samples) > 1)
         loss = torch.zeros((), device=self._device)
-        with self.reproducible(seed):
+        with self.reproducible(seed), linear.few_threads(knobs.batch_size) if linear else nullcontext():
             for _ in range(knobs.epochs):
                 for inputs, labels in samples.batches(knobs.batch_size, self._augment, generator):
                     batch = self.standardise(inputs)
@@ -87,7 +89,7 @@ class Trainer:
             if linear is not None:
                 loss = linear.loss()
         objective.finish(network)
-        if not all(map(all_finite, [loss, *network.changing().values()])):
+        if not all_finite(loss, *network.changing().values()):
             raise self.diverged()
 
     @torch.inference_mode()
@@ -109,13 +111,13 @@ class Trainer:
     @contextmanager
     def reproducible(self, seed: int) -> Iterator[None]:
         """Draws inside the network (dropout) follow from the seed; nobody else's are changed."""
-        devices = [self._device] if self._device.type == "cuda" else []
-        with torch.random.fork_rng(devices), exact_kernels():
-            if devices:
-                torch.manual_seed(seed)
-            else:
-                # The former would note where it was called from, for GPUs that are not in use: 0.1 ms in every turn.
-                torch.default_generator.manual_seed(seed)
+        if self._device.type != "cuda":
+            # `torch.manual_seed` would prepare to seed GPUs that are not in use, which takes 0.1 ms in every turn.
+            with seeded(seed):
+                yield
+            return
+        with torch.random.fork_rng([self._device]), exact_kernels():
+            torch.manual_seed(seed)
             yield
 
 

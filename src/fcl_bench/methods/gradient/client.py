@@ -18,6 +18,7 @@ from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.optimisers import with_prefix
 from fcl_bench.training.samples import Samples
+from fcl_bench.training.trainer import rows
 
 
 class GradientClient(Half, Client):
@@ -53,7 +54,9 @@ class GradientClient(Half, Client):
 
     def samples(self, shard: Shard, broadcast: Message, state: State) -> Samples:
         """What this round trains on: the shard's labelled samples, and whatever a method adds (see `Replayed`)."""
-        return Samples(shard.inputs, shard.labels)
+        # The network takes features in float32: to turn them all at once is cheaper than batch by batch.
+        inputs = shard.inputs if self.method.trains_network else rows(shard.inputs)
+        return Samples(inputs, shard.labels)
 
     def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
         """What this round minimises."""

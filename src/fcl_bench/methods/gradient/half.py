@@ -60,6 +60,7 @@ class Half:
 
     def prepare(self, heads: Heads) -> None:
         """Give the network its heads so far, and freeze what the task of the last one does not train."""
-        self.network.grow(heads.sizes, head_seed(self.problem))
+        if len(self.network.heads) < len(heads.columns):
+            self.network.grow(heads.sizes, head_seed(self.problem))
         task = len(heads.columns) - 1
         self.network.freeze(self.method.frozen(self.network, self.start.stages, task, heads.reused))
