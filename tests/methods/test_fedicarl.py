@@ -13,6 +13,7 @@ from fcl_bench.methods.gradient.fedicarl import EXEMPLARS, Binary, Distilled
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.joint_training import JointTraining
 from fcl_bench.protocol.problem import TestBatch
+from fcl_bench.runs.plan import make_plan
 from fcl_bench.training.heads import Heads
 from tests.methods.fedicarl_harness import (
     CLASSES,
@@ -31,6 +32,7 @@ from tests.methods.fedicarl_harness import (
 )
 from tests.methods.plain_training import differing, state_of
 from tests.methods.training_harness import federation_of, tiny_problem
+from tests.small_runs import settings_for
 
 # The loss -------------------------------------------------------------------------------------------------------------
 
@@ -276,3 +278,9 @@ def test_a_total_that_leaves_nothing_is_told():
     with pytest.raises(UserError, match="method.scope=total"):
         method.check(tiny_problem(), CLASSES)
     fedicarl(scope="total", memory=3).check(problem_on("images"), CLASSES)
+
+
+def test_a_run_says_how_many_clients_share_the_memory(tmp_path):
+    choice = ("method=fedicarl", "method.on=features", "method.scope=total", "method.memory=42", "clients=4")
+    plan = make_plan(settings_for(tmp_path, *choice))
+    assert plan.settings.method.budget(plan.problem) == 10
