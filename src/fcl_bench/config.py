@@ -142,6 +142,7 @@ class _Scalars:
     drift: int = knob(least=0)
     dtype: str = knob(choices=STATISTICS_DTYPES)
     checkpoint_rounds: int = knob(least=1)
+    evaluate_rounds: int = knob(0, least=0)
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
@@ -169,7 +170,9 @@ class Settings:
     def identity(self) -> dict[str, Any]:
         """The part of the configuration that determines the result: no paths, no worker counts, no output folder."""
         scalars = dataclasses.asdict(self.scalars)
-        counted = ("seed", "beta", "clients", "tasks", "label_rate", "drift", "dtype", "wire")
+        counted: tuple[str, ...] = ("seed", "beta", "clients", "tasks", "label_rate", "drift", "dtype", "wire")
+        if self.scalars.evaluate_rounds:  # newer than the others: runs without it keep their ids
+            counted += ("evaluate_rounds",)
         chosen = {group: _identity(getattr(self, group)) for group in GROUPS}
         return {**{key: scalars[key] for key in counted}, "beta": self.beta, **chosen}
 

@@ -167,6 +167,7 @@ BAD_INPUT = [
     ("method=finetune backbone=tiny method.frozen_stages=9", "at most 4: stage1, stage2, stage3, stage4"),
     ("adapt=fedavg backbone=tiny adapt.training.schedule=step", "adapt.training.milestones=[50,75]"),
     ("drift=-1", "drift=-1 is out of range"),
+    ("evaluate_rounds=-1", "evaluate_rounds=-1 is out of range (an integer of at least 0)"),
     ("checkpoint_rounds=0", "checkpoint_rounds=0 is out of range"),
     ("experiment=stsa", "experiment=stsa is not known (did you mean stsa_table5 or stsa_table4"),
     ("data=imagefolder data.path={}/images data.classes=3", "data.classes=3"),

@@ -137,6 +137,7 @@ def federation_of(
     unlabelled: Collection[tuple[int, int]] = (),
     transport: Callable[..., Transport] = InProcess.of,
     middleware: Sequence[Middleware] = (),
+    evaluate_rounds: int = 0,
 ) -> Federation:
     """The engine over the tasks; they are tested on what they are trained on.
 
@@ -146,6 +147,7 @@ def federation_of(
         unlabelled: (task, client) of those who know no label.
         transport: makes one of what `InProcess.of` takes.
         middleware: of the server's side.
+        evaluate_rounds: every so many rounds of the model are tested; 0: only tasks are.
     """
     images, labels = (torch.cat([parts[i] for clients in tasks for parts in clients]) for i in (0, 1))
     shards, begin = [], 0
@@ -161,4 +163,5 @@ def federation_of(
     for task, client in unlabelled:
         labelled[shards[task][client]] = False
     made = transport(method, problem, shards, columns, labelled, images)
-    return Federation(method, problem, cut, made, images, audits_of(method, problem, drift, shards), middleware)
+    audits = audits_of(method, problem, drift, shards)
+    return Federation(method, problem, cut, made, images, audits, middleware, evaluate_rounds)

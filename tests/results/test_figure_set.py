@@ -12,6 +12,7 @@ from matplotlib.collections import FillBetweenPolyCollection
 
 from fcl_bench.results.collect import collect
 from fcl_bench.results.figures.figure_set import figure_set
+from fcl_bench.results.figures.rounds import progress
 from fcl_bench.results.figures.style import METHODS, drawn
 from tests.results.frames import made_up, real_runs
 
@@ -177,3 +178,50 @@ def test_many_runs_of_many_kinds_are_a_picture_too(tmp_path):
     assert len(figures["accuracy_over_tasks"].axes) == 6
     assert "Of 12 configurations 10 are drawn" in caption(figures["accuracy_over_tasks"])
     assert max(figure.get_size_inches()[1] for figure in figures.values()) < 20
+
+
+def trained_for_rounds(folder, accuracies, tested=True):
+    """A run folder of one task: a round for each accuracy, two clients that send 1 and 2 MiB and take 1 and 3 s."""
+    folder.mkdir()
+    rounds = range(len(accuracies))
+    rows = [(0, r, k, (k + 1) * 2**20, 1.0 + 2 * k) for r in rounds for k in (0, 1)]
+    columns = ["task", "round", "client", "up_bytes", "client_seconds"]
+    pd.DataFrame(rows, columns=columns).to_csv(folder / "uploads.csv", index=False)
+    tasks = {"task": [0], "accuracy": [accuracies[-1]], "server_seconds": [0.5 * len(accuracies)]}
+    pd.DataFrame(tasks).to_csv(folder / "tasks.csv", index=False)
+    if tested:
+        measured = {"task": [0 for _ in rounds], "round": rounds, "accuracy": accuracies}
+        pd.DataFrame(measured).to_csv(folder / "rounds.csv", index=False)
+
+
+def test_rounds_are_drawn_against_rounds_upload_and_seconds(tmp_path):
+    trained = {"method": "finetune", "tasks": 1}
+    frame = made_up(
+        {**trained, "A_T_best": 60.0}, {**trained, "A_T_best": 62.0, "seed": 1}, {"method": "afl", "tasks": 1}
+    )
+    frame = frame.assign(folder=frame["run_id"])
+    for run, accuracies in zip(frame["run_id"], ([10.0, 60.0, 50.0], [14.0, 62.0, 58.0], [70.0]), strict=True):
+        trained_for_rounds(tmp_path / run, accuracies, tested=len(accuracies) > 1)
+    figure = all_drawn(figure_set(frame, tmp_path))["accuracy_over_rounds"]
+    over_rounds, over_upload, over_seconds = figure.axes
+    afl, finetune = ([tuple(point) for point in line.get_xydata()] for line in over_rounds.lines)
+    assert finetune == [(1, 12.0), (2, 61.0), (3, 54.0)]
+    assert afl == [(1, 70.0)]
+    # The busiest client's 2 MiB each round; the clients' mean of 2 s and half a second of the server's.
+    assert list(over_upload.lines[1].get_xdata()) == [2, 4, 6]
+    assert list(over_seconds.lines[1].get_xdata()) == [2.5, 5, 7.5]
+
+
+def test_upload_counts_up_for_each_client_and_over_tasks(tmp_path):
+    """Of two clients that take turns, neither has sent what both have."""
+    rows = [(0, 0, 0, 2**20), (0, 1, 1, 2**20), (1, 0, 0, 2**21)]
+    uploads = pd.DataFrame(rows, columns=["task", "round", "client", "up_bytes"]).assign(client_seconds=0.0)
+    uploads.to_csv(tmp_path / "uploads.csv", index=False)
+    tasks = pd.DataFrame({"task": [0, 1], "accuracy": [50.0, 40.0], "server_seconds": [0.0, 1.0]})
+    tasks.to_csv(tmp_path / "tasks.csv", index=False)
+    found = progress(tmp_path)
+    assert found[["rounds", "mib", "seconds", "accuracy"]].to_numpy().tolist() == [[2, 1, 0, 50], [3, 3, 1, 40]]
+
+
+def test_without_rounds_that_were_tested_there_is_no_such_figure(tmp_path):
+    assert "accuracy_over_rounds" not in figures_of(tmp_path, {})

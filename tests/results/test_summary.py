@@ -75,6 +75,16 @@ def test_of_equal_configurations_and_seeds_the_newest_counts_and_a_warning_says_
     assert warning == "fedran: seed 0 was run more than once with one configuration (old, new); only the newest counts"
 
 
+def test_a_run_that_knows_its_best_round_counts_before_a_newer_one_that_does_not(caplog):
+    summary = summary_of(
+        {"A_T": 1.0, "A_T_best": 4.0, "run_id": "watched", "written": 3.0},
+        {"A_T": 1.0, "run_id": "newer", "written": 9.0},
+    )
+    assert summary["run_ids"].tolist() == [["watched"]]
+    assert summary[["A_T_mean", "A_T_best_mean"]].to_numpy().tolist() == [[1.0, 4.0]]
+    assert caplog.messages[0].endswith("(newer, watched); only the newest with evaluate_rounds counts")
+
+
 def test_labels_name_the_knobs_that_vary_within_the_method():
     runs = used_runs(
         made_up(

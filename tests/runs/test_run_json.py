@@ -26,6 +26,7 @@ RUNS = {
         *(f"method.training.{knob}" for knob in TRAINED),
     ),
     "a single task": ("method=afl", "tasks=1", "drift=2"),
+    "rounds": ("method=finetune", *TINY, "evaluate_rounds=1", *(f"method.training.{knob}" for knob in TRAINED)),
 }
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from fcl_bench.methods.gradient.fedprotip import FedProTIP
 from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.runs.pictures import drawn, drift_figure, theory_figure
+from fcl_bench.runs.pictures import drawn, drift_figure, rounds_figure, theory_figure
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import federation_of, image_tasks, tiny_problem
 
@@ -83,6 +83,29 @@ def test_projection_leaves_a_value_of_exactly_one_inside_the_picture(tmp_path):
     assert figure.axes[0].get_ylim()[1] > 1
 
 
+def test_rounds_of_all_tasks_follow_one_another_with_the_best_of_each():
+    """The second task has a round more than the first, and the third no test sample."""
+    rows = [(0, 1, 50.0), (0, 3, 40.0), (1, 1, 10.0), (1, 4, 30.0), (2, 3, float("nan"))]
+    best = {"every": 2, "best": [50.0, 30.0, None], "best_round": [1, 4, None]}
+    line, stars, *ends = rounds_figure("title", rows, best).axes[0].get_lines()
+    assert line.get_xdata().tolist() == [2, 4, 6, 9, 13]
+    np.testing.assert_array_equal(line.get_ydata(), [50, 40, 10, 30, np.nan])
+    assert (list(stars.get_xdata()), list(stars.get_ydata())) == ([2, 9], [50, 30])
+    assert stars.get_label() == "best, chosen on test data"
+    assert [end.get_xdata()[0] for end in ends] == [4, 9]
+
+
+def test_evaluated_rounds_leave_their_picture():
+    data = image_tasks(np.random.default_rng(0), [2], [[8, 8]])
+    method = FineTune(training=Training(rounds=3, epochs=1, augment="none"))
+    federation = federation_of(method, tiny_problem(), data, evaluate_rounds=2)
+    federation.run(lambda _: None)
+    named = {"method": "finetune", "data": "made", "backbone": "tiny", "tasks": 1, "clients": 2, "seed": 0}
+    measured = {"bounds": [], "rounds": federation.rounds.best(), "metrics": {"accuracy": [50.0]}}
+    files = drawn({**named, "partition": "iid", "beta": None, **measured}, federation)
+    assert set(files) == {"accuracy.png", "rounds.png"}
+
+
 @pytest.mark.parametrize(
     ("drift", "theory", "tasks", "expected"),
     [
@@ -106,6 +129,7 @@ def test_a_run_leaves_pictures_of_what_it_measured(drift, theory, tasks, expecte
             "partition": "iid",
             "beta": None,
             "bounds": federation.audits["bounds"].rows if theory else [],
+            "rounds": federation.rounds.best(),
             "metrics": {"accuracy": [50.0] * tasks},
         },
     }

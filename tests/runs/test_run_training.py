@@ -22,10 +22,16 @@ from tests.small_runs import run_in
 
 #: With everything on that a checkpoint has to keep.
 METHODS = {
-    "finetune": ("method.training.fraction=0.7", "method.frozen_stages=1", "method.frozen_heads=true", "drift=4"),
+    "finetune": (
+        "method.training.fraction=0.7",
+        "method.frozen_stages=1",
+        "method.frozen_heads=true",
+        "drift=4",
+        "evaluate_rounds=1",
+    ),
     "fedprotip": ("method.training.momentum=0.9", "method.columns=40", "method.theory=3", "drift=4"),
     "fedprotip, updated": ("method.columns=8", "method.tip.references=updated", "method.tip.route=batch"),
-    "fot": ("method.columns=40", "method.theory=3", "method.training.augment=none"),
+    "fot": ("method.columns=40", "method.theory=3", "method.training.augment=none", "evaluate_rounds=2"),
     "joint_training": ("method.training.momentum=0.9", "drift=4"),
     "joint_training, no restart": ("method.restart=false", "method.training.augment=none"),
 }
@@ -98,10 +104,10 @@ def assert_same_result(first: Outcome, second: Outcome) -> None:
     assert {entry.name for entry in first.folder.iterdir()} == {entry.name for entry in second.folder.iterdir()}
     for name in ("uploads.csv", "tasks.csv"):
         pd.testing.assert_frame_equal(without_seconds(first, name), without_seconds(second, name))
-    for name in ("drift.csv", "bounds.csv", "routing_matrix.csv"):
+    for name in ("drift.csv", "bounds.csv", "rounds.csv", "routing_matrix.csv"):
         if (first.folder / name).exists():
             assert (first.folder / name).read_bytes() == (second.folder / name).read_bytes(), name
-    for part in ("metrics", "task_aware", "routing", "communication", "bounds", "drift", "report", "labels"):
+    for part in ("metrics", "task_aware", "routing", "communication", "bounds", "drift", "rounds", "report", "labels"):
         assert json.dumps(first.record[part]) == json.dumps(second.record[part]), part
 
 
@@ -206,6 +212,7 @@ def test_a_run_depends_on_nobodys_generator_and_leaves_it_where_it_was(whole, im
         ("method.training.lr=0.02", False),
         ("method.frozen_heads=false", False),
         ("drift=5", False),
+        ("evaluate_rounds=2", False),
         ("backbone.width=5", False),
     ],
 )
@@ -226,6 +233,37 @@ def test_joint_training_is_the_ceiling(images, tmp_path):
     assert joint.record["metrics"]["A_T"] > 80
     assert floor.record["metrics"]["A_T"] < 50
     assert floor.record["protocol"] == joint.record["protocol"] == "task-agnostic"
+
+
+# Rounds ---------------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_round_cost_stands_beside_its_accuracy(whole):
+    """rounds.csv and uploads.csv count rounds alike: bytes and seconds up to each round are their sums."""
+    outcome = whole("fot")
+    rows, uploads = (pd.read_csv(outcome.folder / name) for name in ("rounds.csv", "uploads.csv"))
+    assert list(rows) == ["task", "round", "accuracy"]
+    assert rows[["task", "round"]].to_numpy().tolist() == [[t, r] for t in range(3) for r in (1, 3)]
+    spent = uploads.groupby(["task", "round"])[["up_bytes", "client_seconds"]].sum().cumsum()
+    joined = rows.join(spent, on=["task", "round"])
+    assert joined["up_bytes"].iloc[-1] == outcome.record["communication"]["up_total_bytes"]
+    assert joined["client_seconds"].iloc[-1] == pytest.approx(outcome.record["runtime"]["client_seconds"])
+    assert joined["up_bytes"].is_monotonic_increasing
+
+
+def test_the_best_round_stands_beside_the_last_and_never_for_it(whole):
+    record = whole("finetune").record
+    rows = pd.read_csv(whole("finetune").folder / "rounds.csv")
+    assert rows.groupby("task")["accuracy"].last().tolist() == record["metrics"]["accuracy"]
+    own = [part.sort_values("accuracy", ascending=False, kind="stable").iloc[0] for _, part in rows.groupby("task")]
+    best = {"best": [row["accuracy"] for row in own], "best_round": [int(row["round"]) for row in own]}
+    assert record["rounds"] == {"every": 1, **best}
+
+
+def test_without_evaluate_rounds_there_is_no_trace_of_it(whole):
+    outcome = whole("joint_training")
+    assert outcome.record["rounds"] is None
+    assert not list(outcome.folder.glob("rounds*"))
 
 
 # Drift ----------------------------------------------------------------------------------------------------------------

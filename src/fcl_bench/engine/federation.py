@@ -17,6 +17,7 @@ from fcl_bench.engine.examination import Answers, Examination
 from fcl_bench.engine.ledger import Ledger, Stopwatch
 from fcl_bench.engine.middleware import Chain, Middleware
 from fcl_bench.engine.node import ClientData, Lost, Reply
+from fcl_bench.engine.rounds import RoundAccuracy
 from fcl_bench.engine.transport import Transport
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.audit import Audit, Everything
@@ -92,6 +93,7 @@ class Federation:
         test: (n, ...) the test samples: features, or images in uint8.
         audits: what is measured beside the run, by name; only over a transport that sees everything.
         middleware: what messages pass through on the server's side before the wire codec.
+        evaluate_rounds: N, to test after every N-th round of the model; 0: only after each task.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Federation:
         test: torch.Tensor,
         audits: Mapping[str, Audit] | None = None,
         middleware: Sequence[Middleware] = (),
+        evaluate_rounds: int = 0,
     ) -> None:
         self.problem = problem
         self.stream = stream
@@ -111,6 +114,7 @@ class Federation:
         self.audits = dict(audits or {})
         self.state = FederationState(0, Answers(len(stream.tasks)), Ledger(transport.clients))
         self._examination = Examination(problem, stream, test)
+        self.rounds = RoundAccuracy(evaluate_rounds, self._examination, np.array([len(own) for own in stream.test]))
         self._middleware = Chain([*middleware, Codec.of_server(problem)])
         self._resumes_within_tasks = method.resumes_within_tasks
         self._after_round: Callable[[int, int], None] = lambda round_, of: None
@@ -143,6 +147,7 @@ class Federation:
             for task in tasks[self.state.tasks_done :]:
                 self._learn(task)
                 self._examination.take(task, self.server, self.state.answers)
+                self.rounds.finish(task, rounds[task.index] - 1, self.state.answers)
                 for audit in self.audits.values():
                     audit.report(task, self.server, self._everything(task))
                 self.state.tasks_done = task.index + 1
@@ -168,6 +173,8 @@ class Federation:
                 server.finish_round()
             for audit in self.audits.values():
                 audit.look(task, round_, server)
+            if round_ + 1 < rounds:  # after the last one, once the task is finished
+                self.rounds.look(task, round_, server)
             state.rounds_done, state.server_seconds = round_ + 1, watch.seconds
             self._after_round(round_ + 1, rounds)
         with watch.running():
@@ -247,7 +254,7 @@ class Federation:
         are not copies.
         """
         state, growing = self.state.save()
-        tensors = dict(self.server.state_dict())
+        tensors = {**self.server.state_dict(), **self.rounds.tensors()}
         for name, audit in self.audits.items():
             tensors |= {f"{_AUDIT}{name}.{key}": tensor for key, tensor in audit.state_dict().items()}
         tensors |= {_CLIENT + key: tensor for key, tensor in self.transport.state_dict().items()}
@@ -261,6 +268,7 @@ class Federation:
         for name, tensor in tensors.items():
             prefix = next(prefix for prefix in prefixes if name.startswith(prefix))
             parts[prefix][name.removeprefix(prefix)] = tensor
+        self.rounds.restore(tensors)
         self.server.load_state_dict(parts[""])
         self.transport.load_state_dict(parts[_CLIENT])
         for name, audit in self.audits.items():

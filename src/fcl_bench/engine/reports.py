@@ -23,6 +23,14 @@ class Metrics(TypedDict):
     plasticity: float | None  # mean over tau of a[tau, tau] (AFCL)
 
 
+class BestRounds(TypedDict):
+    """The best round of each task, chosen on test data: what some papers print, and never what A_t is."""
+
+    every: int  # `evaluate_rounds`: every so many rounds of the model were tested, as in rounds.csv
+    best: list[float | None]  # per task, the highest accuracy on all classes so far; None without test samples
+    best_round: list[int | None]  # after which round that was, as uploads.csv counts them; the first of equals
+
+
 class Exchanged(TypedDict):
     """Bytes that clients sent and received (see `engine.ledger.Ledger.communication`)."""
 

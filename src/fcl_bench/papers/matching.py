@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 #: Of a printed number, what is compared with the record of a run.
 STATED = ("tasks", "clients", "beta")
 #: What has no bearing on the numbers.
-_INDIFFERENT = {"seed", "drift", "method.bounds", "method.theory"}
+_INDIFFERENT = {"seed", "drift", "evaluate_rounds", "method.bounds", "method.theory"}
 
 
 def words_without_key(setting: str) -> list[str]:

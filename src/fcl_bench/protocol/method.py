@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -41,7 +42,8 @@ class Server(ABC):
     """The server half. It sees uploads, nothing else, and keeps none of them.
 
     The engine calls, per task: `start_task`; then `rounds` times `participants`, `broadcast`, `absorb` for each of them
-    in their order, and `finish_round`; then `finish_task`. `classify` is valid after each `finish_task`.
+    in their order, and `finish_round`; then `finish_task`. `classify` is valid after each `finish_task`, and within a
+    task after its `model_rounds`.
 
     Attributes:
         pure_batches: None: test samples are classified one by one, whatever comes beside them. A number: in batches of
@@ -58,6 +60,10 @@ class Server(ABC):
     def rounds(self, task: Task) -> int:
         """Rounds of exchange in this task; 1 for the closed-form methods."""
         return 1
+
+    def model_rounds(self, task: Task) -> Sequence[int]:
+        """The task's rounds, ascending, after which `classify` is valid too: those of a model that is trained."""
+        return ()
 
     def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
         """Which clients take part in a round, in order of their turns.

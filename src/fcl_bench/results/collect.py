@@ -27,10 +27,11 @@ RUN_COLUMNS = ("seed", "run_id", "folder", "git_commit", "written")
 _RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks")
 #: Keys of config.yaml without a bearing on the result, or that the record has in the form that was used.
 _GROUPS = ("split", "partition", "adapt")
-_NEITHER = ("device", "out", "force", "preview", "cache", "checkpoint_rounds", "drift", "experiment", "profile")
+_BESIDE = ("drift", "evaluate_rounds", "experiment", "profile")
+_NEITHER = ("device", "out", "force", "preview", "cache", "checkpoint_rounds", *_BESIDE)
 _LEFT_OUT = {*_RECORDED, "method", "seed", *_NEITHER}
 #: What is read here and by those who draw the runs.
-_READ = {"config.yaml", "tasks.csv", "accuracy_matrix.csv", "task_aware_matrix.csv"}
+_READ = {"config.yaml", "tasks.csv", "uploads.csv", "rounds.csv", "accuracy_matrix.csv", "task_aware_matrix.csv"}
 #: Keys that older runs lack, of which they had this value.
 _NEW = {"split.order_seed": "null"}
 
@@ -129,6 +130,8 @@ def _results(record: RunRecord) -> dict[str, Any]:
         found["client_storage_mib"] = record["client_storage_max_bytes"] / 2**20
         found["client_samples_kept"] = record["client_samples_kept"]
     found["A_T_aware"] = record.get("task_aware", {}).get("A_T")
+    if rounds := record.get("rounds"):
+        found["A_T_best"] = rounds["best"][-1]
     if routing := record.get("routing"):
         found |= {"A_T_unrouted": routing["unrouted"]["A_T"], "routing": routing["accuracy"][-1]}
     if adaptation := record.get("adaptation"):

@@ -49,6 +49,7 @@ MEASURES: dict[str, Measure] = {
         _percent("A_avg", "A_avg", shown="always"),
         _percent("A_T", "A_T", shown="always"),
         _percent("forgetting", "forgetting", higher=False, shown="always"),
+        _percent("A_T_best", "A_T, best over rounds, chosen on test data", shown="defined"),
         _percent("A_avg_tasks", "A_avg, mean over tasks"),
         _percent("A_T_tasks", "A_T, mean over tasks"),
         _percent("forgetting_fedprotip", "forgetting, over T", higher=False),

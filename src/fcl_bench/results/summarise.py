@@ -60,7 +60,8 @@ def used_runs(frame: pd.DataFrame, apart: Iterable[str] = ()) -> pd.DataFrame:
 
     A label is the method with those knobs that vary among its runs (`fedran rank=512 complement=floor`); a family
     leaves the numeric ones out (`fedran complement=floor`). Where one configuration has a seed more than once (made by
-    different versions of the code), only the newest of these runs is kept, and a warning says so.
+    different versions of the code, or with another `evaluate_rounds`), only the newest of these runs is kept, of those
+    that know their best round if there are any, and a warning says so.
 
     Args:
         apart: knobs that labels leave out, since the table has columns for them.
@@ -68,13 +69,16 @@ def used_runs(frame: pd.DataFrame, apart: Iterable[str] = ()) -> pd.DataFrame:
     frame = pd.concat(_named(runs, set(apart)) for _, runs in frame.groupby("method"))
     configuration = [*setting(frame), "method", *knobs(frame)]
     frame = frame.sort_values("written", kind="stable")
+    # Beside the same results, they say more.
+    frame = frame.sort_values("A_T_best", key=pd.Series.notna, kind="stable")
     key = signature(frame, [*configuration, "seed"])
     for _, runs in frame[key.duplicated(keep=False)].groupby(signature(frame, configuration), sort=False):
         log.warning(
-            "%s: seed %s was run more than once with one configuration (%s); only the newest counts",
+            "%s: seed %s was run more than once with one configuration (%s); only the newest%s counts",
             runs["label"].iloc[0],
             ", ".join(map(text, sorted(runs["seed"].unique()))),
             ", ".join(runs["run_id"]),
+            " with evaluate_rounds" if runs["A_T_best"].notna().any() else "",
         )
     frame = frame[~key.duplicated(keep="last")]
     ranks = [tuple(map(_rank, row)) for row in frame[[*configuration, "seed"]].to_numpy(object)]

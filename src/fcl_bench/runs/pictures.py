@@ -1,4 +1,4 @@
-"""The pictures that a run leaves in its folder: accuracy and, where they were measured, drift and projection."""
+"""The pictures that a run leaves in its folder: accuracy and, where measured, its rounds, drift and projection."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from fcl_bench.audits.chosen import drift_of
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.metrics import accuracy_matrix
+from fcl_bench.engine.reports import BestRounds
 from fcl_bench.runs.record import test_sizes
 from fcl_bench.runs.run_json import Result
 from fcl_bench.runs.screen import headline
@@ -35,11 +36,14 @@ _MOST = 20
 
 
 def drawn(record: Result, federation: Federation) -> dict[str, bytes]:
-    """File name -> PNG: accuracy.png, and where measured drift.png (FedRAN Fig. 2), theory.png (FedProTIP Fig. 2)."""
+    """File name -> PNG: accuracy.png, and where measured rounds.png (AFL Fig. 3), drift.png (FedRAN Fig. 2), theory.png
+    (FedProTIP Fig. 2)."""
     title, tasks, bounds = headline(record), federation.stream.tasks, record["bounds"]
     matrix = accuracy_matrix(federation.state.answers["correct"], test_sizes(federation))
     seen = [task.columns_seen for task in tasks]
     figures = {"accuracy.png": accuracy_figure(title, record["metrics"]["accuracy"], matrix, seen)}
+    if record["rounds"]:
+        figures["rounds.png"] = rounds_figure(title, federation.rounds.values(), record["rounds"])
     drift = drift_of(federation.audits)
     if drift is not None and len(tasks) > 1:
         figures["drift.png"] = drift_figure(title, drift.matrix(len(tasks)), matrix)
@@ -91,6 +95,35 @@ def accuracy_figure(title: str, pooled: list[float | None], matrix: np.ndarray, 
                 shade = "white" if value < middle else "black"
                 heat.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=8, color=shade)
     figure.colorbar(image, cax=bar, label="accuracy (%)")
+    return figure
+
+
+def rounds_figure(title: str, rows: list[tuple[int, int, float]], best: BestRounds) -> Figure:
+    """A_t against the rounds of exchange of all tasks, one task after the other, with the best round of each.
+
+    Args:
+        title: of the whole figure.
+        rows: task, round and accuracy in percent (NaN: no test sample yet), as in rounds.csv.
+        best: of each task.
+    """
+    ends = {task: round_ + 1 for task, round_, _ in rows}  # the last row of a task is its last round's
+    begins = dict(zip(ends, np.cumsum([0, *ends.values()]), strict=False))
+    figure = Figure(figsize=_SIZE, layout="constrained")
+    axes = figure.add_subplot()
+    figure.suptitle(title)
+    at = np.array([begins[task] + round_ + 1 for task, round_, _ in rows])
+    marker = "." if len(at) <= _MOST_MARKED else None
+    axes.plot(at, [accuracy for *_, accuracy in rows], marker=marker, color="#1f4e79", label="all classes seen, $A_t$")
+    known = [(task, r, value) for task, (r, value) in enumerate(zip(best["best_round"], best["best"], strict=True))]
+    marked = [(begins[task] + r + 1, value) for task, r, value in known if r is not None]
+    axes.plot(*zip(*marked, strict=True), "*", color="#c55a11", markersize=10, label="best, chosen on test data")
+    for begin in list(begins.values())[1:]:
+        axes.axvline(begin, color="0.7", linewidth=0.8, zorder=0)
+    axes.set_xlabel("rounds" if len(ends) == 1 else "rounds, one task after the other")
+    axes.set_ylabel("accuracy (%)")
+    axes.set_ylim(_spanned(*axes.get_ylim()))
+    axes.grid(alpha=0.3)
+    axes.legend()
     return figure
 
 

@@ -65,6 +65,7 @@ def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: floa
         "labels": {"rate": scalars.label_rate, **state.ledger.labels()},
         "bounds": federation.audits["bounds"].rows if "bounds" in federation.audits else [],
         "drift": _drift(federation),
+        "rounds": federation.rounds.best(),
         "report": federation.server.report(),
         "client_storage_bytes": state.client_storage_bytes,
         "client_storage_max_bytes": state.client_storage_max_bytes,

@@ -97,7 +97,8 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking) 
     method, problem, columns = settings.method, plan.problem, dealt.stream.train_columns
     transport = InProcess.of(method, problem, dealt.shards, columns, dealt.labelled, inputs.train)
     audits = audits_of(method, problem, settings.scalars.drift, dealt.shards)
-    federation = Federation(method, problem, dealt.stream, transport, inputs.test, audits)
+    every = settings.scalars.evaluate_rounds
+    federation = Federation(method, problem, dealt.stream, transport, inputs.test, audits, evaluate_rounds=every)
     seconds_before = _resume(federation, folder)
 
     tracked = TrackedRun(

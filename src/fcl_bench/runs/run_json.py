@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from fcl_bench.engine.reports import Exchanged, LabelCounts, Metrics, Seconds, StagesExchanged
+from fcl_bench.engine.reports import BestRounds, Exchanged, LabelCounts, Metrics, Seconds, StagesExchanged
 from fcl_bench.environment import Environment
 
 #: `protocol` unless a method says otherwise: test samples are classified one by one, without their task.
@@ -101,6 +101,7 @@ class Result(TypedDict):
     labels: Labels
     bounds: list[dict[str, float | None]]  # what the method's audit found after each task, as in bounds.csv
     drift: Drift | None  # where it was measured
+    rounds: BestRounds | None  # with `evaluate_rounds`
     report: dict[str, Any]  # what the method adds
     client_storage_bytes: dict[str, int]  # the most that one client kept between its turns, by kind
     client_storage_max_bytes: int  # the same of all kinds together

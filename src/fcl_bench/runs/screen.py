@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.columns import Columns
 from rich.console import Console
 from rich.table import Table
 
-from fcl_bench.engine.reports import Metrics
+from fcl_bench.engine.reports import BestRounds, Metrics
 from fcl_bench.environment import Environment
 from fcl_bench.runs.run_json import TASK_AGNOSTIC, Adaptation, Communication, Labels, Result, RunRecord, Runtime
 
@@ -41,6 +41,8 @@ def print_record(record: RunRecord, folder: str) -> None:
     console = ScreenConsole(highlight=False)
     console.print(f"\n[bold]{headline(record)}[/bold]")
     console.print(Columns([_accuracy(record["metrics"]), _metrics(record)], padding=(0, 4)))
+    if record["rounds"]:
+        console.print(_rounds(record["rounds"]))
     if record["adaptation"]:
         console.print(_adaptation(record["adaptation"]))
     console.print(_communication(record["communication"]))
@@ -76,13 +78,25 @@ def _number(value: float | None, digits: str = ".2f", without: str = "not define
 
 
 def _accuracy(metrics: Metrics) -> Table:
-    """A_t after each task; of a long stream, twelve tasks spread over it."""
+    """A_t after each task."""
     values = metrics["accuracy"]
-    last = len(values) - 1
-    shown = range(last + 1) if last < 12 else sorted({round(i * last / 11) for i in range(12)})
-    return screen_table(
-        "All classes seen", ("after task", "A_t (%)"), ((str(t + 1), _number(values[t])) for t in shown)
+    rows = ((str(t + 1), _number(values[t])) for t in _few(len(values)))
+    return screen_table("All classes seen", ("after task", "A_t (%)"), rows)
+
+
+def _rounds(rounds: BestRounds) -> Table:
+    """The best round of each task, which is no result: test data chose it."""
+    rows = (
+        (str(t + 1), _number(rounds["best"][t]), "" if (best := rounds["best_round"][t]) is None else str(best + 1))
+        for t in _few(len(rounds["best"]))
     )
+    return screen_table("Best round, by test data", ("task", "A_t (%)", "after round"), rows)
+
+
+def _few(tasks: int) -> Sequence[int]:
+    """The tasks to show, from 0; of a long stream, twelve spread over it."""
+    last = tasks - 1
+    return range(tasks) if last < 12 else sorted({round(i * last / 11) for i in range(12)})
 
 
 def _metrics(record: RunRecord) -> Table:

@@ -24,7 +24,7 @@ _TASKS = (
 
 def run_tables(federation: Federation, accuracy: list[float | None], adapted: Adapted | None) -> dict[str, Table]:
     """tasks.csv, accuracy_matrix.csv, task_aware_matrix.csv, uploads.csv; where there are any: routing_matrix.csv,
-    bounds.csv, drift.csv.
+    bounds.csv, drift.csv, rounds.csv.
 
     Args:
         federation: after its last task.
@@ -41,6 +41,9 @@ def run_tables(federation: Federation, accuracy: list[float | None], adapted: Ad
     }
     if state.answers.routes:
         tables["routing_matrix.csv"] = _matrix(state.answers["routed"], tests)
+    if federation.rounds.every:
+        accuracies = (["" if isnan(value) else value for value in row] for row in federation.rounds.values())
+        tables["rounds.csv"] = (["task", "round", "accuracy"], accuracies)
     return tables | {f"{name}.csv": _rows(audit.rows) for name, audit in federation.audits.items()}
 
 

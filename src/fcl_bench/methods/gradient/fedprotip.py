@@ -160,6 +160,10 @@ class FedProTIPServer(ProjectedServer):
         self._tolerance = _ROUNDINGS * torch.finfo(problem.wire.dtype).eps
         self.pure_batches = method.tip.batch if method.tip and method.tip.route == "batch" else None
 
+    def model_rounds(self, task: Task) -> list[int]:
+        """None with task prediction, which knows of a task only once its references are there."""
+        return super().model_rounds(task) if self.method.tip is None else []
+
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         if self.stage != REFERENCES:
             return super().extra_broadcast()

@@ -65,6 +65,9 @@ class GradientServer(Half, Server):
     def rounds(self, task: Task) -> int:
         return len(self.method.stages(task))
 
+    def model_rounds(self, task: Task) -> list[int]:
+        return [round_ for round_, stage in enumerate(self.method.stages(task)) if stage == MODEL]
+
     def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
         """A random `fraction` of the clients, at least one, in the rounds of the model; everyone in others."""
         fraction = self.method.training.fraction

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from fcl_bench.results.figures.costs import COSTS, accuracy_against_cost
 from fcl_bench.results.figures.ranks import grids, rank_by_width
+from fcl_bench.results.figures.rounds import accuracy_over_rounds
 from fcl_bench.results.figures.sweeps import SWEPT, accuracy_against, swept
 from fcl_bench.results.figures.tasks import accuracy_matrices, accuracy_over_tasks
 from fcl_bench.results.summarise import CEILINGS, summarise, used_runs
@@ -17,7 +18,8 @@ from fcl_bench.results.summarise import CEILINGS, summarise, used_runs
 def figure_set(runs: pd.DataFrame, folder: Path) -> dict[str, Figure]:
     """Name -> figure, in the order to read them; only those for which there are runs.
 
-    `accuracy_over_tasks` and `accuracy_matrix` want streams of two tasks or more; `accuracy_against_bytes` and
+    `accuracy_over_tasks` and `accuracy_matrix` want streams of two tasks or more; `accuracy_over_rounds` a run that was
+    tested within its tasks; `accuracy_against_bytes` and
     `accuracy_against_seconds` a run that is no ceiling; `rank_by_M` one configuration at two ranks and two widths;
     `accuracy_against_label_rate`, `_beta` and `_clients` one that was run at two values, all else being equal.
 
@@ -34,6 +36,8 @@ def figure_set(runs: pd.DataFrame, folder: Path) -> dict[str, Figure]:
     streams = summary[summary["tasks"].astype(int) > 1]
     if len(streams):
         figures["accuracy_over_tasks"] = accuracy_over_tasks(streams, folders)
+    if summary["A_T_best_mean"].notna().any():
+        figures["accuracy_over_rounds"] = accuracy_over_rounds(summary, folders)
     if not summary["method"].isin(CEILINGS).all():
         figures |= {f"accuracy_against_{cost}": accuracy_against_cost(summary, cost) for cost in COSTS}
     if found := grids(summary):

@@ -14,12 +14,14 @@ from matplotlib.patheffects import withStroke
 
 #: Keywords for `plot` and `errorbar`.
 Look = dict[str, Any]
+Marker = str | tuple[int, int, int]
 
 #: Okabe and Ito's colours, which colour-blind readers tell apart, without the yellow that is faint on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, BLACK = _COLOURS
-#: No two methods share a marker, so that a grey copy tells them apart as well.
-METHODS: dict[str, tuple[str, str]] = {
+#: No two methods share a marker, so that a grey copy tells them apart as well; a marker of numbers is a star (points,
+#: star, angle).
+METHODS: dict[str, tuple[str, Marker]] = {
     "fedran": (BLUE, "o"),
     "stsa": (VERMILLION, "s"),
     "stsa_e": (ORANGE, "D"),
@@ -33,8 +35,15 @@ METHODS: dict[str, tuple[str, str]] = {
     "fedewc": (PURPLE, "h"),
     "fedicarl": (ORANGE, "*"),
     "target": (BLACK, "d"),
+    "fedprox": (SKY, "8"),
+    "feddyn": (GREEN, "H"),
+    "scaffold": (BLUE, (3, 1, 0)),
+    "moon": (PURPLE, (4, 1, 0)),
+    "fedntd": (ORANGE, (4, 1, 45)),
+    "feddisco": (BLACK, (6, 1, 0)),
+    "fedgen": (SKY, (8, 1, 0)),
 }
-_MORE_MARKERS = ("8", "H", "o", "s", "^", "v", "D", "P", "X", "p", "h")
+_MORE_MARKERS: tuple[Marker, ...] = ("o", "s", "^", "v", "D", "P", "X", "p", "h", "8", "H")
 #: The ceilings' dots are none of these.
 DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
 _FILLS = ("none", "full", "left", "bottom")
@@ -57,7 +66,7 @@ CHARACTERS = 124
 _SAVING: dict[str, dict[str, Any]] = {"png": {"dpi": 150}, "svg": {"metadata": {"Date": None}}}
 
 
-def looks(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
+def looks(methods: Iterable[str]) -> dict[str, tuple[str, Marker]]:
     """Colour and marker of each method: from `METHODS`, or a free pair that the name of an unknown one picks."""
     taken = {*METHODS.values()}
     free = [pair for pair in itertools.product(_COLOURS, _MORE_MARKERS) if pair not in taken]
@@ -68,7 +77,7 @@ def looks(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
     }
 
 
-def line_look(pair: tuple[str, str], variant: int = 0) -> Look:
+def line_look(pair: tuple[str, Marker], variant: int = 0) -> Look:
     """A method's colour and marker, in the dashes and filling of its n-th variant.
 
     The first 16 variants of a method differ from each other.

@@ -1,0 +1,94 @@
+"""Accuracy while a model is trained: against rounds, against what was uploaded, against seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fcl_bench.results.figures.canvas import canvas, legend, title
+from fcl_bench.results.figures.selection import lines, named_looks, panels, seeds_told, shared, styles
+from fcl_bench.results.figures.style import Look
+
+_MOST_PANELS, _MOST_LINES = 4, 16
+#: Column of `progress` -> its axis.
+_AXES = {
+    "rounds": "rounds of exchange so far",
+    "mib": "uploaded so far by the busiest client (MiB)",
+    "seconds": "seconds so far: clients' mean and server",
+}
+
+
+def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> Figure:
+    """A row of panels per setting: accuracy on all classes seen so far against rounds, upload and seconds (log axes).
+
+    A run that was not tested within its tasks (`evaluate_rounds=0`), such as one of a closed-form method, has a point
+    for each task.
+
+    Args:
+        summary: what `summarise` returned.
+        folders: run id -> its folder.
+    """
+    shown, left_out = panels(summary, most=_MOST_PANELS)
+    shown, fewer = lines(shown, most=_MOST_LINES)
+    rows = pd.concat([panel.rows for panel in shown])
+    looks = styles(rows)
+    caption = [
+        "Accuracy on all classes seen so far, while it is learnt; test data chose none of these rounds.",
+        "The server's seconds of a task are spread evenly over its rounds.",
+        f"Line: mean over seeds; band: one standard deviation either way; {seeds_told(rows)}.",
+        *(shared(rows), fewer, left_out),
+    ]
+    figure, grid = canvas(len(shown) * len(_AXES), len(_AXES), caption, height=3.4)
+    for axes, (panel, quantity) in zip(grid, product(shown, _AXES), strict=True):
+        for _, row in panel.rows.iterrows():
+            runs = [progress(folders[run]) for run in row["run_ids"]]
+            middle = sum(run[quantity].to_numpy(float) for run in runs) / len(runs)
+            accuracy = np.array([run["accuracy"].to_numpy(float) for run in runs])
+            look = _thinned(looks[row["label"]], len(middle))
+            axes.plot(middle, accuracy.mean(axis=0), **look)
+            if len(runs) > 1 and len(middle) > 1:
+                spread = accuracy.std(axis=0, ddof=1)
+                edges = accuracy.mean(axis=0) - spread, accuracy.mean(axis=0) + spread
+                axes.fill_between(middle, *edges, color=look["color"], alpha=0.15, linewidth=0)
+        axes.set_xscale("log")
+        axes.set_xlabel(_AXES[quantity])
+        axes.set_ylabel("accuracy (%)")
+        title(axes, panel.title, len(_AXES))
+    legend(figure, named_looks(rows))
+    return figure
+
+
+def progress(folder: Path) -> pd.DataFrame:
+    """What a run had reached and spent when it was tested: `accuracy`; `rounds`, `mib`, `seconds` since its start.
+
+    Args:
+        folder: of the run.
+    """
+    uploads = pd.read_csv(folder / "uploads.csv")
+    tasks = pd.read_csv(folder / "tasks.csv").set_index("task")
+    rounds = uploads.groupby(["task", "round"], as_index=False).agg(seconds=("client_seconds", "mean"))
+    share = tasks["server_seconds"] / rounds.groupby("task").size()
+    rounds["seconds"] += rounds["task"].map(share)
+    sent = uploads.pivot_table(
+        index=["task", "round"], columns="client", values="up_bytes", aggfunc="sum", fill_value=0
+    )
+    rounds = rounds.assign(
+        rounds=np.arange(1, len(rounds) + 1),
+        mib=sent.cumsum().max(axis=1).to_numpy() / 2**20,
+        seconds=rounds["seconds"].cumsum(),
+    )
+    if (folder / "rounds.csv").exists():
+        tested = pd.read_csv(folder / "rounds.csv")
+    else:
+        tested = tasks["accuracy"].reset_index().assign(round=rounds.groupby("task")["round"].max().to_numpy())
+    return tested.merge(rounds, on=["task", "round"], how="left", validate="one_to_one")
+
+
+def _thinned(look: Look, points: int) -> Look:
+    """A dozen markers on a long curve, not one at each round."""
+    return {**look, "markevery": max(1, points // 12)}
