@@ -90,7 +90,7 @@ BACK = Heads(((0, 1, 2), (3, 4)), (1, 3, 4))
 @pytest.mark.parametrize(("strength", "T"), [(1.0, 2.0), (0.3, 1.0), (3.0, 4.0)])
 def test_cross_entropy_and_distillation_are_the_equations(heads, strength, T):
     q, y, old = drawn(0)
-    found, gradient = of_ours(Distilled(heads, False, lambda _: torch.from_numpy(old), strength, T), q, y)
+    found, gradient = of_ours(Distilled(heads, "seen", False, lambda _: torch.from_numpy(old), strength, T), q, y)
     assert found == pytest.approx(ce_kd(q, y, old, strength, T), rel=1e-12)
     np.testing.assert_allclose(gradient, gradient_of(lambda q: ce_kd(q, y, old, strength, T), q), atol=1e-8)
 
@@ -99,7 +99,9 @@ def test_distillation_by_hand():
     """q = (1, 0), q' = (0, 2), T = 2: -(0.268941 log 0.622459 + 0.731059 log 0.377541) = 0.839606."""
     q, old = np.array([[1.0, 0.0, -50.0]]), torch.tensor([[0.0, 2.0]], dtype=torch.float64)
     heads = Heads(((0, 1), (2,)), (2,))
-    with_it, without = (of_ours(Distilled(heads, False, lambda _: old, s, 2.0), q, np.array([0]))[0] for s in (1, 0))
+    with_it, without = (
+        of_ours(Distilled(heads, "seen", False, lambda _: old, s, 2.0), q, np.array([0]))[0] for s in (1, 0)
+    )
     assert with_it - without == pytest.approx(0.839606, abs=5e-7)
 
 
@@ -264,6 +266,7 @@ def test_classes_without_an_exemplar_are_told_and_never_named(caplog):
         ({"variant": "published", "choose": "random"}, "method.choose=random"),
         ({"variant": "published", "scope": "total"}, "method.scope=total"),
         ({"variant": "published", "loss": "bce"}, "method.loss=bce"),
+        ({"variant": "published"}, "method.training.weighting=samples"),
     ],
 )
 def test_knobs_that_contradict_each_other_are_told(knobs, told):

@@ -61,8 +61,10 @@ _FARTHEST = -3.0
 class Distilled(Objective):
     """Cross-entropy, and distillation of the old columns."""
 
-    def __init__(self, heads: Heads, rest: bool, teacher: Network, strength: float, temperature: float) -> None:
-        super().__init__(heads, "seen", rest)
+    def __init__(
+        self, heads: Heads, over: str, rest: bool, teacher: Network, strength: float, temperature: float
+    ) -> None:
+        super().__init__(heads, over, rest)
         self._teacher, self._strength, self._temperature = teacher, strength, temperature
 
     def score_loss(self, scores: torch.Tensor, labels: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
@@ -129,7 +131,7 @@ class FediCaRLClient(GradientClient):
             return Binary(heads, method.frozen_heads, teacher, method.strength)
         if teacher is None:
             return super().objective(shard, broadcast, state)
-        return Distilled(heads, method.frozen_heads, teacher, method.strength, method.temperature)
+        return Distilled(heads, method.loss_over, method.frozen_heads, teacher, method.strength, method.temperature)
 
     def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """Choose the exemplars of the task's classes; with `nme`, the sums of all exemplars' features."""
@@ -232,9 +234,6 @@ class FediCaRLServer(GradientServer):
                 " nme can't name (a larger method.memory)",
             )
 
-    def weight(self, client: int, upload: Message) -> float:
-        return 1.0 if self.method.published else super().weight(client, upload)
-
     def classify(self, batch: TestBatch) -> Prediction:
         """With `nme`, minus the distance of phi / ||phi|| to each class's mean, which has length 1 too."""
         if self.method.classify != "nme":
@@ -275,7 +274,7 @@ class FediCaRL(GradientMethod):
         temperature: T of ce_kd.
         classify: softmax: the largest logit; nme: the nearest mean of exemplars.
         variant: working: as above; published: as TARGET's code has it: clients keep all they ever had, draw `memory`
-            samples of it anew in every round, and count alike in the average.
+            samples of it anew in every round, and count alike in the average (`weighting: uniform`).
     """
 
     name: ClassVar[str] = "fedicarl"
@@ -301,9 +300,11 @@ class FediCaRL(GradientMethod):
             raise UserError("method.memory=0 leaves no mean for method.classify=nme", "method.classify=softmax")
         if self.published:
             without = {"scope": "client", "choose": "herding", "loss": "ce_kd", "classify": "softmax"}
-            for name, only in without.items():
-                if (value := getattr(self, name)) != only:
-                    raise UserError(f"method.{name}={value}: variant=published has no such", f"method.{name}={only}")
+            wanted = [(f"method.{name}", getattr(self, name), only) for name, only in without.items()]
+            wanted.append((f"{self.training_key}.weighting", self.training.weighting, "uniform"))
+            for key, value, only in wanted:
+                if value != only:
+                    raise UserError(f"{key}={value} contradicts method.variant=published", f"{key}={only}")
 
     @property
     def published(self) -> bool:
