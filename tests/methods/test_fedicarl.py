@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.fedicarl import EXEMPLARS, Binary, Distilled
 from fcl_bench.methods.gradient.finetune import FineTune
@@ -217,6 +220,22 @@ def test_the_bytes_of_the_means_are_a_vector_and_two_numbers_for_each_class():
     model = sum(value.nbytes for value in federation.server.network.state().values())
     [asked] = [r for r in federation.state.ledger.uploads if (r.task, r.client, r.stage) == (2, 0, EXEMPLARS)]
     assert asked.down_bytes == model + 4 * 3
+
+
+class Doubling(Middleware):
+    """Sends the first class of every answer twice."""
+
+    def send(self, message, client):
+        if message.stage != EXEMPLARS:
+            return message
+        return message.with_tensors({name: torch.cat([value, value[:1]]) for name, value in message.items()})
+
+
+def test_an_upload_that_names_a_class_twice_is_refused():
+    method, transport = fedicarl(classify="nme", on="features"), partial(InProcess.of, middleware=[Doubling()])
+    federation = federation_of(method, problem_on("features"), tasks_on("features"), transport=transport)
+    with pytest.raises(UserError, match="it names a class twice"):
+        federation.run(lambda _: None)
 
 
 def test_with_softmax_only_those_with_samples_are_asked():

@@ -176,7 +176,7 @@ class FediCaRLServer(GradientServer):
     """Averages models and, for `nme`, adds up the sums of the exemplars of all clients.
 
     Attributes:
-        holders: the clients that have chosen exemplars so far; `nme` asks all of them, whatever the task.
+        holders: of `nme`, the clients that have chosen exemplars so far; it asks all of them, whatever the task.
         sums: (C, d) of the exemplars' directions under the last task's model.
         counts: (C,) how many exemplars there are.
     """
@@ -185,7 +185,7 @@ class FediCaRLServer(GradientServer):
 
     def __init__(self, method: FediCaRL, problem: Problem) -> None:
         super().__init__(method, problem)
-        self.holders: list[int] = []
+        self.holders: set[int] = set()
         self.sums = torch.zeros(0, self.network.dimension, dtype=torch.float64, device=problem.device)
         self.counts = torch.zeros(0, dtype=torch.int64, device=problem.device)
         self._notices = Notices(log)
@@ -219,8 +219,8 @@ class FediCaRLServer(GradientServer):
         return super().objection(upload)
 
     def absorb_answer(self, client: int, upload: Message) -> None:
-        self.holders = sorted({*self.holders, client})
         if "sums" in upload:
+            self.holders.add(client)
             classes = upload["classes"].long()
             self.sums.index_add_(0, classes, upload["sums"].double())
             self.counts.index_add_(0, classes, upload["counts"].long())
@@ -251,14 +251,14 @@ class FediCaRLServer(GradientServer):
         return {**super().model(), **own}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        own = {_MEANS + "sums": self.sums, _MEANS + "counts": self.counts, _HOLDERS: torch.tensor(self.holders)}
+        own = {_MEANS + "sums": self.sums, _MEANS + "counts": self.counts, _HOLDERS: torch.tensor(sorted(self.holders))}
         return {**super().state_dict(), **(own if self.method.classify == "nme" else {})}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
         if self.method.classify == "nme":
             self.sums, self.counts = (state[_MEANS + name].to(self.problem.device) for name in ("sums", "counts"))
-            self.holders = state[_HOLDERS].long().tolist()
+            self.holders = set(state[_HOLDERS].long().tolist())
 
 
 @dataclass
