@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.fedicarl import EXEMPLARS, Binary, Distilled
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.joint_training import JointTraining
 from fcl_bench.protocol.problem import TestBatch
+from fcl_bench.runs.plan import make_plan
 from fcl_bench.training.heads import Heads
 from tests.methods.fedicarl_harness import (
     CLASSES,
@@ -31,6 +35,7 @@ from tests.methods.fedicarl_harness import (
 )
 from tests.methods.plain_training import differing, state_of
 from tests.methods.training_harness import federation_of, tiny_problem
+from tests.small_runs import settings_for
 
 # The loss -------------------------------------------------------------------------------------------------------------
 
@@ -88,7 +93,7 @@ BACK = Heads(((0, 1, 2), (3, 4)), (1, 3, 4))
 @pytest.mark.parametrize(("strength", "T"), [(1.0, 2.0), (0.3, 1.0), (3.0, 4.0)])
 def test_cross_entropy_and_distillation_are_the_equations(heads, strength, T):
     q, y, old = drawn(0)
-    found, gradient = of_ours(Distilled(heads, False, lambda _: torch.from_numpy(old), strength, T), q, y)
+    found, gradient = of_ours(Distilled(heads, "seen", False, lambda _: torch.from_numpy(old), strength, T), q, y)
     assert found == pytest.approx(ce_kd(q, y, old, strength, T), rel=1e-12)
     np.testing.assert_allclose(gradient, gradient_of(lambda q: ce_kd(q, y, old, strength, T), q), atol=1e-8)
 
@@ -97,7 +102,9 @@ def test_distillation_by_hand():
     """q = (1, 0), q' = (0, 2), T = 2: -(0.268941 log 0.622459 + 0.731059 log 0.377541) = 0.839606."""
     q, old = np.array([[1.0, 0.0, -50.0]]), torch.tensor([[0.0, 2.0]], dtype=torch.float64)
     heads = Heads(((0, 1), (2,)), (2,))
-    with_it, without = (of_ours(Distilled(heads, False, lambda _: old, s, 2.0), q, np.array([0]))[0] for s in (1, 0))
+    with_it, without = (
+        of_ours(Distilled(heads, "seen", False, lambda _: old, s, 2.0), q, np.array([0]))[0] for s in (1, 0)
+    )
     assert with_it - without == pytest.approx(0.839606, abs=5e-7)
 
 
@@ -215,6 +222,22 @@ def test_the_bytes_of_the_means_are_a_vector_and_two_numbers_for_each_class():
     assert asked.down_bytes == model + 4 * 3
 
 
+class Doubling(Middleware):
+    """Sends the first class of every answer twice."""
+
+    def send(self, message, client):
+        if message.stage != EXEMPLARS:
+            return message
+        return message.with_tensors({name: torch.cat([value, value[:1]]) for name, value in message.items()})
+
+
+def test_an_upload_that_names_a_class_twice_is_refused():
+    method, transport = fedicarl(classify="nme", on="features"), partial(InProcess.of, middleware=[Doubling()])
+    federation = federation_of(method, problem_on("features"), tasks_on("features"), transport=transport)
+    with pytest.raises(UserError, match="it names a class twice"):
+        federation.run(lambda _: None)
+
+
 def test_with_softmax_only_those_with_samples_are_asked():
     federation = learnt(fedicarl())
     asked = {(r.task, r.client) for r in federation.state.ledger.uploads if r.stage == EXEMPLARS and r.down_bytes}
@@ -262,6 +285,7 @@ def test_classes_without_an_exemplar_are_told_and_never_named(caplog):
         ({"variant": "published", "choose": "random"}, "method.choose=random"),
         ({"variant": "published", "scope": "total"}, "method.scope=total"),
         ({"variant": "published", "loss": "bce"}, "method.loss=bce"),
+        ({"variant": "published"}, "method.training.weighting=samples"),
     ],
 )
 def test_knobs_that_contradict_each_other_are_told(knobs, told):
@@ -276,3 +300,9 @@ def test_a_total_that_leaves_nothing_is_told():
     with pytest.raises(UserError, match="method.scope=total"):
         method.check(tiny_problem(), CLASSES)
     fedicarl(scope="total", memory=3).check(problem_on("images"), CLASSES)
+
+
+def test_a_run_says_how_many_clients_share_the_memory(tmp_path):
+    choice = ("method=fedicarl", "method.on=features", "method.scope=total", "method.memory=42", "clients=4")
+    plan = make_plan(settings_for(tmp_path, *choice))
+    assert plan.settings.method.budget(plan.problem) == 10

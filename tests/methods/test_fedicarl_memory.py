@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from fcl_bench.methods.gradient.fedicarl import EXEMPLARS, FediCaRLClient
-from fcl_bench.methods.gradient.finetune import FineTune
 from tests.methods.fedicarl_harness import (
     CLIENTS,
     both,
@@ -25,7 +24,7 @@ from tests.methods.fedicarl_harness import (
     trained_on,
     training,
 )
-from tests.methods.plain_training import differing, state_of
+from tests.methods.plain_training import differing
 from tests.methods.training_harness import federation_of, image_tasks
 from tests.training.test_memory import plain_herding
 
@@ -120,16 +119,18 @@ def test_a_model_speaks_for_the_samples_and_the_exemplars_behind_it(monkeypatch)
 
 # Resume, scarce labels, classes that come back ------------------------------------------------------------------------
 
+UNIFORM = training(weighting="uniform")
 VARIANTS = {
     "softmax": {},
     "nme": {"classify": "nme", "loss": "bce"},
     "random, total": {"choose": "random", "scope": "total", "memory": 20},
-    "published": {"variant": "published", "memory": 5},
+    "published": {"variant": "published", "memory": 5, "training": UNIFORM},
 }
 
 
-@both
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    ("on", "name"), [*(("features", name) for name in VARIANTS), ("images", "nme"), ("images", "published")]
+)
 def test_a_resumed_run_is_an_uninterrupted_one_memory_included(on, name):
     method, saved = fedicarl(on=on, **VARIANTS[name]), []
     whole = made(method, on)
@@ -174,7 +175,9 @@ def test_a_client_without_a_label_keeps_nothing():
 @both
 def test_published_keeps_all_that_was_and_draws_from_it_anew_in_every_round(on, monkeypatch):
     seen, tasks = trained_on(monkeypatch), tasks_on(on)
-    federation = learnt(fedicarl(variant="published", memory=5, on=on, training=training(rounds=4)), on)
+    federation = learnt(
+        fedicarl(variant="published", memory=5, on=on, training=training(rounds=4, weighting="uniform")), on
+    )
     drawn: dict = {}
     for task, _, client, inputs, labels in seen:
         samples, own = tasks[task][client]
@@ -194,17 +197,8 @@ def test_published_keeps_all_that_was_and_draws_from_it_anew_in_every_round(on, 
 
 def test_published_goes_on_where_there_is_less_than_it_draws(monkeypatch):
     seen = trained_on(monkeypatch)
-    learnt(fedicarl(variant="published", memory=300))
+    learnt(fedicarl(variant="published", memory=300, training=UNIFORM))
     own = tasks_on("images")
     sizes = {(t, k): len(labels) for t, clients in enumerate(own) for k, (_, labels) in enumerate(clients)}
     for task, _, client, _, labels in seen:
         assert len(labels) == sum(sizes[t, client] for t in range(task + 1))
-
-
-def test_published_averages_uniformly():
-    one = [[20, 4, 0]]
-    ours = learnt(fedicarl(variant="published", training=training(rounds=1)), sizes=one)
-    uniform = learnt(FineTune(training(rounds=1, weighting="uniform")), sizes=one)
-    weighted = learnt(FineTune(training(rounds=1)), sizes=one)
-    assert not differing(state_of(ours.server), state_of(uniform.server))
-    assert differing(state_of(ours.server), state_of(weighted.server))

@@ -61,8 +61,10 @@ _FARTHEST = -3.0
 class Distilled(Objective):
     """Cross-entropy, and distillation of the old columns."""
 
-    def __init__(self, heads: Heads, rest: bool, teacher: Network, strength: float, temperature: float) -> None:
-        super().__init__(heads, "seen", rest)
+    def __init__(
+        self, heads: Heads, over: str, rest: bool, teacher: Network, strength: float, temperature: float
+    ) -> None:
+        super().__init__(heads, over, rest)
         self._teacher, self._strength, self._temperature = teacher, strength, temperature
 
     def score_loss(self, scores: torch.Tensor, labels: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
@@ -129,7 +131,7 @@ class FediCaRLClient(GradientClient):
             return Binary(heads, method.frozen_heads, teacher, method.strength)
         if teacher is None:
             return super().objective(shard, broadcast, state)
-        return Distilled(heads, method.frozen_heads, teacher, method.strength, method.temperature)
+        return Distilled(heads, method.loss_over, method.frozen_heads, teacher, method.strength, method.temperature)
 
     def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """Choose the exemplars of the task's classes; with `nme`, the sums of all exemplars' features."""
@@ -174,7 +176,7 @@ class FediCaRLServer(GradientServer):
     """Averages models and, for `nme`, adds up the sums of the exemplars of all clients.
 
     Attributes:
-        holders: the clients that have chosen exemplars so far; `nme` asks all of them, whatever the task.
+        holders: of `nme`, the clients that have chosen exemplars so far; it asks all of them, whatever the task.
         sums: (C, d) of the exemplars' directions under the last task's model.
         counts: (C,) how many exemplars there are.
     """
@@ -183,7 +185,7 @@ class FediCaRLServer(GradientServer):
 
     def __init__(self, method: FediCaRL, problem: Problem) -> None:
         super().__init__(method, problem)
-        self.holders: list[int] = []
+        self.holders: set[int] = set()
         self.sums = torch.zeros(0, self.network.dimension, dtype=torch.float64, device=problem.device)
         self.counts = torch.zeros(0, dtype=torch.int64, device=problem.device)
         self._notices = Notices(log)
@@ -217,8 +219,8 @@ class FediCaRLServer(GradientServer):
         return super().objection(upload)
 
     def absorb_answer(self, client: int, upload: Message) -> None:
-        self.holders = sorted({*self.holders, client})
         if "sums" in upload:
+            self.holders.add(client)
             classes = upload["classes"].long()
             self.sums.index_add_(0, classes, upload["sums"].double())
             self.counts.index_add_(0, classes, upload["counts"].long())
@@ -231,9 +233,6 @@ class FediCaRLServer(GradientServer):
                 f"{self.method.name}: no client keeps an exemplar of {without} of {len(self.counts)} classes, which"
                 " nme can't name (a larger method.memory)",
             )
-
-    def weight(self, client: int, upload: Message) -> float:
-        return 1.0 if self.method.published else super().weight(client, upload)
 
     def classify(self, batch: TestBatch) -> Prediction:
         """With `nme`, minus the distance of phi / ||phi|| to each class's mean, which has length 1 too."""
@@ -252,14 +251,14 @@ class FediCaRLServer(GradientServer):
         return {**super().model(), **own}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        own = {_MEANS + "sums": self.sums, _MEANS + "counts": self.counts, _HOLDERS: torch.tensor(self.holders)}
+        own = {_MEANS + "sums": self.sums, _MEANS + "counts": self.counts, _HOLDERS: torch.tensor(sorted(self.holders))}
         return {**super().state_dict(), **(own if self.method.classify == "nme" else {})}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
         if self.method.classify == "nme":
             self.sums, self.counts = (state[_MEANS + name].to(self.problem.device) for name in ("sums", "counts"))
-            self.holders = state[_HOLDERS].long().tolist()
+            self.holders = set(state[_HOLDERS].long().tolist())
 
 
 @dataclass
@@ -275,7 +274,7 @@ class FediCaRL(GradientMethod):
         temperature: T of ce_kd.
         classify: softmax: the largest logit; nme: the nearest mean of exemplars.
         variant: working: as above; published: as TARGET's code has it: clients keep all they ever had, draw `memory`
-            samples of it anew in every round, and count alike in the average.
+            samples of it anew in every round, and count alike in the average (`weighting: uniform`).
     """
 
     name: ClassVar[str] = "fedicarl"
@@ -301,9 +300,11 @@ class FediCaRL(GradientMethod):
             raise UserError("method.memory=0 leaves no mean for method.classify=nme", "method.classify=softmax")
         if self.published:
             without = {"scope": "client", "choose": "herding", "loss": "ce_kd", "classify": "softmax"}
-            for name, only in without.items():
-                if (value := getattr(self, name)) != only:
-                    raise UserError(f"method.{name}={value}: variant=published has no such", f"method.{name}={only}")
+            wanted = [(f"method.{name}", getattr(self, name), only) for name, only in without.items()]
+            wanted.append((f"{self.training_key}.weighting", self.training.weighting, "uniform"))
+            for key, value, only in wanted:
+                if value != only:
+                    raise UserError(f"{key}={value} contradicts method.variant=published", f"{key}={only}")
 
     @property
     def published(self) -> bool:
