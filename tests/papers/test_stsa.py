@@ -134,7 +134,7 @@ def test_classical_baselines_are_as_the_public_code_of_the_benchmark_that_the_te
     for row in frame[frame["row"].isin(["Fed-EWC", "Fed-LWF"])].itertuples():
         keys = overrides(row.setting)
         assert keys["method.training.weighting"] == "uniform"
-        assert left_to_us(row.setting) == ["its code is not named, as in TARGET's and LANDER's"]
+        assert left_to_us(row.setting) == ["code unknown, as TARGET's and LANDER's"]
         published = ("published", "task") if row.method == "fedewc" else (None, None)
         assert (keys.get("method.variant"), keys.get("method.loss_over")) == published
 
