@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import time
 
 import numpy as np
@@ -18,6 +19,8 @@ from fcl_bench.protocol.problem import Prediction
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
+from tests.small_methods import NAMES, short_run, trains
+from tests.small_runs import run_in
 
 
 def training(rounds: int) -> Training:
@@ -149,3 +152,15 @@ def test_what_is_kept_only_grows_and_is_taken_over_whole():
     again.restore({name: kept.clone()})
     assert again.values() == measured.values()
     assert RoundAccuracy(0, None, np.array([4])).tensors() == {}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if trains(name)])
+def test_every_method_that_trains_can_be_watched(name, no_pictures, tmp_path):
+    """Its last row is its A_t, whatever comes after its rounds."""
+    run = run_in(tmp_path, *short_run(name), "data=digits", "tasks=2", "clients=2", "evaluate_rounds=1")
+    last: dict[str, float] = {}
+    with (run.folder / "rounds.csv").open() as file:
+        for row in csv.DictReader(file):
+            last[row["task"]] = float(row["accuracy"])
+    assert list(last.values()) == run.record["metrics"]["accuracy"]
+    assert min(np.subtract(run.record["rounds"]["best"], list(last.values()))) >= 0

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from fcl_bench.papers.matching import LOST_METHOD, left_to_us, words_without_key
 from tests.conftest import shared
 from tests.papers.reading import Cells, as_typed, compose_all, printed_by
 from tests.papers.settings import overrides
 
 DATA = {"CIFAR-100": "cifar100", "Tiny-ImageNet": "tiny_imagenet", "ImageNet-R": "imagenet_r"}
+#: As printed -> our name.
+OURS = {"AFCL": "afcl", "Finetune": "finetune", "FedLwF": "fedlwf", "FedEwc": "fedewc", "FedIcaRL": "fedicarl"}
 #: Characteristic -> the first task that it is defined for (Eq. 52 takes the tasks before, Eq. 53 the task itself).
 FIRST = {"Stability": 2, "Plasticity": 1}
 #: Rows of Table F.4 with a number less than there are methods.
@@ -114,8 +117,16 @@ def test_what_the_copy_has_lost_is_still_lost(text):
 
 def test_a_number_without_its_column_has_no_method_and_matches_no_run(frame):
     for row in frame.itertuples():
-        assert row.row.startswith("number") == ("which of the eight methods" in row.setting)
-        assert row.method == {"Finetune": "finetune", "AFCL": "afcl"}.get(row.row, "")
+        assert row.row.startswith("number") == (LOST_METHOD in words_without_key(row.setting))
+        assert row.method == OURS.get(row.row, "")
+
+
+def test_what_a_baselines_rows_leave_open_is_ours(frame):
+    for row in frame[frame["row"].isin(set(OURS) - {"AFCL"})].itertuples():
+        [said] = left_to_us(row.setting)
+        unknown = "rates and memory" if row.method == "fedicarl" else "rates"
+        assert said == f"clients and beta lost, {unknown} unknown"
+        assert (row.clients, row.beta) == ("", "")
 
 
 def test_the_numbers_after_the_last_task_are_the_ones_that_a_run_has(frame):

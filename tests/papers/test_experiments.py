@@ -14,6 +14,7 @@ from fcl_bench.papers.experiments import PROFILES, experiments, grid_cells, runs
 from fcl_bench.papers.matching import overrides, settings_of, words_without_key
 from fcl_bench.papers.printed import printed
 from fcl_bench.runs.run import run
+from tests.small_methods import trains
 
 LIST = Path(__file__).parents[2] / "docs" / "experiments.md"
 #: Tables by other names than their number.
@@ -22,9 +23,14 @@ NAMED = {
     ("afcl", "Table F.4"): "afcl_stability_plasticity",
     ("stsa", "Table 1, joint"): "stsa_table1_joint",
     ("stsa", "Table 2, joint"): "stsa_table2_joint",
+    ("afl", "Table 1, gradient"): "afl_table1_gradient",
+    ("afl", "Table 2, gradient"): "afl_table2_gradient",
+    ("stsa", "Table 1, gradient"): "stsa_table1_gradient",
 }
+#: Papers whose own methods train nothing, so that those which do have an experiment of their own.
+CLOSED_FORM = ("afl", "stsa")
 #: What a printed setting says in words that no key of ours can say; such cells have no run.
-NO_KEY = ("linear: without ReLU", "first stage by", "a sketch as wide as the layer", "average over")
+NO_KEY = ("linear: without ReLU", "task ", "first stage by", "a sketch as wide as the layer", "average over")
 #: What it leaves open, by its words: the keys that may have any value.
 OPEN = {
     "rank is not said": r"method\.rank",
@@ -33,7 +39,8 @@ OPEN = {
 #: One table of each kind, for the tests that take seconds.
 SAMPLED = {
     *("fedran_table3", "fedran_table6", "fedran_figure6", "stsa_table1", "stsa_table4"),
-    *("afl_table1", "afl_table3", "afcl_accuracy", "fedprotip_table1", "fedprotip_table3", "fedprotip_table15"),
+    *("afl_table1", "afl_table1_gradient", "afl_table3", "stsa_table1_gradient", "afcl_stability_plasticity"),
+    *("afcl_accuracy", "fedprotip_table1", "fedprotip_table3", "fedprotip_table15"),
 }
 PRINTED = printed().query("method != ''")
 
@@ -59,6 +66,8 @@ def flat(settings: Settings) -> dict[str, object]:
 def experiment_of(paper: str, table: str, method: str) -> str:
     if method == "joint_training":
         table = f"{table}, joint"
+    elif paper in CLOSED_FORM and trains(method):
+        table = f"{table}, gradient"
     return NAMED.get((paper, table), f"{paper}_{table.lower().replace(' ', '')}")
 
 

@@ -104,7 +104,7 @@ def test_method_and_metric_are_the_headings(frame):
         if row.row not in METHODS and row.row not in BASELINES:
             # A study of FedProTIP alone: a table's headings say which variant a number is of.
             tip = not re.search(r"Task-Agnostic|Task-Aware|Aware|Agnostic", path)
-            method = {"Model": "", "Act": "fot"}.get(row.row, "fedprotip")
+            method = {"Model": "finetune", "Act": "fot"}.get(row.row, "fedprotip")
         else:
             method = METHODS.get(row.row, "")
             tip = "+TIP" in path if row.table == "Table 10" else tip

@@ -7,6 +7,7 @@ from itertools import groupby
 
 import pytest
 
+from fcl_bench.papers.matching import left_to_us
 from tests.conftest import shared
 from tests.papers.reading import printed_by
 from tests.papers.settings import overrides
@@ -123,7 +124,19 @@ def test_metric_data_and_beta_say_what_the_headings_say(frame, text):
 
 def test_the_method_is_the_rows(frame):
     names = {"Joint (Upper-bound)": "joint_training", "STSA": "stsa", "STSA-E": "stsa_e"}
+    names |= {"Fed-EWC": "fedewc", "Fed-LWF": "fedlwf"}
     assert (frame["method"] == frame["row"].str.split("+").str[0].map(names).fillna("")).all()
+
+
+def test_classical_baselines_are_as_the_public_code_of_the_benchmark_that_the_text_names(frame, text):
+    """It averages uniformly, and the penalty of its Fed-EWC reaches no weight."""
+    assert "Following the benchmark in (Zhang et al., 2023; Tran et al., 2024)" in text  # TARGET, LANDER
+    for row in frame[frame["row"].isin(["Fed-EWC", "Fed-LWF"])].itertuples():
+        keys = overrides(row.setting)
+        assert keys["method.training.weighting"] == "uniform"
+        assert left_to_us(row.setting) == ["code unknown, as TARGET's and LANDER's"]
+        published = ("published", "task") if row.method == "fedewc" else (None, None)
+        assert (keys.get("method.variant"), keys.get("method.loss_over")) == published
 
 
 def test_the_backbone_is_the_tables(frame):
@@ -152,8 +165,8 @@ def test_the_settings_are_those_of_the_text(frame, text):
         assert keys.get("split.first") == (large[1] if row.table == "Table 4" else None)
         if row.method == "joint_training":
             continue
-        group = "method" if row.method == "" else "adapt"
-        if row.method:
+        group = "adapt" if row.method.startswith("stsa") else "method"
+        if group == "adapt":
             assert keys["method.M"] == M[vit]
             assert float(keys["method.gamma"]) == float(gamma[vit])
             assert keys.get("method.dummy_clients") == (K_D[vit] if row.method == "stsa_e" else None)
@@ -164,7 +177,7 @@ def test_the_settings_are_those_of_the_text(frame, text):
         assert all(key.startswith(group) for key in keys if ".training." in key)
         wanted = rounds[1 + (row.data == "imagenet_r")] if vit else scratch[2]
         assert (training["rounds"], training["epochs"], training["batch_size"]) == (wanted, scratch[3], scratch[1])
-        if row.method or not vit:
+        if group == "adapt" or not vit:
             assert training["lr"] == rates[2 if vit else row.data == "tiny_imagenet"]
 
 

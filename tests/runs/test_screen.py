@@ -71,6 +71,18 @@ def test_a_long_stream_shows_its_first_and_last_task_and_few_between(capsys):
     assert all(float(value) == 100 - (int(task) - 1) / 10 for task, value in found)
 
 
+def test_the_best_round_has_a_table_that_says_who_chose_it(capsys):
+    """The record of `record_of` has no such key, as those of older runs."""
+    rounds = {"every": 5, "best": [81.25, None], "best_round": [9, None]}
+    print_record({**record_of([75.0, 60.0]), "rounds": rounds}, "x")
+    out = capsys.readouterr().out
+    assert re.search(r"Best round, by\s+test data", out)
+    assert re.search(r"│ 1 +│ +81.25 │ +10 │", out)
+    assert re.search(r"│ 2 +│ not defined │ +│", out)
+    print_record(record_of([75.0, 60.0]), "x")
+    assert "Best round" not in capsys.readouterr().out
+
+
 def test_scarce_labels_and_bounds_have_their_tables(capsys):
     record = record_of([75.0, 60.0])
     print_record(record, "x")

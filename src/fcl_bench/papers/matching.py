@@ -20,12 +20,25 @@ log = logging.getLogger(__name__)
 
 #: Of a printed number, what is compared with the record of a run.
 STATED = ("tasks", "clients", "beta")
+#: What the copy of a paper has lost of a number: whose it is.
+LOST_METHOD = "which of the eight methods is lost in the copy"
+#: How words end that say what a paper does not say and we had to choose.
+_OURS = ": ours"
 #: What has no bearing on the numbers.
 _INDIFFERENT = {"seed", "drift", "evaluate_rounds", "method.bounds", "method.theory"}
 
 
 def words_without_key(setting: str) -> list[str]:
-    """What a printed setting says in quotes, since no key of ours says it."""
+    """What a printed setting says in quotes, since no key of ours says it; no run can have such a setting."""
+    return [words for words in _quoted(setting) if not words.endswith(_OURS)]
+
+
+def left_to_us(setting: str) -> list[str]:
+    """What it says in quotes of values that the paper does not say: those in the setting are ours."""
+    return [words.removesuffix(_OURS) for words in _quoted(setting) if words.endswith(_OURS)]
+
+
+def _quoted(setting: str) -> list[str]:
     return re.findall(r'"([^"]*)"', setting)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import pandas as pd
 import torch
@@ -16,8 +17,10 @@ from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 
 CONVENTIONS = ("fedran_mib", "stsa_mib")
 RELATIVE = "communication relative to FedRAN"
+#: FedProTIP's Table 9: the model that a client sends in one round of a task, whose MB are MiB.
+MODEL = "upload per client and task: model"
 #: Metrics of printed numbers that are sizes under a paper's convention.
-SIZES = (*CONVENTIONS, RELATIVE)
+SIZES = (*CONVENTIONS, RELATIVE, MODEL)
 
 
 def nominal(cell: pd.Series) -> float | None:
@@ -27,8 +30,10 @@ def nominal(cell: pd.Series) -> float | None:
         cell: a row of `printed()`.
 
     Returns:
-        MiB under the cell's convention; of the metric `RELATIVE` their ratio to FedRAN's.
+        MiB under the cell's convention, or of one model; of the metric `RELATIVE` their ratio to FedRAN's.
     """
+    if cell["metric"] == MODEL:
+        return _model_mib(cell)
     if cell["metric"] == RELATIVE:
         own = _target_mib(cell["data"]) if cell["row"] == "TARGET" else _counted(cell, "fedran_mib")
         # The paper divides by its rounded megabytes: TARGET's 31.90 would be 31.91.
@@ -71,14 +76,29 @@ def _counted(cell: pd.Series, convention: str, one_task: bool = False) -> float 
     return accounting(settings.method, problem, [max(sizes)] if one_task else sizes)[convention]
 
 
-@functools.cache
+def _model_mib(cell: pd.Series) -> float | None:
+    """The network with the class weights of the tasks up to the cell's ("task 3 of 10"), sent once."""
+    [told] = [words for words in words_without_key(cell["setting"]) if words.startswith("task ")]
+    task, tasks = (int(number) for number in re.findall(r"\d+", told))
+    return _resnet18_mib(sum(even_sizes(_classes(cell["data"]), tasks)[:task]), False, rounds=1)
+
+
 def _target_mib(data: str) -> float:
-    """TARGET's upload for a task: 100 rounds of a ResNet-18's float32 state with its batch-norm buffers."""
+    """TARGET's upload for a task: 100 rounds of a ResNet-18, on CIFAR-100 with the stem for small images."""
+    return _resnet18_mib(_classes(data), data == "cifar100", rounds=100)
+
+
+def _classes(data: str) -> int:
+    return int(settings_of((f"data={data}",)).resolved["data"]["about"]["classes"])
+
+
+@functools.cache
+def _resnet18_mib(classes: int, small_images: bool, rounds: int) -> float:
+    """So many uploads of a ResNet-18's float32 state with its batch-norm buffers."""
     import timm
 
-    classes = settings_of((f"data={data}",)).resolved["data"]["about"]["classes"]
     with torch.device("meta"):  # sizes only
         network = timm.create_model("resnet18", num_classes=classes)
-        if data == "cifar100":  # the stem for small images
+        if small_images:
             network.conv1 = torch.nn.Conv2d(3, 64, 3, bias=False)
-    return rounds_mib((tensor for tensor in network.state_dict().values() if tensor.is_floating_point()), rounds=100)
+    return rounds_mib((tensor for tensor in network.state_dict().values() if tensor.is_floating_point()), rounds)

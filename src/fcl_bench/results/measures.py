@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 SECTIONS = ("accuracy", "communication", "runtime")
+#: What is said of `A_T_best` wherever it is shown: it is no result of a method, which has no test data to choose by.
+BEST_ROUND = "best over rounds, chosen on test data"
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ MEASURES: dict[str, Measure] = {
         _percent("A_avg", "A_avg", shown="always"),
         _percent("A_T", "A_T", shown="always"),
         _percent("forgetting", "forgetting", higher=False, shown="always"),
-        _percent("A_T_best", "A_T, best over rounds, chosen on test data", shown="defined"),
+        _percent("A_T_best", f"A_T, {BEST_ROUND}", shown="defined"),
         _percent("A_avg_tasks", "A_avg, mean over tasks"),
         _percent("A_T_tasks", "A_T, mean over tasks"),
         _percent("forgetting_fedprotip", "forgetting, over T", higher=False),

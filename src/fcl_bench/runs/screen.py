@@ -41,8 +41,8 @@ def print_record(record: RunRecord, folder: str) -> None:
     console = ScreenConsole(highlight=False)
     console.print(f"\n[bold]{headline(record)}[/bold]")
     console.print(Columns([_accuracy(record["metrics"]), _metrics(record)], padding=(0, 4)))
-    if record["rounds"]:
-        console.print(_rounds(record["rounds"]))
+    if rounds := record.get("rounds"):  # older runs lack it
+        console.print(_rounds(rounds))
     if record["adaptation"]:
         console.print(_adaptation(record["adaptation"]))
     console.print(_communication(record["communication"]))

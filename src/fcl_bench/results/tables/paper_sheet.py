@@ -8,7 +8,7 @@ import shlex
 import numpy as np
 import pandas as pd
 
-from fcl_bench.papers.matching import STATED, overrides
+from fcl_bench.papers.matching import LOST_METHOD, STATED, overrides
 from fcl_bench.papers.nominal import SIZES
 from fcl_bench.results.measures import direction
 from fcl_bench.results.summarise import CEILINGS, signature
@@ -32,8 +32,8 @@ def paper_sheet(title: str, cells: pd.DataFrame, lines: pd.DataFrame, notes: lis
     Args:
         title: its own.
         cells: the printed numbers, a row each.
-        lines: of each: `at` (values of what the paper leaves open), `state`, `nominal`, `as_sent`, and of each column
-            of runs `<column> mean`, `<column> std`, `<column> n`; NaN where there is none.
+        lines: of each: `at` (values of what the paper leaves open, and what is to be said of ours), `state`, `nominal`,
+            `as_sent`, and of each column of runs `<column> mean`, `<column> std`, `<column> n`; NaN: there is none.
         notes: paragraphs below.
     """
     parts, counts, is_open = _parts(lines), _counts(lines), lines["at"].ne("").any()
@@ -53,7 +53,7 @@ def paper_sheet(title: str, cells: pd.DataFrame, lines: pd.DataFrame, notes: lis
         row += _counted(line, cell) if counts else []
         for part in parts:
             row += _measured(line, cell, part, marks[part][position] if part in marks else "")
-        row += [] if parts else [Cell(line["state"], absent=line["state"] in (NOT_RUN, NO_METHOD))]
+        row += [] if parts else [Cell(line["state"], absent=line["state"] in (NOT_RUN, NO_METHOD, LOST_METHOD))]
         rows.append(row)
     return Sheet(title, headers, rows, headers.index("printed"), notes)
 

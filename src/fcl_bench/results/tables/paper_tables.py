@@ -14,10 +14,19 @@ import pandas as pd
 from fcl_bench.engine.checkpoint import read_json
 from fcl_bench.errors import UserError, choices
 from fcl_bench.papers.experiments import MINIATURE, stand_ins
-from fcl_bench.papers.matching import STATED, Matcher, groups_of, overrides, settings_of, words_without_key
+from fcl_bench.papers.matching import (
+    LOST_METHOD,
+    STATED,
+    Matcher,
+    groups_of,
+    left_to_us,
+    overrides,
+    settings_of,
+    words_without_key,
+)
 from fcl_bench.papers.nominal import SIZES, as_sent, nominal
 from fcl_bench.papers.printed import lost_megabytes, notes, printed
-from fcl_bench.results.measures import direction
+from fcl_bench.results.measures import BEST_ROUND, direction
 from fcl_bench.results.tables.cells import NOT_RUN, NOTHING, Table
 from fcl_bench.results.tables.paper_sheet import (
     HAS_RUNS,
@@ -86,7 +95,7 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
             differences = matcher.differences(cell)
         found = groups_of(differences, runs, [key for key in STATED if not cell[key]]) or {"": []}
         for at, indices in found.items():
-            line = {"cell": position, "at": at, "state": state or (HAS_RUNS if indices else NOT_RUN)}
+            line = {"cell": position, "at": _where(cell, at), "state": state or (HAS_RUNS if indices else NOT_RUN)}
             counted = {"nominal": nominal(cell), "as_sent": as_sent(cell)}
             lines.append(line | command | counted | _ours(cell, runs.loc[indices]))
         for index, differing in differences.items():
@@ -107,11 +116,18 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
     )
 
 
+def _where(cell: pd.Series, at: str) -> str:
+    """Values of what the paper leaves open, what else it does not say, and who chose the round."""
+    chosen = [BEST_ROUND] if cell["metric"] == "A_T_best" else []
+    return "; ".join(filter(None, [at, *chosen, *left_to_us(cell["setting"])]))
+
+
 def _state(cell: pd.Series) -> str:
-    """Why no run can be beside a printed number; "" if one can."""
+    """Why no run can stand beside a printed number; "" if one can."""
+    words = words_without_key(cell["setting"])
     if not cell["method"]:
-        return NO_METHOD
-    if words := words_without_key(cell["setting"]):
+        return LOST_METHOD if LOST_METHOD in words else NO_METHOD
+    if words:
         return f"no key for: {'; '.join(words)}"
     if unsaid := [key for key in ("data", "backbone") if not cell[key]]:
         return f"the paper does not say: {', '.join(unsaid)}"
