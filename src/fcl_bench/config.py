@@ -171,7 +171,7 @@ class Settings:
         """The part of the configuration that determines the result: no paths, no worker counts, no output folder."""
         scalars = dataclasses.asdict(self.scalars)
         counted = ["seed", "beta", "clients", "tasks", "label_rate", "drift", "dtype", "wire"]
-        counted += ["evaluate_rounds"] if self.scalars.evaluate_rounds else []  # newer: runs without it keep their ids
+        counted += ["evaluate_rounds"] if self.scalars.evaluate_rounds else []  # runs without it keep their old ids
         chosen = {group: _identity(getattr(self, group)) for group in GROUPS}
         return {**{key: scalars[key] for key in counted}, "beta": self.beta, **chosen}
 

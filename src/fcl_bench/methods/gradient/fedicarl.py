@@ -32,6 +32,7 @@ from fcl_bench.protocol.problem import Prediction, Problem, Shard, State, TestBa
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import Notices
+from fcl_bench.training.distillation import Distilled
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.memory import (
     SCOPES,
@@ -56,24 +57,6 @@ EXEMPLARS = "exemplars"
 _MEANS, _HOLDERS = "exemplars.", "holders"
 #: The score of a class without a mean; two directions are at most 2 apart.
 _FARTHEST = -3.0
-
-
-class Distilled(Objective):
-    """Cross-entropy, and distillation of the old columns."""
-
-    def __init__(
-        self, heads: Heads, over: str, rest: bool, teacher: Network, strength: float, temperature: float
-    ) -> None:
-        super().__init__(heads, over, rest)
-        self._teacher, self._strength, self._temperature = teacher, strength, temperature
-
-    def score_loss(self, scores: torch.Tensor, labels: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            wanted = self._teacher(inputs)
-        old = scores[:, : wanted.shape[1]]
-        T = self._temperature
-        distillation = -((wanted / T).softmax(dim=1) * (old / T).log_softmax(dim=1)).sum(dim=1).mean()
-        return super().score_loss(scores, labels, inputs) + self._strength * distillation
 
 
 class Binary(Objective):
