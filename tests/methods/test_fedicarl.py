@@ -36,7 +36,8 @@ from tests.methods.fedicarl_harness import (
 )
 from tests.methods.plain_training import differing, state_of
 from tests.methods.training_harness import federation_of, tiny_problem
-from tests.small_runs import settings_for
+from tests.small_methods import short_run
+from tests.small_runs import run_in, settings_for
 
 # The loss -------------------------------------------------------------------------------------------------------------
 
@@ -282,6 +283,7 @@ def test_classes_without_an_exemplar_are_told_and_never_named(caplog):
         ({"loss_over": "task"}, "method.loss_over=task"),
         ({"loss": "bce", "strength": 1.5}, "method.strength=1.5"),
         ({"memory": 0, "classify": "nme"}, "method.memory=0"),
+        ({"replay_head": "gaussian", "classify": "nme"}, "method.replay_head=gaussian"),
         ({"variant": "published", "classify": "nme"}, "method.classify=nme"),
         ({"variant": "published", "choose": "random"}, "method.choose=random"),
         ({"variant": "published", "scope": "total"}, "method.scope=total"),
@@ -307,3 +309,11 @@ def test_a_run_says_how_many_clients_share_the_memory(tmp_path):
     choice = ("method=fedicarl", "method.on=features", "method.scope=total", "method.memory=42", "clients=4")
     plan = make_plan(settings_for(tmp_path, *choice))
     assert plan.settings.method.budget(plan.problem) == 10
+
+
+def test_nearest_means_are_only_asked_once_a_task_is_over(tmp_path):
+    knobs = ("method.memory=20", "method.classify=nme", "evaluate_rounds=1")
+    run = run_in(tmp_path, *short_run("fedicarl"), *knobs, "data=digits", "tasks=2", "clients=2")
+    tested = (run.folder / "rounds.csv").read_text().splitlines()[1:]
+    assert [line.split(",")[0] for line in tested] == ["0", "1"]
+    assert run.record["rounds"]["best"] == run.record["metrics"]["accuracy"]

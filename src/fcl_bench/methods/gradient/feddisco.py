@@ -95,7 +95,7 @@ class FedDiscoServer(GradientServer):
 
     def broadcast(self, task: Task, round_: int) -> Message:
         """The classes alone where they are to be counted."""
-        if self.method.stages(task)[round_] == MODEL:
+        if self.method.stages(task)[round_] != COUNTS:
             return super().broadcast(task, round_)
         self.stage = COUNTS
         return Message(self.heads.to_message(), COUNTS)

@@ -113,7 +113,7 @@ class FedDynServer(ClientSumServer):
         return self.method.reset
 
     def broadcast(self, task: Task, round_: int) -> Message:
-        if self.method.stages(task)[round_] == MODEL:
+        if self.method.stages(task)[round_] != SIZES:
             return super().broadcast(task, round_)
         self.stage = SIZES  # nothing but the heads: the model is the next stage's
         return Message(self.heads.to_message(), SIZES)
@@ -124,6 +124,8 @@ class FedDynServer(ClientSumServer):
         return super().extra_broadcast() | told
 
     def objection(self, upload: Message) -> str:
+        if self.stage != SIZES:
+            return super().objection(upload)
         return "it does not say how many samples it is of" if upload.samples is None else ""
 
     def absorb_answer(self, client: int, upload: Message) -> None:

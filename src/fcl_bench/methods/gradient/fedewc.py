@@ -144,6 +144,8 @@ class FedEWCServer(GradientServer):
         return {name: real(*own[name].shape, least=0) for name in self.method.measured(self.network)}
 
     def objection(self, upload: Message) -> str:
+        if self.stage != FISHER:
+            return super().objection(upload)
         return "it does not say how many samples it is of" if upload.samples is None else ""
 
     def absorb_answer(self, client: int, upload: Message) -> None:

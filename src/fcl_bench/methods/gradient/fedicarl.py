@@ -173,6 +173,10 @@ class FediCaRLServer(GradientServer):
         self.counts = torch.zeros(0, dtype=torch.int64, device=problem.device)
         self._notices = Notices(log)
 
+    def model_rounds(self, task: Task) -> list[int]:
+        """None with nearest means, which know a class only once its exemplars are chosen."""
+        return [] if self.method.classify == "nme" else super().model_rounds(task)
+
     def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
         present = super().participants(task, round_, available)
         asks_all = self.method.classify == "nme" and self.method.stages(task)[round_] == EXEMPLARS
@@ -281,6 +285,10 @@ class FediCaRL(GradientMethod):
             raise UserError(f"method.strength={self.strength:g}: with method.loss=bce it is a share", "0 to 1")
         if self.classify == "nme" and not self.memory:
             raise UserError("method.memory=0 leaves no mean for method.classify=nme", "method.classify=softmax")
+        if self.classify == "nme" and self.replay_head != "none":
+            raise UserError(
+                f"method.replay_head={self.replay_head}: method.classify=nme uses no heads", "method.replay_head=none"
+            )
         if self.published:
             without = {"scope": "client", "choose": "herding", "loss": "ce_kd", "classify": "softmax"}
             wanted = [(f"method.{name}", getattr(self, name), only) for name, only in without.items()]

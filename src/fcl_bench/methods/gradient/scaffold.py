@@ -22,6 +22,7 @@ from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.client_sums import ClientSumServer
 from fcl_bench.methods.gradient.fedprox import Weights, training_weights
+from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.protocol.expected import Expectation, like
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Shard, State
@@ -122,15 +123,21 @@ class ScaffoldServer(ClientSumServer):
 
     def broadcast(self, task: Task, round_: int) -> Message:
         message = super().broadcast(task, round_)
+        if self.stage != MODEL:
+            return message
         known = {VARIATE + name: self.mean(name).float() for name in self.parameters() if name in self.sums}
         return message.with_tensors({**message, **known})
 
     def expects(self, task: Task, round_: int) -> Expectation:
+        if self.stage != MODEL:
+            return super().expects(task, round_)
         variates = {VARIATE + name: self.sent[name] for name in self.parameters()}
         return like({**self.sent, **variates})
 
     def absorb(self, client: int, upload: Message) -> None:
         super().absorb(client, upload)
+        if self.stage != MODEL:
+            return
         for name in self.parameters():
             self.add(name, upload[VARIATE + name])
 
