@@ -26,22 +26,24 @@ class LinearHeads:
         network, objective: for which `fits` holds.
 
     Attributes:
+        heads: the linear layers.
+        closed: whether the gradient in the logits has a closed form.
         loss: of the last batch; 0 before the first. A gradient in closed form does without it.
     """
 
     def __init__(self, network: Network, objective: Objective) -> None:
         self.loss: Callable[[], torch.Tensor] = partial(torch.zeros, ())
         self._network, self._objective = network, objective
-        self._heads = [head for head in network.heads if isinstance(head, torch.nn.Linear)]
+        self.heads = [head for head in network.heads if isinstance(head, torch.nn.Linear)]
         # A class that changes the loss without a word about its gradient leaves the gradient to autograd.
-        self._closed = "score_gradient" in vars(_latest(objective, "score_loss", "score_gradient"))
+        self.closed = "score_gradient" in vars(defined_last(objective, "score_loss", "score_gradient"))
 
     @staticmethod
     def fits(network: Network, objective: Objective) -> bool:
         """Whether nothing but linear heads trains, on inputs as they are, and the loss looks at logits alone."""
         return (
-            _latest(objective, "loss") is Objective
-            and _latest(network, "forward", "logits") is Network
+            defined_last(objective, "loss") is Objective
+            and defined_last(network, "forward", "logits") is Network
             and type(network.body) is torch.nn.Identity
             and all(type(head) is torch.nn.Linear for head in network.heads)
             and all(name.startswith("heads.") for name, value in network.named_parameters() if value.requires_grad)
@@ -54,7 +56,7 @@ class LinearHeads:
         What counts are the sizes, so that the same command gives the same bits.
         """
         threads = torch.get_num_threads()
-        logits = sum(head.out_features for head in self._heads)
+        logits = sum(head.out_features for head in self.heads)
         if threads == 1 or batch_size * self._network.dimension * logits > _SMALL:
             yield
             return
@@ -67,20 +69,25 @@ class LinearHeads:
     @torch.no_grad()
     def backward(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
         """Add the gradient of the mean loss on features (b, d) with labels (b,) to the parameters that train."""
-        scores = self._network.logits(inputs)
-        if self._closed:
+        scores = self.scores(inputs)
+        if self.closed:
             gradient = self._objective.score_gradient(scores, labels, inputs)
             self.loss = partial(self._objective.score_loss, scores, labels, inputs)
         else:
             gradient = self._differentiated(scores, labels, inputs)
-        begin = 0
-        for head in self._heads:
-            own = gradient[:, begin : begin + head.out_features]
-            begin += head.out_features
+        for head, own in self.parts(gradient):
             if head.weight.requires_grad:
                 _add_gradient(head.weight, own.T @ inputs)
             if head.bias.requires_grad:
                 _add_gradient(head.bias, own.sum(dim=0))
+
+    def scores(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The logits (b, L) of features (b, d)."""
+        return self._network.logits(inputs)
+
+    def parts(self, gradient: torch.Tensor) -> Iterator[tuple[torch.nn.Linear, torch.Tensor]]:
+        """Each head with its own columns of `gradient` (b, L)."""
+        return zip(self.heads, gradient.split([head.out_features for head in self.heads], dim=1), strict=True)
 
     def _differentiated(self, scores: torch.Tensor, labels: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         """The gradient of `score_loss` in the logits, by autograd.
@@ -99,6 +106,6 @@ def _add_gradient(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
     parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
-def _latest(thing: object, *names: str) -> object:
+def defined_last(thing: object, *names: str) -> object:
     """Where one of these attributes was defined last: the object itself, or the most derived class that has one."""
     return next(place for place in (thing, *type(thing).__mro__) if any(name in vars(place) for name in names))

@@ -19,7 +19,7 @@ class Objective:
 
     def __init__(self, heads: Heads | None = None, over: str = "seen", rest: bool = False) -> None:
         self._logits, self._position = (None, None) if heads is None else heads.competition(over)
-        self._resting = {head: heads.resting_rows(head) for head in heads.reused} if heads and rest else {}
+        self.resting = {head: heads.resting_rows(head) for head in heads.reused} if heads and rest else {}
 
     def loss(self, network: Network, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The mean loss of a batch; overridden where it looks at more than logits (features, made-up samples).
@@ -58,7 +58,7 @@ class Objective:
 
     def direction(self, network: Network) -> None:
         """Change, in place, the gradients, weight decay included, before momentum and step."""
-        for head, rows in self._resting.items():
+        for head, rows in self.resting.items():
             for parameter in network.heads[head].parameters():
                 if parameter.grad is not None:
                     parameter.grad[rows] = 0

@@ -16,7 +16,8 @@ from fcl_bench.training.knobs import Training
 from fcl_bench.training.linear_heads import LinearHeads
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.optimisers import add_weight_decay, client_optimiser
+from fcl_bench.training.optimisers import Optimiser, add_weight_decay, client_optimiser
+from fcl_bench.training.repeated_batch import repeats_one_batch, train_repeatedly
 from fcl_bench.training.samples import Samples
 
 #: Images per forward pass where nothing is trained.
@@ -64,33 +65,51 @@ class Trainer:
         knobs = self.training
         generator = torch.Generator().manual_seed(seed)
         optimiser = client_optimiser(network, knobs, rate)
-        weights = [weight for group in optimiser.param_groups for weight in group["params"]]
-        decay = 0.0 if knobs.optimizer == "adamw" else knobs.weight_decay
         linear = None if self._half or not LinearHeads.fits(network, objective) else LinearHeads(network, objective)
         if linear is None:
             # Batch norm has no statistics of a single image; its running ones serve.
             network.train(len(samples) > 1)
-        loss = torch.zeros((), device=self._device)
+        one_batch = 0 < len(samples) <= knobs.batch_size and knobs.epochs > 1
         with self.reproducible(seed), linear.few_threads(knobs.batch_size) if linear else nullcontext():
-            for _ in range(knobs.epochs):
-                for inputs, labels in samples.batches(knobs.batch_size, self._augment, generator):
-                    batch = self.standardise(inputs)
-                    optimiser.zero_grad(set_to_none=True)
-                    if linear is not None:
-                        linear.backward(batch, labels)
-                    else:
-                        with self.autocast():
-                            loss = objective.loss(network, batch, labels)
-                        loss.backward()
-                        loss = loss.detach()
-                    add_weight_decay(weights, decay)
-                    objective.direction(network)
-                    optimiser.step()
-            if linear is not None:
-                loss = linear.loss()
+            if linear and one_batch and repeats_one_batch(linear, objective, samples, optimiser):
+                batch = self.standardise(samples.inputs)
+                loss = train_repeatedly(
+                    linear, objective, batch, samples.labels, knobs, optimiser.param_groups[0]["lr"]
+                )
+            else:
+                loss = self._stepwise(network, samples, generator, optimiser, objective, linear)
         objective.finish(network)
         if not all_finite(loss, *network.changing().values()):
             raise self.diverged()
+
+    def _stepwise(
+        self,
+        network: Network,
+        samples: Samples,
+        generator: torch.Generator,
+        optimiser: Optimiser,
+        objective: Objective,
+        linear: LinearHeads | None,
+    ) -> torch.Tensor:
+        """A step for every batch of every epoch; returns the last loss, 0 without a batch."""
+        knobs, loss = self.training, torch.zeros((), device=self._device)
+        weights = [weight for group in optimiser.param_groups for weight in group["params"]]
+        decay = 0.0 if knobs.optimizer == "adamw" else knobs.weight_decay
+        for _ in range(knobs.epochs):
+            for inputs, labels in samples.batches(knobs.batch_size, self._augment, generator):
+                batch = self.standardise(inputs)
+                optimiser.zero_grad(set_to_none=True)
+                if linear is not None:
+                    linear.backward(batch, labels)
+                else:
+                    with self.autocast():
+                        loss = objective.loss(network, batch, labels)
+                    loss.backward()
+                    loss = loss.detach()
+                add_weight_decay(weights, decay)
+                objective.direction(network)
+                optimiser.step()
+        return loss if linear is None else linear.loss()
 
     @torch.inference_mode()
     def features(self, network: Network, images: torch.Tensor) -> torch.Tensor:
