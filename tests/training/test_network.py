@@ -14,7 +14,7 @@ from fcl_bench.backbones.trainable import Trainable, copies, frozen_names
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Network, feature_start
 from tests.methods.training_harness import tiny_problem
 
 #: The tensors of a stage of `Tiny`, a convolution and a batch norm; the last two are running statistics.
@@ -234,3 +234,12 @@ def test_a_batch_norm_without_parameters_keeps_its_statistics_which_never_travel
     network.freeze(())
     assert moved(network, lambda: sgd_step_of_tiny(network)) == set(network.changing())
     assert set(network.changing()) == {"body.0.weight", "body.0.bias"} | head_names(0)
+
+
+def test_what_is_frozen_has_no_gradient_left():
+    """A method that looks at gradients would take that of the last task for this one's."""
+    network = Network(feature_start(3))
+    network.grow([2, 2], 0)
+    network(torch.ones(1, 3)).sum().backward()
+    network.freeze(["heads.0.weight"])
+    assert [name for name, own in network.named_parameters() if own.grad is None] == ["heads.0.weight"]

@@ -98,6 +98,8 @@ class Network(torch.nn.Module):
         self._frozen = self.never_trains | set(names)
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name not in self._frozen)
+            if name in self._frozen:
+                parameter.grad = None  # of the last task that trained it
 
     def train(self, mode: bool = True) -> Network:
         """As any module, but frozen batch norms stay in evaluation mode."""
