@@ -70,7 +70,7 @@ def test_the_budget_is_never_exceeded_and_shared_by_the_classes_a_client_has_had
 @both
 def test_exemplars_are_herded_under_the_tasks_final_model(on):
     """With a random half of the clients in the rounds: also those who sat out choose."""
-    tasks = tasks_on(on)
+    tasks, compared = tasks_on(on), []
 
     def after(federation):
         task = federation.state.tasks_done - 1
@@ -78,11 +78,15 @@ def test_exemplars_are_herded_under_the_tasks_final_model(on):
             kept = kept_by(federation, client)
             for column in labels.unique().tolist():
                 mine = samples[labels == column]
+                if len(mine) == 2:  # equally near their mean: rounding decides which of them comes first
+                    assert not rows(kept[column]) - rows(mine)
+                    continue
                 order = plain_herding(plain_directions(federation, mine).tolist(), len(kept[column]))
-                assert rows(kept[column]) == rows(mine[order])
                 assert torch.equal(kept[column].float(), mine[order].float())
+                compared.append(len(mine))
 
     learnt(fedicarl(on=on, training=training(fraction=0.5)), on, after=after)
+    assert len(compared) > 10
 
 
 def test_exemplars_by_chance_follow_from_the_seed_and_need_no_model():
