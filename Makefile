@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables quick results training gpu bench bench-compare bench-memory bench-scaling bench-training bench-heads bench-extraction bench-partitions test lint types clean
+.PHONY: run tables quick results training heads gpu bench bench-compare bench-memory bench-scaling bench-training bench-heads bench-extraction bench-partitions test lint types clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -44,7 +44,7 @@ results: $(VENV)/.run
 	$(BIN)/fcl-tables --where data=features --where wire.dtype=float32 --where label_rate=1 --name cifar100
 	$(BIN)/fcl-tables --where data=digits --name digits
 
-# Does the runs of docs/training.md and writes their tables: about two hours on two cores.
+# Does the runs of docs/training.md and writes their tables: about three hours on two cores.
 CIFAR100 ?= ../shared/data/cifar100
 SMALL := data=cifar100 data.path=$(CIFAR100) data.classes=25 data.per_class=300 tasks=5 backbone=tiny backbone.width=16
 TRAIN := $(BIN)/fcl-bench -m $(SMALL) seed=0,1,2 drift=20 method.training.rounds=10 method.training.epochs=2 \
@@ -65,7 +65,26 @@ training: $(VENV)/.run
 	$(STATISTICS) method=stsa method.gamma=100 adapt=fedavg $(ADAPT)
 	$(STATISTICS) method=fedran method.rank=256 adapt=fedavg $(ADAPT)
 	$(STATISTICS) method=stsa_e method.gamma=10000 adapt=fedavg $(ADAPT)
+	$(TRAIN) beta=0.1 method=fedprox,feddyn,scaffold,moon,fedntd,feddisco,fedgen,fedewc,fedlwf
+	$(TRAIN) beta=0.1 method=fedicarl method.memory=200
 	$(BIN)/fcl-tables --where data=cifar100 --where backbone=tiny --name training
+
+# Does the runs of docs/on_features.md and writes their tables and figures: about an hour on two cores.
+HEADS := $(BIN)/fcl-bench -m data=features data.path=$(FEATURES) tasks=1 clients=100 out=outputs/heads
+FEDAVG := method=finetune,fedprox,moon,feddyn,scaffold,fedntd,feddisco,fedgen method.on=features evaluate_rounds=5 \
+	method.training.rounds=100 method.training.epochs=1 method.training.lr=0.1 method.training.weight_decay=0
+SKEWED := beta=0.1,0.01 partition.min_size=0
+SHARDS := partition=shards partition.shards=10
+heads: $(VENV)/.run
+	$(HEADS) $(SKEWED) $(FEDAVG)
+	$(HEADS) $(SHARDS) $(FEDAVG)
+	$(HEADS) $(SKEWED) method=afl,stsa,fedran,joint
+	$(HEADS) $(SHARDS) method=afl,stsa,fedran,joint
+	$(HEADS) $(SKEWED) method=stsa_e method.gamma=1e6
+	$(HEADS) $(SHARDS) method=stsa_e method.gamma=1e6
+	$(HEADS) $(SKEWED) method=centred_sketch method.rank=32
+	$(HEADS) $(SHARDS) method=centred_sketch method.rank=32
+	$(BIN)/fcl-tables --out outputs/heads --figures --name heads
 
 # Does every experiment in miniature and writes the papers' tables of these runs: 20 minutes on two cores. After an
 # interruption the same command does the rest.
