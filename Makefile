@@ -66,6 +66,7 @@ training: $(VENV)/.run
 	$(STATISTICS) method=fedran method.rank=256 adapt=fedavg $(ADAPT)
 	$(STATISTICS) method=stsa_e method.gamma=10000 adapt=fedavg $(ADAPT)
 	$(TRAIN) beta=0.1 method=fedprox,feddyn,scaffold,moon,fedntd,feddisco,fedgen,fedewc,fedlwf
+	$(TRAIN) beta=0.1 method=feddyn method.reset=true
 	$(TRAIN) beta=0.1 method=fedicarl method.memory=200
 	$(BIN)/fcl-tables --where data=cifar100 --where backbone=tiny --name training
 
