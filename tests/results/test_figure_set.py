@@ -197,14 +197,18 @@ def trained_for_rounds(folder, accuracies, tested=True):
 def test_rounds_are_drawn_against_rounds_upload_and_seconds(tmp_path):
     trained = {"method": "finetune", "tasks": 1}
     frame = made_up(
-        {**trained, "A_T_best": 60.0}, {**trained, "A_T_best": 62.0, "seed": 1}, {"method": "afl", "tasks": 1}
+        {**trained, "A_T_best": 60.0},
+        {**trained, "A_T_best": 62.0, "seed": 1},
+        {"method": "afl", "tasks": 1},
+        {"method": "joint", "tasks": 1},
     )
     frame = frame.assign(folder=frame["run_id"])
-    for run, accuracies in zip(frame["run_id"], ([10.0, 60.0, 50.0], [14.0, 62.0, 58.0], [70.0]), strict=True):
+    for run, accuracies in zip(frame["run_id"], ([10.0, 60.0, 50.0], [14.0, 62.0, 58.0], [70.0], [80.0]), strict=True):
         trained_for_rounds(tmp_path / run, accuracies, tested=len(accuracies) > 1)
     figure = all_drawn(figure_set(frame, tmp_path))["accuracy_over_rounds"]
     over_rounds, over_upload, over_seconds = figure.axes
-    afl, finetune = ([tuple(point) for point in line.get_xydata()] for line in over_rounds.lines)
+    afl, finetune, joint = ([tuple(point) for point in line.get_xydata()] for line in over_rounds.lines)
+    assert joint == [(0, 80.0), (1, 80.0)]
     assert finetune == [(1, 12.0), (2, 61.0), (3, 54.0)]
     assert afl == [(1, 70.0)]
     # The busiest client's 2 MiB each round; the clients' mean of 2 s and half a second of the server's.

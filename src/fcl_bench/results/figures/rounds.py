@@ -13,13 +13,14 @@ from matplotlib.figure import Figure
 from fcl_bench.results.figures.canvas import canvas, legend, title
 from fcl_bench.results.figures.selection import lines, named_looks, panels, seeds_told, shared, styles
 from fcl_bench.results.figures.style import Look
+from fcl_bench.results.summarise import CEILINGS
 
 _MOST_PANELS, _MOST_LINES = 4, 16
 #: Column of `progress` -> its axis.
 _AXES = {
     "rounds": "rounds of exchange so far",
-    "mib": "uploaded so far by the busiest client (MiB)",
-    "seconds": "seconds so far: clients' mean and server",
+    "mib": "upload of the busiest client (MiB)",
+    "seconds": "seconds: clients' mean and server",
 }
 
 
@@ -27,7 +28,7 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
     """A row of panels per setting: accuracy on all classes seen so far against rounds, upload and seconds (log axes).
 
     A run that was not tested within its tasks (`evaluate_rounds=0`), such as one of a closed-form method, has a point
-    for each task.
+    for each task; a ceiling is a line at where it ends.
 
     Args:
         summary: what `summarise` returned.
@@ -47,6 +48,10 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
     for axes, (panel, quantity) in zip(grid, product(shown, _AXES), strict=True):
         for _, row in panel.rows.iterrows():
             runs = [progress(folders[run]) for run in row["run_ids"]]
+            if row["method"] in CEILINGS:
+                # All data in one place: what it sent, and how long it took, does not compare.
+                axes.axhline(np.mean([run["accuracy"].iloc[-1] for run in runs]), **looks[row["label"]])
+                continue
             middle = sum(run[quantity].to_numpy(float) for run in runs) / len(runs)
             accuracy = np.array([run["accuracy"].to_numpy(float) for run in runs])
             look = _thinned(looks[row["label"]], len(middle))
