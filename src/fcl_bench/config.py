@@ -69,7 +69,7 @@ def knob(
         default: the default, or a function such as `list` that makes one; left out: the field has to be given.
         least, above, most, below: limits of a number, which also has to be finite.
         words: what the limits mean ("a share, 0 to 1"); "": what they say.
-        choices: what a text may be.
+        choices: what a text may be; with limits of a number, for a field that takes both.
         filled: whether a text has to hold more than blanks; `words` are then an example.
         identity: whether the value determines the result. A path or a number of workers does not, and is no part of
             the run id.
@@ -84,8 +84,9 @@ def knob(
 
 def _check_value(key: str, value: Any, limits: Mapping[str, Any]) -> None:
     """Raise a `UserError` for a value outside of the limits in a knob's metadata."""
-    if limits["choices"]:
-        require_choice(key, value, limits["choices"])
+    if limits["choices"] and isinstance(value, str):
+        numbers = [limits["words"] or _in_words(limits["bounds"], False)] if limits["bounds"] else []
+        require_choice(key, value, limits["choices"], numbers)
     elif limits["filled"] and not value.strip():
         raise UserError(f"{key} is empty", limits["words"])
     elif isinstance(value, int | float):
@@ -108,6 +109,7 @@ class Wire:
     """`wire`: how messages travel (see `protocol.message.WireFormat`)."""
 
     dtype: str = knob(choices=WIRE_DTYPES)
+    factors: str = knob(choices=("dtype", "int8"))
     gram: str = knob(choices=("full", "packed"))
     columns: str = knob(choices=("task", "held"))
     projection: str = knob(choices=("seed", "matrix"))
@@ -287,6 +289,9 @@ def typed_instance(schema: type, knobs: dict[str, Any], group: str) -> Any:
     known = _types(schema)
     for name, declared in known.items():
         given = knobs.get(name, {})
+        if {float, str} <= set(get_args(declared)):
+            knobs = {**knobs, name: _number_or_text(given)} if name in knobs else knobs
+            continue
         if isinstance(given, dict) or not _nested(declared):
             continue
         if NoneType in get_args(declared) and (given is None or given is False):
@@ -312,6 +317,16 @@ def typed_instance(schema: type, knobs: dict[str, Any], group: str) -> Any:
         value = OmegaConf.select(OmegaConf.create(knobs), key)
         typed = "null" if value is None else str(value)
         raise UserError(f"{prefix}{key}={typed} has the wrong type", _wanted(schema, key)) from error
+
+
+def _number_or_text(given: Any) -> Any:
+    """A value of a field that takes numbers and texts: 1 and "1e-3" are numbers."""
+    if isinstance(given, bool) or not isinstance(given, int | str):
+        return given
+    try:
+        return float(given)
+    except ValueError:
+        return given
 
 
 def _check_knobs(node: Any, prefix: str) -> None:

@@ -28,11 +28,11 @@ def choices(options: Iterable[str], wrong: str = "", most: int = 24) -> str:
     return f"did you mean {' or '.join(near)}? choices: {listed}" if near else f"choices: {listed}"
 
 
-def require_choice(key: str, value: str, options: Iterable[str]) -> None:
-    """Raise a `UserError` unless `value` is one of `options`."""
+def require_choice(key: str, value: str, options: Iterable[str], others: Iterable[str] = ()) -> None:
+    """Raise a `UserError` unless `value` is one of `options`; it names `others` that would do as well."""
     options = list(options)
     if value not in options:
-        raise UserError(f"{key}={value} is not known", choices(options, str(value)))
+        raise UserError(f"{key}={value} is not known", ", or ".join([choices(options, str(value)), *others]))
 
 
 def require_memory(key: str, size: int, what: str) -> None:

@@ -13,7 +13,7 @@ from fcl_bench.engine.codec import encoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.fedran import FedRAN, upload_bytes
 from fcl_bench.protocol.task import Task
-from fcl_bench.protocol.wire import WIRE_DTYPES
+from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from tests.methods import fedran_oracle as oracle
 from tests.methods.harness import draw_tasks, learn, problem_of, shard_of, turn
 
@@ -149,7 +149,7 @@ def test_the_message_has_the_size_of_equation_11(wire, samples):
     server.start_task(task)
     shard = shard_of(0, 0, Z, labels)
     message = encoded(turn(method.client(problem), shard, server.broadcast(task, 0)), problem.wire)
-    assert message.nbytes == upload_bytes(40, min(12, samples), 5, problem.wire.dtype)
+    assert message.nbytes == upload_bytes(40, min(12, samples), 5, problem.wire)
     if wire in ("float32", "float64"):
         rank, width = min(12, samples), 4 if wire == "float32" else 8
         assert message.nbytes == width * (40 * rank + rank + 40 * 5)
@@ -167,13 +167,13 @@ def test_a_byte_budget_gives_the_largest_rank_that_fits(budget, M, classes, wire
     method = FedRAN(M=M, rank=None, budget_bytes=budget)
     rank = method.feasible_rank(problem, classes)
     if rank < 1:
-        with pytest.raises(UserError, match=str(upload_bytes(M, 1, classes, problem.wire.dtype))):
+        with pytest.raises(UserError, match=str(upload_bytes(M, 1, classes, problem.wire))):
             method.check(problem, [classes])
-        assert upload_bytes(M, 1, classes, problem.wire.dtype) > budget
+        assert upload_bytes(M, 1, classes, problem.wire) > budget
         return
     method.check(problem, [classes])
-    assert upload_bytes(M, rank, classes, problem.wire.dtype) <= budget
-    assert rank == M or upload_bytes(M, rank + 1, classes, problem.wire.dtype) > budget
+    assert upload_bytes(M, rank, classes, problem.wire) <= budget
+    assert rank == M or upload_bytes(M, rank + 1, classes, problem.wire) > budget
     if wire in ("float32", "float64"):  # Eq. 12 as printed
         b = 4 if wire == "float32" else 8
         assert rank == min(M, int((budget / b - M * classes) // (M + 1)))
@@ -183,7 +183,7 @@ def test_a_budget_binds_uploads_not_what_the_server_keeps():
     """A first task of many classes leaves room for few directions; later ones have room for more and lose nothing."""
     tasks = draw_tasks(np.random.default_rng(8), 10, [20, 2, 20], [[60, 60], [60, 60], [60, 60]])
     problem = problem_of(10, wire="float32")
-    method = FedRAN(M=64, rank=None, budget_bytes=upload_bytes(64, 5, 20, torch.float32), ridge=1.0)
+    method = FedRAN(M=64, rank=None, budget_bytes=upload_bytes(64, 5, 20, WireFormat(torch.float32)), ridge=1.0)
     server, _ = learn(method, problem, tasks)
     assert [method.feasible_rank(problem, classes) for classes in (20, 2, 20)] == [5, 22, 5]
     assert len(server.state_dict()["sigma"]) == 22
@@ -293,7 +293,7 @@ def test_under_a_budget_the_floor_is_where_clients_cut_off():
     """The server then keeps more directions than any client sent, of eigenvalues far below what clients dropped."""
     tasks = draw_tasks(np.random.default_rng(14), 20, [3, 2], [[60, 50], [40, 55]], offset=1)
     problem = problem_of(20, wire="float64")
-    budget = upload_bytes(40, 5, 3, torch.float64)
+    budget = upload_bytes(40, 5, 3, WireFormat(torch.float64))
     method = FedRAN(M=40, rank=40, ridge=0.1, budget_bytes=budget, complement="floor")
     server, [*_, W] = learn(method, problem, tasks)
     P = server.model()["projection"].numpy()

@@ -37,7 +37,7 @@ class GramAudit(Audit):
 
     def __init__(self, method: FedRAN | CentredSketch, problem: Problem) -> None:
         M = method.dimension(problem)
-        self._method, self._problem, self._ridge = method, problem, method.ridge
+        self._method, self._problem = method, problem
         self._features = shared_features(method, problem)
         self._G = torch.zeros(M, M, dtype=torch.float64, device=problem.device)
         self._notices = Notices(log)
@@ -71,7 +71,7 @@ class GramAudit(Audit):
         assert isinstance(server, FedRANServer | CentredSketchServer)
         gram_bound, weight_bound = self.bounds(server)
         error = self._G - server.gram()
-        exact, _, trouble = solve_symmetric(self._G, server.B, shift=self._ridge)
+        exact, _, trouble = solve_symmetric(self._G, server.B, shift=server.ridge)
         if trouble:
             self._notices.tell("exact", f"method.bounds, the exact solution itself: {trouble}")
         samples = certified = agree = 0
@@ -121,7 +121,7 @@ class FedRANAudit(GramAudit):
     def bounds(self, server: Server) -> tuple[float, float]:
         """Eq. 24 and 31; with the floor f, max(eps_G, f) / (lambda (lambda + f)) ||B||."""
         server = cast(FedRANServer, server)
-        (V, _), B, ridge = server.sketch, server.B, self._ridge
+        (V, _), B, ridge = server.sketch, server.B, server.ridge
         gram = self.local_error + server.merge_error
         size = float(torch.linalg.matrix_norm(B))
         if self._method.complement == "floor":
@@ -149,4 +149,4 @@ class CentredSketchAudit(GramAudit):
         """The estimate is at least delta I, so its inverse factor is at most 1 / (lambda + delta)."""
         server = cast(CentredSketchServer, server)
         size = float(torch.linalg.matrix_norm(server.B))
-        return self.local_error, self.local_error / self._ridge / (self._ridge + server.delta) * size
+        return self.local_error, self.local_error / server.ridge / (server.ridge + server.delta) * size

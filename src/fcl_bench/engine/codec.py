@@ -53,9 +53,10 @@ class Codec(Middleware):
 def encoded(message: Message, wire: WireFormat) -> Message:
     """The message as it travels: floating-point tensors in `wire.dtype`, integers as they are.
 
-    In a 16-bit type a matrix travels with one float32 scale per column, so that sums over many samples do not
-    overflow, and a vector stays in float32. A packed matrix has one scale per row and column, the square root of
-    its diagonal: the entries are then correlations.
+    Matrices of unit columns travel as int8 with `wire.factors` "int8": the receiver makes their length 1 again, so no
+    scale is sent. In a 16-bit type any other matrix travels with one float32 scale per column, so that sums over many
+    samples do not overflow, and a vector stays in float32. A packed matrix has one scale per row and column, the square
+    root of its diagonal: the entries are then correlations.
 
     Raises:
         UserError: a finite value exceeds the range of `wire.dtype`.
@@ -66,7 +67,9 @@ def encoded(message: Message, wire: WireFormat) -> Message:
         if not tensor.is_floating_point():
             sent[name] = tensor
             continue
-        if name in message.symmetric and wire.gram == "packed":
+        if name in message.factors and wire.factors == "int8":
+            parts = {name: _quantised(name, tensor)}
+        elif name in message.symmetric and wire.gram == "packed":
             parts = _packed(name, tensor, wire.dtype)
         elif name in message.per_class and wire.columns == "held":
             held = torch.nonzero((tensor != 0).any(dim=0)).squeeze(1)
@@ -98,6 +101,9 @@ def decoded(message: Message, dtype: torch.dtype | None = None, device: torch.de
         if name.endswith((_SCALE, _HELD)):
             continue
         tensor = _moved(sent, dtype, device)
+        if name in message.factors and sent.dtype == torch.int8:
+            received[name] = _unit_columns(tensor.to(dtype or torch.float32))
+            continue
         name = name.removesuffix(_PACKED)
         scale = message.get(name + _SCALE)
         if name + _PACKED in message:
@@ -126,6 +132,20 @@ def _scaled(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> dict[str, to
     scale = (tensor.abs().amax(dim=0, keepdim=True) if tensor.numel() else tensor[:1]).to(torch.float32)
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     return {name: (tensor / scale).to(dtype), name + _SCALE: scale}
+
+
+def _quantised(name: str, factor: torch.Tensor) -> torch.Tensor:
+    """Unit columns (M, r) as whole numbers from -127 to 127: each in units of its largest entry / 127."""
+    if not all_finite(factor):
+        raise FloatingPointError(f"the upload's {name} is not finite")
+    largest = factor.abs().amax(dim=0, keepdim=True) if factor.numel() else factor[:1]
+    return (factor * (127 / torch.where(largest > 0, largest, torch.ones_like(largest)))).round().to(torch.int8)
+
+
+def _unit_columns(factor: torch.Tensor) -> torch.Tensor:
+    """`factor` (M, r) with columns of length 1; one of zeros stays."""
+    lengths = torch.linalg.vector_norm(factor, dim=0)
+    return factor / torch.where(lengths > 0, lengths, torch.ones_like(lengths))
 
 
 def _packed(name: str, matrix: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from fcl_bench.linalg.gram import add_gram, gram
+from fcl_bench.linalg.ridge import Spectrum
 from fcl_bench.linalg.solve import Solution, solve_symmetric
 
 
@@ -45,6 +46,21 @@ class Estimate:
     def _factor(self) -> torch.Tensor:
         self._blocks = [torch.cat(self._blocks, dim=1)]
         return self._blocks[0]
+
+    def trace(self) -> float:
+        """tr(G)."""
+        return float(self._factor().square().sum() if self._matrix is None else self._matrix.trace())
+
+    def spectrum(self, B: torch.Tensor) -> Spectrum:
+        """Of G in float64, with B (M, C); what the factors leave out of the whole space stands together at the end."""
+        if self._matrix is not None:
+            values, V = torch.linalg.eigh(self._matrix.double())
+            return Spectrum(values.clamp_min(0), (V.T @ B.double()).square().sum(dim=1), torch.ones_like(values))
+        Q, R = torch.linalg.qr(self._factor().double())
+        values, V = torch.linalg.eigh(R @ R.T)
+        energies = (V.T @ (Q.T @ B.double())).square().sum(dim=1)
+        found = Spectrum(values.clamp_min(0), energies, torch.ones_like(values))
+        return found.with_rest(0.0, float(B.double().square().sum() - energies.sum()), self.size - len(values))
 
     def solve(self, B: torch.Tensor, shift: float, rounding: float) -> Solution:
         """W = (G + shift I)^-1 B, in the span of F and B where that is much smaller than M.

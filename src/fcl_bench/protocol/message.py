@@ -25,6 +25,7 @@ class Message(Mapping[str, torch.Tensor]):
         samples: how many samples the sender speaks for, where it says so; 8 bytes. None: it does not.
         symmetric: names of the matrices that are symmetric and positive semidefinite.
         per_class: names of the matrices that have a column for each class.
+        factors: names of the matrices whose columns are unit vectors.
         summed: names of the tensors of which the server only needs the sum over the clients, so that secure aggregation
             or a tree may add them up on the way.
         kept: names of the tensors of a broadcast that never change again: a client that has had one keeps it, and it
@@ -37,13 +38,14 @@ class Message(Mapping[str, torch.Tensor]):
     samples: int | None = None
     symmetric: Collection[str] = field(default=frozenset(), kw_only=True)
     per_class: Collection[str] = field(default=frozenset(), kw_only=True)
+    factors: Collection[str] = field(default=frozenset(), kw_only=True)
     summed: Collection[str] = field(default=frozenset(), kw_only=True)
     kept: Collection[str] = field(default=frozenset(), kw_only=True)
     task: int = field(default=0, kw_only=True)
     round: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        for name in ("symmetric", "per_class", "summed", "kept"):
+        for name in ("symmetric", "per_class", "factors", "summed", "kept"):
             object.__setattr__(self, name, frozenset(getattr(self, name)))
 
     def __getitem__(self, name: str) -> torch.Tensor:

@@ -16,10 +16,12 @@ HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class WireFormat:
-    """How messages travel. All but `dtype` is free of loss in float64 and float32.
+    """How messages travel. All but `dtype` and `factors` is free of loss in float64 and float32.
 
     Attributes:
         dtype: of uploaded floating-point tensors. (Broadcasts travel in the types they have.)
+        factors: matrices whose columns are unit vectors: "dtype" sends them as `dtype` says; "int8" each column in
+            units of its largest entry / 127, without the unit, for the receiver restores the length 1.
         gram: "full" sends symmetric matrices whole; "packed" their upper triangle, about half the bytes.
         columns: "task" sends per-class matrices with a column for every class of the task; "held" only the columns
             that are not zero (those of the classes that the client holds), and their numbers, 4 bytes each.
@@ -30,9 +32,15 @@ class WireFormat:
     gram: str = "full"
     columns: str = "task"
     projection: str = "seed"
+    factors: str = "dtype"
 
     def __str__(self) -> str:
         return str(self.dtype).removeprefix("torch.")
+
+
+def factor_bytes(rows: int, wire: WireFormat) -> int:
+    """Bytes on the wire of one column of a matrix of unit vectors with `rows` rows."""
+    return rows if wire.factors == "int8" else column_bytes(rows, wire.dtype)
 
 
 def column_bytes(rows: int | None, dtype: torch.dtype) -> int:

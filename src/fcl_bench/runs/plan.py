@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from dataclasses import dataclass
 
@@ -91,7 +92,7 @@ def make_plan(settings: Settings) -> Plan:
     else:
         extractor = settings.backbone.open(dataset, device, scalars.seed)
         inputs, features = extractor.dimension(dataset.train), extractor.identity
-    wire = WireFormat(WIRE_DTYPES[scalars.wire.dtype], scalars.wire.gram, scalars.wire.columns, scalars.wire.projection)
+    wire = WireFormat(**{**dataclasses.asdict(scalars.wire), "dtype": WIRE_DTYPES[scalars.wire.dtype]})
     problem = Problem(inputs, scalars.seed, getattr(torch, scalars.dtype), device, wire, network, scalars.clients)
     data = {"data_fingerprint": dataset.fingerprint, "device": environment.device_kind(device)}
     identity = run_id({**settings.identity(), **data, "features": features})

@@ -38,7 +38,7 @@ class Adaptation(Exchanged):
 class Communication(StagesExchanged):
     """What the method sent, the first stage left out."""
 
-    wire: dict[str, str]  # how messages travel: dtype, gram, columns, projection
+    wire: dict[str, str]  # how messages travel: dtype, factors, gram, columns, projection
     accounting: dict[str, float]  # MiB of an upload as a paper counts it, by the paper's convention
 
 

@@ -15,7 +15,7 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.methods.closed_form.afl import LocalRidge
-from fcl_bench.methods.closed_form.base import ClosedFormMethod, RidgeServer, one_hot
+from fcl_bench.methods.closed_form.base import ClosedFormMethod, RidgeServer, one_hot, ridge_knob
 from fcl_bench.protocol.expected import Expectation, numbers, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
@@ -46,7 +46,8 @@ class AFCLClient(LocalRidge):
         learnt = torch.cat([columns[:known], columns[mine]])
         G, W = self.solve(self.features(shard, broadcast), one_hot(shard, learnt), self.method.gamma)
         upload = {"G": G, "W_known": W[:, :known], "W_unknown": W[:, known:], "columns": learnt}
-        return Message(upload, symmetric=["G"], per_class=["W_known", "W_unknown"]), state
+        samples = self.told(shard)
+        return Message(upload, samples=samples, symmetric=["G"], per_class=["W_known", "W_unknown"]), state
 
 
 class AFCLServer(RidgeServer):
@@ -101,7 +102,7 @@ class AFCLServer(RidgeServer):
             return ""
         columns, known, unknown = len(upload["columns"]), upload["W_known"].shape[1], upload["W_unknown"].shape[1]
         if columns == known + unknown:
-            return ""
+            return super().objection(upload)
         return f"columns has {columns} numbers, W_known {known} columns and W_unknown {unknown}"
 
     def absorb(self, client: int, upload: Message) -> None:
@@ -111,7 +112,7 @@ class AFCLServer(RidgeServer):
         knowledge = upload["G"] @ torch.cat([upload["W_known"], upload["W_unknown"]], dim=1)
         self.B[:, upload["columns"].long()] += knowledge
         self.estimate.matrix.add_(upload["G"])
-        self.uploads += 1
+        self.count(upload)
 
     def _register(self, client: int, classes: torch.Tensor) -> None:
         unknown = classes[~torch.isin(classes, self.order)]
@@ -119,10 +120,9 @@ class AFCLServer(RidgeServer):
         self._owners = torch.cat([self._owners, torch.full_like(unknown, client)])
         self._named = torch.isin(self.order, classes) | torch.nn.functional.pad(self._named, (0, len(unknown)))
 
-    def shift(self) -> float:
+    def offset(self) -> float:
         """W = (G_agg - k gamma I + lambda I)^-1 G_agg GKM (Eq. 10)."""
-        ridge = self.method.gamma if self.method.ridge is None else self.method.ridge
-        return ridge - self.uploads * self.method.gamma
+        return -self.uploads * self.method.gamma
 
     def statistics(self) -> dict[str, torch.Tensor]:
         return {**super().statistics(), "order": self.order}
@@ -139,7 +139,8 @@ class AFCL(ClosedFormMethod):
     Args:
         M: number of random features; None (the paper): the backbone's features themselves.
         gamma: each client's regulariser, removed at the end.
-        ridge: lambda, the objective's own regulariser (Eq. 1); None: gamma.
+        ridge: lambda, the objective's own regulariser (Eq. 1); None: gamma; "auto", "gcv": chosen by the statistics.
+        scale_scores: divide each class's scores by the root of their sum over the class's own samples.
     """
 
     name: ClassVar[str] = "afcl"
@@ -148,4 +149,8 @@ class AFCL(ClosedFormMethod):
 
     M: int | None = knob(None, least=1)
     gamma: float = knob(1.0, least=0)
-    ridge: float | None = knob(None, least=0)
+    ridge: float | str | None = ridge_knob(None, least=0)
+
+    @property
+    def penalty(self) -> float | str:
+        return self.gamma if self.ridge is None else self.ridge

@@ -19,7 +19,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.linalg.gram import gram
 from fcl_bench.linalg.solve import relative_rounding, solve_symmetric
-from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer, one_hot
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer, one_hot, ridge_knob
 from fcl_bench.protocol.expected import Expectation, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Shard, State
@@ -55,7 +55,7 @@ class AFLClient(LocalRidge):
         """C_k = X'X + gamma I (d, d) and W_k (d, c_t), this task's columns of the client's solution."""
         X = self.features(shard, broadcast)
         C, W = self.solve(X, one_hot(shard, broadcast["columns"]), self.method.gamma)
-        return Message({"C": C, "W": W}, symmetric=["C"], per_class=["W"]), state
+        return Message({"C": C, "W": W}, samples=self.told(shard), symmetric=["C"], per_class=["W"]), state
 
 
 class AFLServer(RidgeServer):
@@ -69,10 +69,10 @@ class AFLServer(RidgeServer):
 
     def absorb(self, client: int, upload: Message) -> None:
         self.estimate.matrix.add_(upload["C"])
-        self.uploads += 1
+        self.count(upload)
         self.add_class_sums(upload["C"] @ upload["W"])
 
-    def shift(self) -> float:
+    def offset(self) -> float:
         return -self.uploads * self.method.gamma if self.method.ri else 0.0
 
 
@@ -84,6 +84,8 @@ class AFL(ClosedFormMethod):
         M: number of random features; None (the paper): the backbone's features themselves.
         gamma: each client's regulariser (Eq. 12); 0: the client's Moore-Penrose solution.
         ri: remove the regularisers at the end (Eq. 16); false keeps all K gamma of them.
+        ridge: what the server adds after that; 0: nothing (the paper); "auto", "gcv": chosen by the statistics.
+        scale_scores: divide each class's scores by the root of their sum over the class's own samples.
     """
 
     name: ClassVar[str] = "afl"
@@ -93,3 +95,8 @@ class AFL(ClosedFormMethod):
     M: int | None = knob(None, least=1)
     gamma: float = knob(1.0, least=0)
     ri: bool = True
+    ridge: float | str = ridge_knob(0.0, least=0)
+
+    @property
+    def penalty(self) -> float | str:
+        return self.ridge

@@ -15,6 +15,8 @@ from fcl_bench.errors import require_memory
 from fcl_bench.linalg.estimate import Estimate
 from fcl_bench.linalg.product import product
 from fcl_bench.linalg.random_features import RandomFeatures
+from fcl_bench.linalg.ridge import AUTO, GCV, Spectrum, gcv, mean_share
+from fcl_bench.linalg.score_scaling import score_scales
 from fcl_bench.linalg.solve import Solution, relative_rounding
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
@@ -29,12 +31,18 @@ log = logging.getLogger(__name__)
 KEPT_FEATURES = 2**28
 
 
+def ridge_knob(default: float | str | None, *, least: float | None = None, above: float | None = None) -> Any:
+    """A knob `float | str`: a ridge within the limits, "auto" (1 % of the mean eigenvalue of G) or "gcv"."""
+    return knob(default, least=least, above=above, choices=(AUTO, GCV))
+
+
 @dataclass
 class ClosedFormMethod(Method):
     """A method that solves for a linear classifier on H = ReLU(Z P).
 
     Args:
         M: number of random features; None: the backbone's features themselves, H = Z.
+        scale_scores: divide each class's scores by the root of their sum over the class's own samples.
 
     Attributes:
         client_half, server_half: what `client` and `server` make.
@@ -44,6 +52,12 @@ class ClosedFormMethod(Method):
     server_half: ClassVar[type[ClosedFormServer]]
 
     M: int | None = knob(2048, least=1)
+    scale_scores: bool = False
+
+    @property
+    def penalty(self) -> float | str:
+        """The ridge of the server's solve as its knob says: a number, "auto" or "gcv"; 0 for a method without one."""
+        return 0.0
 
     def dimension(self, problem: Problem) -> int:
         """M, the width of H."""
@@ -76,6 +90,10 @@ class ClosedFormClient(Client):
         self.notices = Notices(log)
         self.dimension = method.dimension(problem)
         self._features: tuple[int, RandomFeatures] | None = None
+
+    def told(self, shard: Shard) -> int | None:
+        """`Message.samples`: how many there are, where the server needs that for its ridge; else it is not sent."""
+        return len(shard.labels) if self.method.penalty == GCV else None
 
     def features(self, shard: Shard, broadcast: Message) -> torch.Tensor:
         """H (n, M) of the shard's labelled samples."""
@@ -131,8 +149,12 @@ class ClosedFormServer(Server):
 
     Attributes:
         B: (M, C) label-feature statistic, exact sums over clients and tasks.
-        W: (M, C) classifier after the last `finish_task`.
+        W: (M, C) solution after the last `finish_task`.
+        bias: (C,) what is added to the scores H W; None: nothing.
+        scales: (C,) what the scores are multiplied by; None: nothing.
+        ridge: of the last solve.
         columns: (c_t,) of the task's classes.
+        samples: N of all uploads so far, where the method's clients tell it.
     """
 
     def __init__(self, method: ClosedFormMethod, problem: Problem) -> None:
@@ -142,6 +164,10 @@ class ClosedFormServer(Server):
         self.dimension = method.dimension(problem)
         self.B = self.zeros(self.dimension, 0)
         self.W = self.B
+        self.bias: torch.Tensor | None = None
+        self.scales: torch.Tensor | None = None
+        self.ridge = 0.0
+        self.samples = 0
         self.columns = torch.zeros(0, dtype=torch.int64)
         #: The task's columns of B, as a view of it.
         self._own: torch.Tensor | None = None
@@ -183,16 +209,51 @@ class ClosedFormServer(Server):
         self._solve()
 
     def _solve(self) -> None:
+        self.ridge = self.choose_ridge()
         solution = self.solution()
         self.W, self._condition, self._trouble = solution
+        self.bias = self.intercept()
+        self.scales = score_scales(self.own_scores()) if self.method.scale_scores else None
         if solution.trouble:
             # Of each kind ("the system is singular to rounding: ...") the first; the run record has the last.
             kind, _, _ = solution.trouble.partition(":")
             self.notices.tell(kind, f"{self.method.name}, {self.B.shape[1]} classes seen: {solution.trouble}")
 
+    def choose_ridge(self) -> float:
+        """The ridge of the next solve: the knob's, or chosen by what is known so far."""
+        penalty = self.method.penalty
+        if not isinstance(penalty, str):
+            return float(penalty)
+        found = gcv(self.spectrum(), self.samples) if penalty == GCV else None
+        if penalty == GCV and found is None:
+            self.notices.tell(GCV, f"{self.method.name}: no ridge fits the statistics by gcv, so it is as with {AUTO}")
+        return mean_share(self.trace(), self.dimension) if found is None else found
+
+    def trace(self) -> float:
+        """Of the estimate of the Gram matrix."""
+        raise NotImplementedError
+
+    def spectrum(self) -> Spectrum:
+        """Of the estimate of the Gram matrix, with B."""
+        raise NotImplementedError
+
     @abstractmethod
     def solution(self) -> Solution:
-        """The classifier from the statistics so far."""
+        """The classifier from the statistics so far, with `ridge`."""
+
+    def intercept(self) -> torch.Tensor | None:
+        """`bias` for the W at hand."""
+        return None
+
+    def own_scores(self) -> torch.Tensor:
+        """(C,) the sum of each class's scores over its own samples so far, B_c'w_c."""
+        return (self.B * self.W).sum(dim=0)
+
+    def classifier(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """W (M, C) and the bias (C,), if any, of the scores H W + bias, scaled where they are to be."""
+        if self.scales is None:
+            return self.W, self.bias
+        return self.W * self.scales, None if self.bias is None else self.bias * self.scales
 
     def predict(self, inputs: torch.Tensor) -> torch.Tensor:
         return torch.cat([self.scores(H) for H in self.random_features.blocks(inputs)])
@@ -210,23 +271,32 @@ class ClosedFormServer(Server):
         return Prediction(self.scores(H))
 
     def scores(self, H: torch.Tensor) -> torch.Tensor:
-        """H W (n, C), the classes of a sample together in memory."""
-        return product(self.W.T, H.T).T
+        """H W + bias (n, C), the classes of a sample together in memory."""
+        W, bias = self.classifier()
+        scores = product(W.T, H.T).T
+        return scores if bias is None else scores.add_(bias)
 
     def model(self) -> dict[str, torch.Tensor]:
-        projection = self.random_features.projection
-        return {"W": self.W} if projection is None else {"W": self.W, "projection": projection}
+        W, bias = self.classifier()
+        parts = {"W": W, "bias": bias, "projection": self.random_features.projection}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def report(self) -> dict[str, Any]:
-        """Of the last system solved: `condition`, largest over smallest eigenvalue, and `trouble`, null for none."""
-        return {"condition": self._condition, "trouble": self._trouble or None}
+        """Of the last system solved: `condition`, largest over smallest eigenvalue, and `trouble`, null for none.
+
+        With a ridge chosen by the statistics, `ridge` too.
+        """
+        chosen = {"ridge": self.ridge} if isinstance(self.method.penalty, str) else {}
+        return {"condition": self._condition, "trouble": self._trouble or None, **chosen}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"B": self.B, **self.statistics()}
+        return {"B": self.B, "samples": torch.tensor(self.samples), **self.statistics()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self.B, self._own = state["B"].to(self.problem.device, self.problem.dtype), None
-        self.load_statistics({name: tensor.to(self.problem.device) for name, tensor in state.items() if name != "B"})
+        self.samples = int(state["samples"])
+        own = {name: tensor.to(self.problem.device) for name, tensor in state.items() if name not in ("B", "samples")}
+        self.load_statistics(own)
         self._solve()
 
     @abstractmethod
@@ -239,7 +309,7 @@ class ClosedFormServer(Server):
 
 
 class RidgeServer(ClosedFormServer):
-    """A `ClosedFormServer` that keeps an estimate of the Gram matrix and solves (G + shift I) W = B.
+    """A `ClosedFormServer` that keeps an estimate of the Gram matrix and solves (G + (offset + ridge) I) W = B.
 
     Attributes:
         estimate: G (M, M), a sum over all uploads so far.
@@ -254,16 +324,31 @@ class RidgeServer(ClosedFormServer):
         self.estimate = Estimate(self.dimension, problem.dtype, problem.device, low_rank)
         self.uploads = 0
 
-    @abstractmethod
-    def shift(self) -> float:
-        """What is added to the eigenvalues of G: a ridge, less the regularisers that clients put in."""
+    def objection(self, upload: Message) -> str:
+        missing = self.method.penalty == GCV and upload.samples is None and "n" not in upload
+        return "it does not say how many samples it is of, and the ridge is to be chosen by gcv" if missing else ""
+
+    def count(self, upload: Message) -> None:
+        """One more upload."""
+        self.uploads += 1
+        self.samples += upload.samples or 0
+
+    def offset(self) -> float:
+        """What is to be added to the eigenvalues of G to have those of the estimate; below zero: taken out."""
+        return 0.0
+
+    def trace(self) -> float:
+        return self.estimate.trace() + self.dimension * self.offset()
+
+    def spectrum(self) -> Spectrum:
+        return self.estimate.spectrum(self.B).shifted(self.offset())
 
     def rounding(self) -> float:
         """Relative error of G's entries, with what the wire rounded off where they came over it."""
         return relative_rounding(self.problem.dtype, *([self.problem.wire.dtype] if self.sums_what_came else []))
 
     def solution(self) -> Solution:
-        return self.estimate.solve(self.B, self.shift(), self.rounding())
+        return self.estimate.solve(self.B, self.offset() + self.ridge, self.rounding())
 
     def statistics(self) -> dict[str, torch.Tensor]:
         return {**self.estimate.state_dict(), "uploads": torch.tensor(self.uploads)}

@@ -22,6 +22,7 @@ from fcl_bench.methods.closed_form.base import (
     ClosedFormMethod,
     RidgeServer,
     positions,
+    ridge_knob,
     sums_without_samples,
 )
 from fcl_bench.protocol.expected import Expectation, counts, real
@@ -61,7 +62,8 @@ class CentredSketchClient(ClosedFormClient):
         upload = {"V": V, "sigma": sigma, "tau": tau, "S": sums}
         if self.method.centre:
             upload["n"] = torch.bincount(which, minlength=len(columns)).to(torch.int32)
-        return Message(upload, per_class=["S"]), state
+        samples = None if self.method.centre else self.told(shard)
+        return Message(upload, samples=samples, per_class=["S"], factors=["V"]), state
 
 
 class CentredSketchServer(RidgeServer):
@@ -88,7 +90,8 @@ class CentredSketchServer(RidgeServer):
         return {**fields, "n": counts(classes)} if self.method.centre else fields
 
     def objection(self, upload: Message) -> str:
-        return sums_without_samples(upload["S"], upload["n"]) if self.method.centre else ""
+        said = super().objection(upload)
+        return said or (sums_without_samples(upload["S"], upload["n"]) if self.method.centre else "")
 
     def absorb(self, client: int, upload: Message) -> None:
         tau = float(upload["tau"])
@@ -100,11 +103,12 @@ class CentredSketchServer(RidgeServer):
             factors.append(upload["S"][:, held] / upload["n"][held].to(upload["S"]).sqrt())
         self.estimate.add_factor(torch.cat(factors, dim=1))
         self.delta += tau
-        self.uploads += 1
+        self.count(upload)
+        self.samples += int(upload["n"].sum()) if self.method.centre else 0
         self.add_class_sums(upload["S"])
 
-    def shift(self) -> float:
-        return self.delta + self.method.ridge
+    def offset(self) -> float:
+        return self.delta
 
     def statistics(self) -> dict[str, torch.Tensor]:
         return {**super().statistics(), "delta": torch.tensor(self.delta, dtype=torch.float64)}
@@ -121,8 +125,9 @@ class CentredSketch(ClosedFormMethod):
     Args:
         M: number of random features; None: the backbone's features themselves, H = Z.
         rank: r, directions in each upload; 0: class sums, counts and one number only.
-        ridge: lambda.
+        ridge: lambda; "auto", "gcv": chosen by the statistics.
         centre: sketch the deviations from the client's class means; false: the features themselves.
+        scale_scores: divide each class's scores by the root of their sum over the class's own samples.
         bounds: compare with the exact solution after each task (bounds.csv); for small M.
     """
 
@@ -131,9 +136,13 @@ class CentredSketch(ClosedFormMethod):
     server_half = CentredSketchServer
 
     rank: int = knob(16, least=0)
-    ridge: float = knob(1e-3, above=0)
+    ridge: float | str = ridge_knob(1e-3, above=0)
     centre: bool = True
     bounds: bool = False
+
+    @property
+    def penalty(self) -> float | str:
+        return self.ridge
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)

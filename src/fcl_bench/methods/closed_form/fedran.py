@@ -15,20 +15,29 @@ from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums
 from fcl_bench.linalg.merging import MERGERS
+from fcl_bench.linalg.ridge import GCV
+from fcl_bench.linalg.ridge import Spectrum as Eigenvalues
 from fcl_bench.linalg.solve import Solution, ill_conditioned, relative_rounding
 from fcl_bench.linalg.spectral import Spectrum, merge, summarise
 from fcl_bench.linalg.subspace import outside
-from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, ClosedFormServer, positions
+from fcl_bench.methods.closed_form.base import (
+    ClosedFormClient,
+    ClosedFormMethod,
+    ClosedFormServer,
+    positions,
+    ridge_knob,
+)
 from fcl_bench.protocol.expected import Expectation, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
-from fcl_bench.protocol.wire import column_bytes
+from fcl_bench.protocol.wire import WireFormat, column_bytes, factor_bytes
 
 
-def upload_bytes(M: int, rank: int, classes: int, wire_dtype: torch.dtype) -> int:
+def upload_bytes(M: int, rank: int, classes: int, wire: WireFormat) -> int:
     """Size of a full upload: V (M, r), sigma (r,), B (M, c) (Eq. 11)."""
-    return (rank + classes) * column_bytes(M, wire_dtype) + rank * column_bytes(None, wire_dtype)
+    direction = factor_bytes(M, wire) + column_bytes(None, wire.dtype)
+    return rank * direction + classes * column_bytes(M, wire.dtype)
 
 
 def pseudo_labels(Z: torch.Tensor, labels: torch.Tensor, U: torch.Tensor, threshold: float) -> torch.Tensor:
@@ -79,7 +88,8 @@ class FedRANClient(ClosedFormClient):
         columns = broadcast["columns"]
         (V, sigma), _ = summarise(H, self.method.feasible_rank(self.problem, len(columns)))
         B = class_sums(H, positions(shard, columns), len(columns))
-        return Message({"V": V, "sigma": sigma, "B": B}, per_class=["B"], summed=["B"]), state
+        upload, samples = {"V": V, "sigma": sigma, "B": B}, self.told(shard)
+        return Message(upload, samples=samples, factors=["V"], per_class=["B"], summed=["B"]), state
 
 
 class FedRANServer(ClosedFormServer):
@@ -127,9 +137,12 @@ class FedRANServer(ClosedFormServer):
 
     def objection(self, upload: Message) -> str:
         rank = len(upload["sigma"])
+        if self.method.penalty == GCV and upload.samples is None:
+            return "it does not say how many samples it is of, and the ridge is to be chosen by gcv"
         return "" if rank <= self._limit else f"sigma has {rank} directions, and at most {self._limit} were asked for"
 
     def absorb(self, client: int, upload: Message) -> None:
+        self.samples += upload.samples or 0
         self.add_class_sums(upload["B"])
         self._spatial.add(Spectrum(upload["V"], upload["sigma"]))
         if len(upload["sigma"]) == self._limit:
@@ -142,12 +155,25 @@ class FedRANServer(ClosedFormServer):
             self.merge_error += self._spatial.dropped + dropped
         super().finish_task()
 
+    def trace(self) -> float:
+        values, _, multiplicity = self.spectrum()
+        return float(values @ multiplicity)
+
+    def spectrum(self) -> Eigenvalues:
+        """Of V diag(s^2) V', outside of which W is zero; with the floor, of the floored sketch on the whole space."""
+        V, sigma = (part.double() for part in self.sketch)
+        floor = self.floor if self.method.complement == "floor" else 0.0
+        energies = (V.T @ self.B.double()).square().sum(dim=1)
+        found = Eigenvalues(sigma.square().clamp_min(floor), energies, torch.ones_like(sigma))
+        rest = float(self.B.double().square().sum() - energies.sum()) if floor else 0.0
+        return found.with_rest(floor, rest, self.dimension - len(sigma))
+
     def solution(self) -> Solution:
         """W = V (diag(s^2) + lambda I)^-1 V'B (Eq. 29): ridge regression within the span of V.
 
         With the floor f, W = V (max(s^2, f) + lambda)^-1 V'B + (I - V V')B / (f + lambda).
         """
-        ridge, (V, sigma), B = self.method.ridge, self.sketch, self.B
+        ridge, (V, sigma), B = self.ridge, self.sketch, self.B
         if len(sigma) == 0:
             return Solution(torch.zeros_like(B), 1.0)
         # Of V'B in a direction of small sigma, when V is orthonormal to rounding and B large in others.
@@ -185,7 +211,7 @@ class FedRAN(ClosedFormMethod):
     Args:
         M: number of random features; None: the backbone's features themselves, H = Z.
         rank: r, directions kept by clients and server; None: as many as `budget_bytes` allows, else M.
-        ridge: lambda of Eq. 29.
+        ridge: lambda of Eq. 29; "auto", "gcv": chosen by the statistics.
         merge: how the server merges the clients of a task: "sequential" (the paper: pairwise in turn, truncating each
             time), "joint" (all in one SVD, which holds the task's summaries together) or "tree" (pairwise, balanced).
         budget_bytes: most that a client may upload for a task; the rank of its summary is then at most what Eq. 12
@@ -194,6 +220,7 @@ class FedRAN(ClosedFormMethod):
             smallest eigenvalue that every truncation kept, which no dropped one exceeds, for the curvature there.
         ssl: FedRAN-SSL: give unlabelled samples (label_rate below 1) the label of the nearest prototype.
         tau: least cosine similarity at which such a label is accepted (Eq. 15).
+        scale_scores: divide each class's scores by the root of their sum over the class's own samples.
         bounds: compare with the exact solution after each task (Theorems 1 and 2, bounds.csv); for small M.
     """
 
@@ -203,7 +230,7 @@ class FedRAN(ClosedFormMethod):
     server_half = FedRANServer
 
     rank: int | None = knob(512, least=1)
-    ridge: float = knob(1e-3, above=0)
+    ridge: float | str = ridge_knob(1e-3, above=0)
     merge: str = knob("sequential", choices=tuple(MERGERS))
     budget_bytes: int | None = None
     complement: str = knob("drop", choices=("drop", "floor"))
@@ -218,6 +245,10 @@ class FedRAN(ClosedFormMethod):
                 f"1 to {self.M}, or a larger method.M",
             )
 
+    @property
+    def penalty(self) -> float | str:
+        return self.ridge
+
     def matrices(self) -> int:
         """No M x M matrix, unless the exact solution is asked for."""
         return 3 if self.bounds else 0
@@ -230,7 +261,7 @@ class FedRAN(ClosedFormMethod):
         if self.budget_bytes is not None:
             most = max(classes_per_task)
             if self.feasible_rank(problem, most) < 1:
-                least = upload_bytes(M, 1, most, problem.wire.dtype)
+                least = upload_bytes(M, 1, most, problem.wire)
                 raise UserError(
                     f"method.budget_bytes={self.budget_bytes} does not hold one direction and {most} class sums",
                     f"at least {least} with M={M} and wire.dtype={problem.wire}",
@@ -241,7 +272,7 @@ class FedRAN(ClosedFormMethod):
         M = self.dimension(problem)
         rank = M if self.rank is None else self.rank
         if self.budget_bytes is not None:
-            fixed = upload_bytes(M, 0, classes, problem.wire.dtype)
-            per_direction = upload_bytes(M, 1, classes, problem.wire.dtype) - fixed
+            fixed = upload_bytes(M, 0, classes, problem.wire)
+            per_direction = upload_bytes(M, 1, classes, problem.wire) - fixed
             rank = min(rank, (self.budget_bytes - fixed) // per_direction)
         return min(rank, M)

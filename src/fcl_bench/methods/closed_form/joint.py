@@ -12,9 +12,8 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.config import knob
 from fcl_bench.linalg.gram import add_grams, class_sums
-from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer, ridge_knob
 from fcl_bench.protocol.expected import Expectation, numbers, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Shard, State
@@ -39,7 +38,8 @@ class JointServer(RidgeServer):
         return {"Z": real("n", self.problem.inputs), "labels": numbers("n", below=task.columns_seen)}
 
     def absorb(self, client: int, upload: Message) -> None:
-        self.uploads += 1
+        self.count(upload)
+        self.samples += len(upload["labels"])
         batches = self.random_features.blocks(upload["Z"]), upload["labels"].split(self.random_features.rows)
 
         def summed() -> Iterator[torch.Tensor]:
@@ -50,8 +50,8 @@ class JointServer(RidgeServer):
 
         add_grams(self.estimate.matrix, summed())
 
-    def shift(self) -> float:
-        return self.method.ridge
+    def objection(self, upload: Message) -> str:
+        return ""
 
 
 @dataclass
@@ -60,11 +60,17 @@ class Joint(ClosedFormMethod):
 
     Args:
         M: number of random features; None: the backbone's features themselves, H = Z.
-        ridge: lambda; 0: least squares, the Moore-Penrose solution where that is not unique.
+        ridge: lambda; 0: least squares, the Moore-Penrose solution where that is not unique; "auto", "gcv": chosen by
+            the statistics.
+        scale_scores: divide each class's scores by the root of their sum over the class's own samples.
     """
 
     name: ClassVar[str] = "joint"
     client_half = JointClient
     server_half = JointServer
 
-    ridge: float = knob(1e-3, least=0)
+    ridge: float | str = ridge_knob(1e-3, least=0)
+
+    @property
+    def penalty(self) -> float | str:
+        return self.ridge

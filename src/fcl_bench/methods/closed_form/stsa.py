@@ -12,9 +12,8 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.config import knob
 from fcl_bench.linalg.gram import add_class_sums, add_grams
-from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer, ridge_knob
 from fcl_bench.protocol.expected import Expectation, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Shard, State
@@ -35,7 +34,9 @@ class STSAClient(ClosedFormClient):
                 yield H
 
         add_grams(G, summed())
-        return Message({"G": G, "C": sums.T}, symmetric=["G"], per_class=["C"], summed=["G", "C"]), state
+        upload = {"G": G, "C": sums.T}
+        samples = self.told(shard)
+        return Message(upload, samples=samples, symmetric=["G"], per_class=["C"], summed=upload), state
 
 
 class STSAServer(RidgeServer):
@@ -48,11 +49,8 @@ class STSAServer(RidgeServer):
 
     def absorb(self, client: int, upload: Message) -> None:
         self.estimate.matrix.add_(upload["G"])
-        self.uploads += 1
+        self.count(upload)
         self.add_class_sums(upload["C"])
-
-    def shift(self) -> float:
-        return self.method.gamma
 
 
 @dataclass
@@ -61,11 +59,17 @@ class STSA(ClosedFormMethod):
 
     Args:
         M: number of random features; None: the backbone's features themselves, H = Z.
-        gamma: ridge coefficient of Eq. 8; 0: the Moore-Penrose solution where the Gram matrix is singular.
+        gamma: ridge coefficient of Eq. 8; 0: the Moore-Penrose solution where the Gram matrix is singular; "auto",
+            "gcv": chosen by the statistics.
+        scale_scores: divide each class's scores by the root of their sum over the class's own samples.
     """
 
     name: ClassVar[str] = "stsa"
     client_half = STSAClient
     server_half = STSAServer
 
-    gamma: float = knob(1e4, least=0)
+    gamma: float | str = ridge_knob(1e4, least=0)
+
+    @property
+    def penalty(self) -> float | str:
+        return self.gamma

@@ -21,6 +21,7 @@ from fcl_bench.methods.closed_form.base import (
     ClosedFormMethod,
     RidgeServer,
     positions,
+    ridge_knob,
     sums_without_samples,
 )
 from fcl_bench.protocol.expected import Expectation, counts, real
@@ -71,12 +72,13 @@ class STSAEServer(RidgeServer):
         return {"C": real(self.dimension, groups * classes), "n": counts(groups, classes)}
 
     def objection(self, upload: Message) -> str:
-        return sums_without_samples(upload["C"], upload["n"].flatten())
+        return super().objection(upload) or sums_without_samples(upload["C"], upload["n"].flatten())
 
     def absorb(self, client: int, upload: Message) -> None:
         groups, classes = upload["n"].shape
         self._scatter.add(upload["C"].T.reshape(groups, classes, self.dimension), upload["n"])
-        self.uploads += 1
+        self.count(upload)
+        self.samples += int(upload["n"].sum())
 
     def finish_task(self) -> None:
         self.add_class_sums(self._scatter.sums.T)
@@ -90,9 +92,6 @@ class STSAEServer(RidgeServer):
             )
         super().finish_task()
 
-    def shift(self) -> float:
-        return self.method.gamma
-
 
 @dataclass
 class STSAE(ClosedFormMethod):
@@ -100,18 +99,23 @@ class STSAE(ClosedFormMethod):
 
     Args:
         M: number of random features; None: the backbone's features themselves, H = Z.
-        gamma: ridge coefficient of Eq. 10.
+        gamma: ridge coefficient of Eq. 10; "auto", "gcv": chosen by the statistics.
         dummy_clients: K_D, the groups into which each client splits its samples.
         estimator: "paper" counts all groups of the task in Eq. 9, as printed; "unbiased" those that hold the class.
+        scale_scores: divide each class's scores by the root of their sum over the class's own samples.
     """
 
     name: ClassVar[str] = "stsa_e"
     client_half = STSAEClient
     server_half = STSAEServer
 
-    gamma: float = knob(1e4, least=0)
+    gamma: float | str = ridge_knob(1e4, least=0)
     dummy_clients: int = knob(10, least=1)
     estimator: str = knob("paper", choices=("paper", "unbiased"))
+
+    @property
+    def penalty(self) -> float | str:
+        return self.gamma
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)

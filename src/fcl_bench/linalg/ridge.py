@@ -1,0 +1,78 @@
+"""A ridge from the statistics alone: a share of the mean eigenvalue, or generalised cross-validation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+#: What a ridge knob may say in place of a number.
+AUTO, GCV = "auto", "gcv"
+#: Of the mean eigenvalue of the Gram matrix, for `auto`.
+SHARE = 0.01
+#: Candidates of `gcv`: powers of ten times the mean eigenvalue, four to a decade.
+_LOWEST, _HIGHEST, _PER_DECADE = -8, 4, 4
+#: Degrees of freedom that have to be left, as a share of the samples: what is below is rounding.
+_LEFT = 1e-9
+
+
+class Spectrum(NamedTuple):
+    """A Gram matrix G (M, M) and class sums B (M, C) in G's eigenvectors u_i.
+
+    Attributes:
+        values: (m,) eigenvalues l_i.
+        energies: (m,) sum_c (u_i'B_c)^2; of an eigenvalue that stands for several, their sum.
+        multiplicity: (m,) how many eigenvalues each stands for.
+    """
+
+    values: torch.Tensor
+    energies: torch.Tensor
+    multiplicity: torch.Tensor
+
+    @property
+    def mean(self) -> float:
+        """The mean of all eigenvalues, tr(G) / M."""
+        return float(self.values @ self.multiplicity / self.multiplicity.sum())
+
+    def with_rest(self, value: float, energy: float, count: int) -> Spectrum:
+        """With `count` further eigenvalues `value`, whose eigenvectors hold `energy` of B."""
+        more = (torch.tensor([float(one)]).to(self.values) for one in (value, max(energy, 0.0), count))
+        return Spectrum(*(torch.cat([mine, one]) for mine, one in zip(self, more, strict=True))) if count else self
+
+    def shifted(self, offset: float) -> Spectrum:
+        """Of G + offset I. A value that is then below zero is rounding, and counts as 0."""
+        return self._replace(values=(self.values + offset).clamp_min(0))
+
+
+def mean_share(trace: float, size: int) -> float:
+    """1 % of the mean eigenvalue of a Gram matrix with this trace and `size` rows; at least the smallest number."""
+    return max(SHARE * trace / size, torch.finfo(torch.float64).tiny)
+
+
+def gcv(spectrum: Spectrum, samples: int, candidates: torch.Tensor | None = None) -> float | None:
+    """The ridge with the least generalised cross-validation score N RSS / (N - df)^2 (Golub, Heath and Wahba 1979).
+
+    With W = (G + ridge I)^-1 B and one-hot labels, RSS = N - 2 tr(W'B) + tr(W'G W) and df = sum_i l_i / (l_i + ridge),
+    so the sums tell both exactly.
+
+    Args:
+        spectrum: of G and B.
+        samples: N, which is also the sum of the squared labels.
+        candidates: (k,) ridges to choose from; None: 1e-8 to 1e4 times the mean eigenvalue, four to a decade.
+
+    Returns:
+        one of the candidates; None where no candidate leaves a residual and degrees of freedom, as may be where G is
+        an estimate that does not fit B.
+    """
+    values, energy, count = (part.to(torch.float64) for part in spectrum)
+    if candidates is None:
+        steps = torch.arange(_LOWEST * _PER_DECADE, _HIGHEST * _PER_DECADE + 1, dtype=torch.float64) / _PER_DECADE
+        candidates = 10.0 ** steps.to(values) * spectrum.mean
+    ridge = candidates.to(values).unsqueeze(1)
+    positive = ridge + values > 0
+    inverse = torch.where(positive, 1 / (values + ridge), torch.zeros_like(ridge + values))
+    residual = samples - (energy * (values + 2 * ridge) * inverse.square()).sum(dim=1)
+    left = samples - (count * values * inverse).sum(dim=1)
+    usable = (residual > 0) & (left > _LEFT * samples)
+    score = torch.where(usable, samples * residual / left.square(), torch.full_like(left, torch.inf))
+    return float(candidates[int(score.argmin())]) if bool(usable.any()) else None

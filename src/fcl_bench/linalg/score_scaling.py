@@ -1,0 +1,15 @@
+"""Scores of comparable size for every class, from what a linear classifier was solved with."""
+
+from __future__ import annotations
+
+import torch
+
+
+def score_scales(own: torch.Tensor) -> torch.Tensor:
+    """(C,) the factor of each class's scores: 1 / sqrt(own_c), and 1 where own_c is not positive.
+
+    Args:
+        own: (C,) the sum of each class's scores over its own samples, B_c'w_c = n_c q_c.
+    """
+    positive = own > 0
+    return torch.where(positive, torch.where(positive, own, torch.ones_like(own)).rsqrt(), torch.ones_like(own))
