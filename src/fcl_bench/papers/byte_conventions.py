@@ -65,8 +65,15 @@ def _(method: FedRAN, problem: Problem, classes_per_task: Sequence[int]) -> dict
 
 @accounting.register(CentredSketch)
 def _(method: CentredSketch, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
-    M = method.dimension(problem)
-    return _both(lambda classes: centred_sketch_values(M, method.rank, classes, method.centre), classes_per_task)
+    M, d = method.dimension(problem), problem.inputs
+    twice = method.remainder == "gaussian" and method.M is not None
+
+    def values(classes: int) -> int:
+        # Of the backbone's features the Gaussian remainder sends the same, but for the counts.
+        of_inputs = centred_sketch_values(d, method.input_rank, classes, centre=False) if twice else 0
+        return centred_sketch_values(M, method.rank, classes, method.centre) + of_inputs
+
+    return _both(values, classes_per_task)
 
 
 def _both(

@@ -5,8 +5,8 @@ of its Gram matrix exactly, so only the deviations from the class means are sket
 one more number, the mean of the dropped eigenvalues, is spread over the other directions. And the server keeps the sum
 of the sketches, at whatever rank that has.
 
-With `remainder=gaussian` what the sketches drop is not spread evenly, but in the shape of the covariance that the random
-features of a Gaussian have. Its parameters, class means and one covariance of the backbone's features, are sent beside.
+With `remainder=gaussian` what the sketches drop is not spread evenly, but in the shape of the covariance that random
+features of Gaussians have. Class means and one covariance of the backbone's features, its parameters, are sent beside.
 """
 
 from __future__ import annotations
@@ -162,9 +162,9 @@ class CentredSketchServer(RidgeServer):
 class GaussianRemainderServer(CentredSketchServer):
     """G += V sigma^2 V' + sum_c S_c S_c'/n_c + e [(1 - mix) Pi Q Pi / tr(Pi Q Pi) + mix Pi / (M - r)], Pi = I - V V'.
 
-    Q is the covariance that the task's random features would have if its classes were Gaussian, with the pooled means of
-    the task and one covariance Sigma of all uploads so far; without random features it is Sigma. The sketches of a task
-    are kept until its end, when Q is known. As in the base, what is added evenly is in delta.
+    Q is the covariance that the task's random features would have if its classes were Gaussian, with the pooled means
+    of the task and one covariance Sigma of all uploads so far; without random features it is Sigma. The sketches of a
+    task are kept until its end, when Q is known. What is added evenly is in delta, as in the base.
 
     Attributes:
         scatter: N Sigma (d, d), the sum over all uploads so far of U (omega^2 - tau_z) U' + tau_z I.
