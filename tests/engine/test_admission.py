@@ -148,8 +148,8 @@ MADE = {
     ),
     "input sums of no sample": (
         *(CentredSketch(M=8, rank=2, remainder="gaussian", input_rank=2), features(), STATISTICS, 0),
-        put("S_z", torch.ones_like),
-        *("class sums are not zero, and n says that there is no sample", "fields that agree"),
+        lambda upload: upload.with_tensors({**upload, **{name: torch.zeros_like(upload[name]) for name in ("S", "n")}}),
+        *("3 class sums are not zero, and n says that there is no sample", "fields that agree"),
     ),
     "sums of no sample, STSA-E": (
         *(STSAE(M=8, dummy_clients=2), features(), STATISTICS, 0, put("n", torch.zeros_like)),
