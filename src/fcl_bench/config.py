@@ -60,6 +60,7 @@ def knob(
     choices: Collection[str] = (),
     filled: bool = False,
     identity: bool = True,
+    added: bool = False,
 ) -> Any:
     """A dataclass field whose value `typed_instance` checks.
 
@@ -73,10 +74,12 @@ def knob(
         filled: whether a text has to hold more than blanks; `words` are then an example.
         identity: whether the value determines the result. A path or a number of workers does not, and is no part of
             the run id.
+        added: whether runs from before there was this knob had its default: they keep their ids.
     """
     bounds = {"least": least, "above": above, "most": most, "below": below}
     given = {name: limit for name, limit in bounds.items() if limit is not None}
     metadata = {"bounds": given, "words": words, "choices": choices, "filled": filled, "identity": identity}
+    metadata |= {"added": added}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -179,12 +182,18 @@ class Settings:
 
 
 def _identity(choice: Any) -> dict[str, Any]:
-    counts = {field.name: field.metadata.get("identity", True) for field in dataclasses.fields(choice)}
+    counts = {field.name: _counts(field, getattr(choice, field.name)) for field in dataclasses.fields(choice)}
     knobs = {name: value for name, value in dataclasses.asdict(choice).items() if counts[name]}
     # Not the module, so that a class can move. A name that is a knob tells data sets or networks of one class apart.
     kind = type(choice).__qualname__ if "name" in counts else choice.name
     revision = {"revision": choice.revision} if hasattr(choice, "revision") else {}
     return {"choice": kind, **revision, **knobs}
+
+
+def _counts(field: dataclasses.Field[Any], value: Any) -> bool:
+    """Whether a knob with this value is part of a run's identity."""
+    as_before = field.metadata.get("added", False) and value == field.default
+    return field.metadata.get("identity", True) and not as_before
 
 
 def composed(overrides: Iterable[str] = ()) -> DictConfig:
