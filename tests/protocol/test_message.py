@@ -8,7 +8,7 @@ import torch
 from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat, column_bytes
+from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat, column_bytes, factor_bytes
 
 CPU = torch.device("cpu")
 
@@ -134,3 +134,41 @@ def test_values_beyond_the_range_are_told_for_packed_and_held_tensors_too():
             encoded(sent, wire)
     with pytest.raises(FloatingPointError, match="G is not finite"):
         encoded(Message({"G": torch.full((2, 2), torch.nan)}, symmetric=["G"]), wire)
+
+
+def unit_columns(rows: int, columns: int) -> torch.Tensor:
+    rng = torch.Generator().manual_seed(3)
+    return torch.linalg.qr(torch.randn(rows, columns, dtype=torch.float64, generator=rng))[0]
+
+
+@pytest.mark.parametrize("name", list(WIRE_DTYPES))
+def test_unit_columns_travel_in_eight_bits(name):
+    """One byte per entry and no scale, whatever `wire.dtype` is; the rest of the message as ever."""
+    V = unit_columns(200, 5)
+    message = Message({"V": V, "sigma": torch.ones(5)}, factors=["V"])
+    wire = WireFormat(WIRE_DTYPES[name], factors="int8")
+    sent = encoded(message, wire)
+    assert sent.nbytes == 5 * (factor_bytes(200, wire) + column_bytes(None, wire.dtype))
+    assert factor_bytes(200, wire) == 200
+    arrived = decoded(sent, torch.float64, CPU)["V"]
+    torch.testing.assert_close(torch.linalg.vector_norm(arrived, dim=0), torch.ones(5, dtype=torch.float64))
+    # Half a step of the largest entry, and what the new length adds to that.
+    assert ((arrived - V).abs() <= 0.6 / 127 * V.abs().amax(dim=0)).all()
+    assert not torch.equal(arrived, V)
+    torch.testing.assert_close(decoded(sent)["V"], arrived.float())
+
+
+def test_factors_travel_like_everything_else_by_default():
+    V = unit_columns(20, 3)
+    for dtype in WIRE_DTYPES.values():
+        wire = WireFormat(dtype)
+        assert encoded(Message({"V": V}, factors=["V"]), wire).nbytes == 3 * factor_bytes(20, wire)
+        assert factor_bytes(20, wire) == column_bytes(20, dtype)
+
+
+def test_columns_of_zeros_and_no_columns_arrive_as_they_are():
+    wire = WireFormat(torch.float32, factors="int8")
+    for V in (torch.zeros(4, 2), torch.zeros(4, 0), torch.zeros(0, 3)):
+        assert torch.equal(decoded(encoded(Message({"V": V}, factors=["V"]), wire), torch.float32)["V"], V)
+    with pytest.raises(FloatingPointError, match="V is not finite"):
+        encoded(Message({"V": torch.full((3, 2), torch.nan)}, factors=["V"]), wire)
