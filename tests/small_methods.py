@@ -21,6 +21,8 @@ _SHORT = {
     "stsa_e": ("method.M=96", "method.dummy_clients=4"),
     "centred_sketch": ("method.M=96", "method.rank=5"),
     "joint": ("method.M=96",),
+    "fedlda": ("method.M=96",),
+    "fedklda": ("method.M=96",),
     "fot": (*TRAINING, "method.columns=8"),
     "fedprotip": (*TRAINING, "method.columns=8"),
 }

@@ -12,6 +12,9 @@ import torch
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
+from fcl_bench.methods.closed_form.fedklda import FedKLDA
+from fcl_bench.methods.closed_form.fedlda import FedLDA
+from fcl_bench.methods.closed_form.fedncm import FedNCM
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.stsa import STSA
@@ -22,6 +25,12 @@ METHODS = {
     "fedran": FedRAN(M=30, rank=10),
     "fedran floor": FedRAN(M=30, rank=10, complement="floor"),
     "fedran without random features": FedRAN(M=None, rank=4),
+    "fedncm": FedNCM(),
+    "fedncm euclid": FedNCM(M=30, similarity="euclid"),
+    "fedlda": FedLDA(),
+    "fedlda with random features": FedLDA(M=30, shrinkage="oas", centre="all_tasks"),
+    "fedklda": FedKLDA(M=30),
+    "fedklda of three maps": FedKLDA(M=20, ensemble=3),
     "stsa": STSA(M=30),
     "stsa_e": STSAE(M=30, dummy_clients=3),
     "stsa_e unbiased": STSAE(M=30, dummy_clients=3, estimator="unbiased"),
