@@ -11,6 +11,7 @@ import torch
 
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.methods.closed_form.air import AIR
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.joint import Joint
@@ -23,6 +24,8 @@ METHODS = {
     "fedran floor": FedRAN(M=30, rank=10, complement="floor"),
     "fedran without random features": FedRAN(M=None, rank=4),
     "stsa": STSA(M=30),
+    "air": AIR(M=30),
+    "air logits": AIR(M=30, correction="logits"),
     "stsa_e": STSAE(M=30, dummy_clients=3),
     "stsa_e unbiased": STSAE(M=30, dummy_clients=3, estimator="unbiased"),
     "afl": AFL(),
