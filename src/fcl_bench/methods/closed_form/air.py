@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.methods.closed_form.base import positions, sums_without_samples
+from fcl_bench.methods.closed_form.base import ClosedFormMethod, positions, sums_without_samples
 from fcl_bench.methods.closed_form.stsa import STSA, STSAClient, STSAServer
 from fcl_bench.protocol.expected import Expectation, counts
 from fcl_bench.protocol.message import Message
@@ -73,8 +73,8 @@ class AIRServer(STSAServer):
 
     method: AIR
 
-    def __init__(self, method: AIR, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: ClosedFormMethod, problem: Problem, low_rank: bool = False) -> None:
+        super().__init__(method, problem, low_rank)
         self.counts = torch.zeros(0, dtype=torch.int64, device=problem.device)
         self.weight = 0.0
         #: Of the tasks before the one at hand.
