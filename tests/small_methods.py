@@ -18,6 +18,7 @@ TRAINING = ("backbone=tiny", "backbone.width=4", "method.training.rounds=2", "me
 _SHORT = {
     "fedran": ("method.M=96", "method.rank=20", "method.complement=floor"),
     "stsa": ("method.M=96",),
+    "air": ("method.M=96",),
     "stsa_e": ("method.M=96", "method.dummy_clients=4"),
     "centred_sketch": ("method.M=96", "method.rank=5"),
     "joint": ("method.M=96",),

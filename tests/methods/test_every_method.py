@@ -11,6 +11,7 @@ import torch
 
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.methods.closed_form.air import AIR
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedklda import FedKLDA
 from fcl_bench.methods.closed_form.fedlda import FedLDA
@@ -32,6 +33,8 @@ METHODS = {
     "fedklda": FedKLDA(M=30),
     "fedklda of three maps": FedKLDA(M=20, ensemble=3),
     "stsa": STSA(M=30),
+    "air": AIR(M=30),
+    "air logits": AIR(M=30, correction="logits"),
     "stsa_e": STSAE(M=30, dummy_clients=3),
     "stsa_e unbiased": STSAE(M=30, dummy_clients=3, estimator="unbiased"),
     "afl": AFL(),

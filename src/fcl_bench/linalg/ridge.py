@@ -49,7 +49,9 @@ def mean_share(trace: float, size: int) -> float:
     return max(SHARE * trace / size, torch.finfo(torch.float64).tiny)
 
 
-def gcv(spectrum: Spectrum, samples: int, candidates: torch.Tensor | None = None) -> float | None:
+def gcv(
+    spectrum: Spectrum, samples: int, candidates: torch.Tensor | None = None, squares: float | None = None
+) -> float | None:
     """The ridge with the least generalised cross-validation score N RSS / (N - df)^2 (Golub, Heath and Wahba 1979).
 
     With W = (G + ridge I)^-1 B and one-hot labels, RSS = N - 2 tr(W'B) + tr(W'G W) and df = sum_i l_i / (l_i + ridge),
@@ -57,8 +59,9 @@ def gcv(spectrum: Spectrum, samples: int, candidates: torch.Tensor | None = None
 
     Args:
         spectrum: of G and B.
-        samples: N, which is also the sum of the squared labels.
+        samples: N.
         candidates: (k,) ridges to choose from; None: 1e-8 to 1e4 times the mean eigenvalue, four to a decade.
+        squares: the sum of the squared labels; None: N. Where G and B weigh samples, so does this.
 
     Returns:
         one of the candidates; None where no candidate leaves a residual and degrees of freedom, as may be where G is
@@ -71,7 +74,7 @@ def gcv(spectrum: Spectrum, samples: int, candidates: torch.Tensor | None = None
     ridge = candidates.to(values).unsqueeze(1)
     positive = ridge + values > 0
     inverse = torch.where(positive, 1 / (values + ridge), torch.zeros_like(ridge + values))
-    residual = samples - (energy * (values + 2 * ridge) * inverse.square()).sum(dim=1)
+    residual = (samples if squares is None else squares) - (energy * (values + 2 * ridge) * inverse.square()).sum(dim=1)
     left = samples - (count * values * inverse).sum(dim=1)
     usable = (residual > 0) & (left > _LEFT * samples)
     score = torch.where(usable, samples * residual / left.square(), torch.full_like(left, torch.inf))

@@ -14,6 +14,7 @@ import torch
 
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.methods.closed_form.air import AIR
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.stsa import STSA
@@ -45,6 +46,12 @@ def accounting(method: Method, problem: Problem, classes_per_task: Sequence[int]
 def _(method: AFL | AFCL | STSA, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
     M = method.dimension(problem)
     return _both(lambda classes: stsa_values(M, classes), classes_per_task)
+
+
+@accounting.register(AIR)
+def _(method: AIR, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
+    M = method.dimension(problem)
+    return _both(lambda classes: stsa_values(M, classes) + classes, classes_per_task)
 
 
 @accounting.register(STSAE)
