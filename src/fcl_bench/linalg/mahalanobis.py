@@ -12,7 +12,7 @@ import torch
 from fcl_bench.linalg.solve import extremes
 
 #: Relative rounding of float64, which `linalg.solve.relative_rounding` leaves out.
-_EPS = 2.0**-52
+EPS = 2.0**-52
 
 
 class Whitening(NamedTuple):
@@ -41,7 +41,7 @@ def scatter(second: torch.Tensor, products: torch.Tensor, rounding: float = 0.0)
     """
     made = second - products
     spread, size = (part.diagonal() if part.ndim == 2 else part for part in (made, second))
-    constant = spread <= 8 * (rounding + _EPS) * size
+    constant = spread <= 8 * (rounding + EPS) * size
     made[constant] = 0
     if made.ndim == 2:
         made[:, constant] = 0
@@ -85,24 +85,24 @@ def whitening(S: torch.Tensor, noise: float = 0.0) -> Whitening:
     """
     S = S.double()
     if S.ndim == 1:
-        floor = max(noise, _EPS * float(S.max()))
-        kept = S > floor
-        factor = torch.where(kept, S, 1.0).rsqrt() * kept
-        return Whitening(factor, *_spread(S[kept]), bool((S < -floor).any()))
+        kept = torch.gt(S, max(noise, EPS * float(S.max())))
+        return Whitening(torch.where(kept, S, 1.0).rsqrt() * kept, *_spread(S[kept]))
     L, failed = torch.linalg.cholesky_ex(S)
     if not bool(failed):
         smallest, largest, _ = extremes(S, L)
-        if smallest > max(noise, len(S) * _EPS * largest):
+        if smallest > max(noise, len(S) * EPS * largest):
             identity = torch.eye(len(S), dtype=S.dtype, device=S.device)
             return Whitening(torch.linalg.solve_triangular(L.mT, identity, upper=True), largest / smallest, len(S))
     values, V = torch.linalg.eigh(S)
-    floor = max(noise, len(S) * _EPS * float(values.abs().max()))
-    kept = values > floor
+    floor = max(noise, len(S) * EPS * float(values.abs().max()))
+    indefinite = bool(values[0] < -floor)
+    # An eigenvalue below zero is noise, and what is not larger by half may be no more; see `solve_symmetric`.
+    kept = values > max(floor, -1.5 * float(values[0]))
     F = V[:, kept] / values[kept].sqrt()
     # F = T Q' with T upper triangular: the QR factorisation of F' from the other end.
     R = torch.linalg.qr(F.flip(0).T).R
     T = torch.nn.functional.pad(R, (0, 0, 0, len(S) - len(R))).T.flip(0, 1)
-    return Whitening(T, *_spread(values[kept]), bool((values < -floor).any()))
+    return Whitening(T, *_spread(values[kept]), indefinite)
 
 
 def _spread(values: torch.Tensor) -> tuple[float, int]:

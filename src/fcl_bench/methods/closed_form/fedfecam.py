@@ -7,16 +7,15 @@ nearest prototype. The sums are exact, so the result is the centralised one, wha
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.gram import add_gram
-from fcl_bench.linalg.mahalanobis import Whitening, correlations, deviations, scatter, shrunk, whitening
+from fcl_bench.linalg.mahalanobis import EPS, Whitening, correlations, deviations, scatter, shrunk, whitening
 from fcl_bench.linalg.solve import Solution, relative_rounding
 from fcl_bench.linalg.triangle import packed, symmetric, triangular
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, ClosedFormServer, positions
@@ -143,6 +142,10 @@ class FedFeCAMServer(ClosedFormServer):
             return Solution(means, condition)
         return Solution(directions(self.method.transformed(means), dim=0), condition, self._trouble_found())
 
+    def intercept(self) -> torch.Tensor | None:
+        """-|mean|^2 / 2 for plain means."""
+        return self.W.square().sum(dim=0) / -2 if self.euclidean else None
+
     def _whitening(self, row: int) -> Whitening:
         """Of the covariance of class `row`, or of all classes together, shrunk and scaled; the identity of none."""
         method, held = self.method, self.n > 0
@@ -162,7 +165,7 @@ class FedFeCAMServer(ClosedFormServer):
         S /= freedom
         for _ in range(method.shrinkings):
             S = shrunk(S, method.a1, method.a2)
-        errors = second.abs() * (4 * rounding / freedom)
+        errors = second.abs() * (4 * (rounding + EPS) / freedom)
         if method.correlation:
             s = deviations(S)
             S, errors = correlations(S), errors / s / s.unsqueeze(1)
@@ -187,7 +190,7 @@ class FedFeCAMServer(ClosedFormServer):
     def scores(self, H: torch.Tensor) -> torch.Tensor:
         """-D (n, C), or z . mean - |mean|^2 / 2; the lowest number for classes without a sample."""
         if self.euclidean:
-            scores = H @ self.W - self.W.square().sum(dim=0) / 2
+            scores = super().scores(H)
         else:
             scores = -self._distances(directions(self.method.transformed(H), dim=1)).T
         return scores.masked_fill(self.n == 0, torch.finfo(scores.dtype).min)
@@ -204,16 +207,14 @@ class FedFeCAMServer(ClosedFormServer):
             return V.square().sum(dim=1) - 2 * (w @ V.T) + w.square().sum(dim=1, keepdim=True)
         D = U.new_zeros(len(self.n), len(U))
         for number in torch.nonzero(self.n).squeeze(1).tolist():
-            factor = triangular(self._factors[number]).to(U)
-            D[number] = ((U - self.W[:, number]) @ factor).square().sum(dim=1)
+            factor = triangular(self._factors[number])  # products in the type that it is kept in
+            D[number] = ((U - self.W[:, number]).to(factor.dtype) @ factor).square().sum(dim=1)
         return D
 
     def model(self) -> dict[str, torch.Tensor]:
-        """W, and the packed whitening factors; for plain means their `bias`."""
+        """W, n and the packed whitening factors; plain means come with their `bias` instead."""
         made = {**super().model(), "n": self.n}
-        if self.euclidean:
-            return {**made, "bias": self.W.square().sum(dim=0) / -2}
-        return {**made, "whitening": self._factors}
+        return made if self.euclidean else {**made, "whitening": self._factors}
 
     def statistics(self) -> dict[str, torch.Tensor]:
         kept = {"n": self.n, "moments": self.moments, "tasks": torch.tensor(self._tasks)}
@@ -240,6 +241,7 @@ class FedFeCAM(ClosedFormMethod):
 
     Args:
         M: number of random features; None (the paper): the backbone's features themselves.
+        scale_scores: no choice here; only false.
         covariance: "class" (the paper): one of each class; "shared": one within-class covariance of all; "diagonal":
             variances of each class.
         tukey: the power of Tukey's transform; other than 1 it takes features that are not negative.
@@ -266,6 +268,11 @@ class FedFeCAM(ClosedFormMethod):
     memory: str = knob("float32", choices=("float32", "float64"))
 
     def __post_init__(self) -> None:
+        if self.scale_scores:
+            raise UserError(
+                "method.scale_scores=true has no meaning here: scores are distances, not sums over weights",
+                "method.scale_scores=false",
+            )
         if self.covariance == "diagonal" and self.correlation:
             raise UserError(
                 "method.covariance=diagonal with method.correlation=true has nothing left: each variance would be 1",
