@@ -165,7 +165,7 @@ class FedFeCAMServer(ClosedFormServer):
         S /= freedom
         for _ in range(method.shrinkings):
             S = shrunk(S, method.a1, method.a2)
-        errors = second.abs() * (4 * (rounding + EPS) / freedom)
+        errors = second.abs() * ((rounding + 8 * EPS) / freedom)
         if method.correlation:
             s = deviations(S)
             S, errors = correlations(S), errors / s / s.unsqueeze(1)
