@@ -27,13 +27,18 @@ _SHORT = {
     "fot": (*TRAINING, "method.columns=8"),
     "fedprotip": (*TRAINING, "method.columns=8"),
 }
-NAMES = sorted(file.stem for file in (config_dir() / "method").glob("*.yaml"))
 
 
 def class_of(name: str) -> Any:
     """The class that the method's YAML names."""
     content = yaml.safe_load((config_dir() / "method" / f"{name}.yaml").read_text())
     return target_class("method", content["_target_"])
+
+
+_TYPED = sorted(file.stem for file in (config_dir() / "method").glob("*.yaml"))
+NAMES = [name for name in _TYPED if class_of(name).name == name]
+#: Other names that may be typed, and the method that each stands for, with other defaults.
+ALIASES = {name: class_of(name).name for name in _TYPED if name not in NAMES}
 
 
 def trains(name: str) -> bool:
