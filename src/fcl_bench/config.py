@@ -112,10 +112,10 @@ class Wire:
     """`wire`: how messages travel (see `protocol.message.WireFormat`)."""
 
     dtype: str = knob(choices=WIRE_DTYPES)
-    factors: str = knob(choices=("dtype", "int8"))
     gram: str = knob(choices=("full", "packed"))
     columns: str = knob(choices=("task", "held"))
     projection: str = knob(choices=("seed", "matrix"))
+    factors: str = knob("dtype", choices=("dtype", "int8"), added=True)
 
 
 @dataclass
@@ -175,19 +175,25 @@ class Settings:
     def identity(self) -> dict[str, Any]:
         """The part of the configuration that determines the result: no paths, no worker counts, no output folder."""
         scalars = dataclasses.asdict(self.scalars)
-        counted = ["seed", "beta", "clients", "tasks", "label_rate", "drift", "dtype", "wire"]
+        counted = ["seed", "beta", "clients", "tasks", "label_rate", "drift", "dtype"]
         counted += ["evaluate_rounds"] if self.scalars.evaluate_rounds else []  # runs without it keep their old ids
         chosen = {group: _identity(getattr(self, group)) for group in GROUPS}
-        return {**{key: scalars[key] for key in counted}, "beta": self.beta, **chosen}
+        plain = {key: scalars[key] for key in counted} | {"wire": _counting(self.scalars.wire)}
+        return {**plain, "beta": self.beta, **chosen}
 
 
 def _identity(choice: Any) -> dict[str, Any]:
-    counts = {field.name: _counts(field, getattr(choice, field.name)) for field in dataclasses.fields(choice)}
-    knobs = {name: value for name, value in dataclasses.asdict(choice).items() if counts[name]}
     # Not the module, so that a class can move. A name that is a knob tells data sets or networks of one class apart.
-    kind = type(choice).__qualname__ if "name" in counts else choice.name
+    named = any(field.name == "name" for field in dataclasses.fields(choice))
+    kind = type(choice).__qualname__ if named else choice.name
     revision = {"revision": choice.revision} if hasattr(choice, "revision") else {}
-    return {"choice": kind, **revision, **knobs}
+    return {"choice": kind, **revision, **_counting(choice)}
+
+
+def _counting(choice: Any) -> dict[str, Any]:
+    """The knobs of a dataclass that are part of a run's identity."""
+    counts = {field.name: _counts(field, getattr(choice, field.name)) for field in dataclasses.fields(choice)}
+    return {name: value for name, value in dataclasses.asdict(choice).items() if counts[name]}
 
 
 def _counts(field: dataclasses.Field[Any], value: Any) -> bool:

@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 KEPT_FEATURES = 2**28
 
 
-def ridge_knob(default: float | str | None, *, least: float | None = None, above: float | None = None) -> Any:
+def ridge_knob(default: float | str | None, **limits: Any) -> Any:
     """A knob `float | str`: a ridge within the limits, "auto" (1 % of the mean eigenvalue of G) or "gcv"."""
-    return knob(default, least=least, above=above, choices=(AUTO, GCV))
+    return knob(default, choices=(AUTO, GCV), **limits)
 
 
 @dataclass
@@ -52,7 +52,7 @@ class ClosedFormMethod(Method):
     server_half: ClassVar[type[ClosedFormServer]]
 
     M: int | None = knob(2048, least=1)
-    scale_scores: bool = False
+    scale_scores: bool = knob(False, added=True)
 
     @property
     def penalty(self) -> float | str:

@@ -261,9 +261,9 @@ class CentredSketch(ClosedFormMethod):
     rank: int = knob(16, least=0)
     ridge: float | str = ridge_knob(1e-3, above=0)
     centre: bool = True
-    remainder: str = knob("isotropic", choices=("isotropic", "gaussian"))
-    input_rank: int = knob(32, least=0)
-    mix: float = knob(0.3, least=0, most=1, words="a share, 0 to 1")
+    remainder: str = knob("isotropic", choices=("isotropic", "gaussian"), added=True)
+    input_rank: int = knob(32, least=0, added=True)
+    mix: float = knob(0.3, least=0, most=1, words="a share, 0 to 1", added=True)
     bounds: bool = False
 
     def matrices(self) -> int:
