@@ -282,7 +282,9 @@ class CentredSketch(ClosedFormMethod):
         if self.remainder == "isotropic":
             return
         if not self.centre:
-            raise UserError("method.remainder=gaussian needs class means", "method.centre=true")
+            raise UserError(
+                "method.remainder=gaussian needs class means", "method.centre=true, or method.remainder=isotropic"
+            )
         if self.M is not None and self.input_rank > problem.inputs:
             raise UserError(
                 f"method.input_rank={self.input_rank} is more than the backbone's {problem.inputs} features",
