@@ -41,7 +41,11 @@ class RandomFeatures:
 
     def map(self, z: torch.Tensor) -> torch.Tensor:
         """H (n, M) of features `z` (n, d)."""
-        return z if self.projection is None else product(self.projection.T, z.T).T.relu_()
+        return z if self.projection is None else self.linear(z).relu_()
+
+    def linear(self, z: torch.Tensor) -> torch.Tensor:
+        """Z P (n, M), before ReLU; with M None Z."""
+        return z if self.projection is None else product(self.projection.T, z.T).T
 
     def blocks(self, z: torch.Tensor) -> Iterator[torch.Tensor]:
         """H by blocks of `rows` rows, so that it is never whole in memory."""
