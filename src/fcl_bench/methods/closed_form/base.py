@@ -224,10 +224,14 @@ class ClosedFormServer(Server):
         penalty = self.method.penalty
         if not isinstance(penalty, str):
             return float(penalty)
-        found = gcv(self.spectrum(), self.samples) if penalty == GCV else None
+        found = gcv(self.spectrum(), self.samples, self.candidates()) if penalty == GCV else None
         if penalty == GCV and found is None:
             self.notices.tell(GCV, f"{self.method.name}: no ridge fits the statistics by gcv, so it is as with {AUTO}")
         return mean_share(self.trace(), self.dimension) if found is None else found
+
+    def candidates(self) -> torch.Tensor | None:
+        """(k,) what `gcv` chooses from, ascending; None: ridges around the mean eigenvalue."""
+        return None
 
     def trace(self) -> float:
         """Of the estimate of the Gram matrix."""
