@@ -12,8 +12,10 @@ import torch
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
+from fcl_bench.methods.closed_form.ds_al import DSAL
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.joint import Joint
+from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
 from tests.methods.harness import draw_tasks, learn, learn_task, problem_of, shard_of, stream_of, turn
@@ -30,6 +32,10 @@ METHODS = {
     "afcl": AFCL(),
     "centred_sketch": CentredSketch(M=30, rank=4),
     "joint": Joint(M=30),
+    "ranpac": RanPAC(M=30),
+    "ranpac, a fold held out": RanPAC(M=30, ridge="held_out"),
+    "ranpac, every fold of a task": RanPAC(M=30, ridge="folds", scope="task"),
+    "ds_al": DSAL(M=30),
 }
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 
