@@ -17,6 +17,8 @@ TRAINING = ("backbone=tiny", "backbone.width=4", "method.training.rounds=2", "me
 #: Overrides of a short run; of a method without an entry none, and of one that trains, `TRAINING`.
 _SHORT = {
     "fedran": ("method.M=96", "method.rank=20", "method.complement=floor"),
+    "ds_al": ("method.M=96",),
+    "ranpac": ("method.M=96",),
     "stsa": ("method.M=96",),
     "air": ("method.M=96",),
     "stsa_e": ("method.M=96", "method.dummy_clients=4"),

@@ -13,11 +13,13 @@ from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.air import AIR
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
+from fcl_bench.methods.closed_form.ds_al import DSAL
 from fcl_bench.methods.closed_form.fedklda import FedKLDA
 from fcl_bench.methods.closed_form.fedlda import FedLDA
 from fcl_bench.methods.closed_form.fedncm import FedNCM
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.joint import Joint
+from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
 from tests.methods.harness import draw_tasks, learn, learn_task, problem_of, shard_of, stream_of, turn
@@ -43,6 +45,10 @@ METHODS = {
     "centred_sketch": CentredSketch(M=30, rank=4),
     "centred_sketch gaussian": CentredSketch(M=30, rank=4, remainder="gaussian", input_rank=4),
     "joint": Joint(M=30),
+    "ranpac": RanPAC(M=30),
+    "ranpac, a fold held out": RanPAC(M=30, ridge="held_out"),
+    "ranpac, every fold of a task": RanPAC(M=30, ridge="folds", scope="task"),
+    "ds_al": DSAL(M=30),
 }
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 

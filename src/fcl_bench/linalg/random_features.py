@@ -70,10 +70,14 @@ class RandomFeatures:
         """H (n, M) of features `z` (n, d)."""
         if self.projection is None:
             return z
-        H = product(self.projection.T, z.T).T
+        H = self.linear(z)
         if self.phases is None:
             return H.relu_()
         return H.add_(self.phases).cos_().mul_(math.sqrt(2 * self.maps / self.outputs))
+
+    def linear(self, z: torch.Tensor) -> torch.Tensor:
+        """Z P (n, M), before ReLU or the cosine; with M None Z."""
+        return z if self.projection is None else product(self.projection.T, z.T).T
 
     def blocks(self, z: torch.Tensor) -> Iterator[torch.Tensor]:
         """H by blocks of `rows` rows, so that it is never whole in memory."""

@@ -224,10 +224,16 @@ class ClosedFormServer(Server):
         penalty = self.method.penalty
         if not isinstance(penalty, str):
             return float(penalty)
-        found = gcv(self.spectrum(), self.samples, squares=self.squares()) if penalty == GCV else None
+        found = None
+        if penalty == GCV:
+            found = gcv(self.spectrum(), self.samples, self.candidates(), self.squares())
         if penalty == GCV and found is None:
             self.notices.tell(GCV, f"{self.method.name}: no ridge fits the statistics by gcv, so it is as with {AUTO}")
         return mean_share(self.trace(), self.dimension) if found is None else found
+
+    def candidates(self) -> torch.Tensor | None:
+        """(k,) what `gcv` chooses from, ascending; None: ridges around the mean eigenvalue."""
+        return None
 
     def squares(self) -> float:
         """The sum of the squared labels so far, each weighted as in G and B."""
