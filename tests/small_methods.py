@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from fcl_bench.config import config_dir, target_class
+from fcl_bench.composition import config_dir
+from fcl_bench.config import target_class
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.protocol.method import Method
 from fcl_bench.training.knobs import Training

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 import yaml
 
-from fcl_bench.config import GROUPS, composed, config_dir, load_settings, target_class
+from fcl_bench.composition import composed, config_dir
+from fcl_bench.config import GROUPS, load_settings, target_class
 from fcl_bench.errors import UserError
 from tests.small_methods import ALIASES
 

@@ -26,7 +26,8 @@ def test_the_readme_holds_its_commands():
 @pytest.mark.parametrize("line", sorted({line.replace(" ...", "") for line in COMMANDS}))
 def test_every_command_composes_and_passes_the_checks(line, command, tmp_path, monkeypatch):
     """Paths in capitals stand for the reader's own files; everything else must be accepted as written."""
-    from fcl_bench.config import composed, load_settings
+    from fcl_bench.composition import composed
+    from fcl_bench.config import load_settings
 
     monkeypatch.chdir(tmp_path)
     arguments = shlex.split(line)[1:]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import itertools
 import math
 import operator
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass
 from importlib import import_module
 from numbers import Real
@@ -38,7 +36,7 @@ WIRE_DTYPES = ("float64", "float32", "bfloat16", "float16")
 #: Keys that are no part of a run: what else is to run, and who is told.
 _OUTSIDE = ("hydra", "grid", "track")
 #: The C parser, in a tenth of OmegaConf's time.
-_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 #: What limits a number, by the keywords of `knob`: what has to hold, and how to say it.
 _BOUNDS = {
@@ -202,56 +200,6 @@ def _counts(field: dataclasses.Field[Any], value: Any) -> bool:
     return field.metadata.get("identity", True) and not as_before
 
 
-def composed(overrides: Iterable[str] = ()) -> DictConfig:
-    """What Hydra composes of `overrides`, as typed after `fcl-bench`. Raises Hydra's errors for what cannot be."""
-    # Only now, and so below: not every command composes, and Hydra takes a while.
-    from hydra import compose, initialize_config_dir
-
-    register_presets()
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return compose("config", overrides=list(overrides))
-
-
-@functools.cache
-def register_presets() -> list[str]:
-    """Make the presets in conf/experiment/settings choices of Hydra's group `experiment/preset`; their names.
-
-    A preset says what a command line would: `group: choice` and `key: value`. Has to be called before Hydra composes;
-    launchers hand the choices on to their workers.
-    """
-    from hydra.core.config_store import ConfigStore
-
-    names = []
-    for file in sorted(config_dir().glob("experiment/settings/*.yaml")):
-        for name, settings in yaml.load(file.read_text(), Loader=_YAML).items():
-            chosen = {group: settings.pop(group) for group in GROUPS if group in settings}
-            node = OmegaConf.create({"defaults": [{f"override /{group}": choice} for group, choice in chosen.items()]})
-            for key, value in settings.items():
-                OmegaConf.update(node, key, value)
-            ConfigStore.instance().store(name, node, group="experiment/preset", package="_global_")
-            names.append(name)
-    return names
-
-
-def combinations(overrides: Iterable[str]) -> list[tuple[str, ...]]:
-    """The runs of `fcl-bench -m overrides...`, in the order of Hydra's own sweeper: the overrides of each.
-
-    The last of several overrides of one key counts. Raises Hydra's errors for what is no key=value, no list of values.
-    """
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    hydra = GlobalHydra.instance()
-    # It knows the choices of `method=glob(*)`.
-    parser = OverridesParser.create(hydra.config_loader() if hydra.is_initialized() else None)
-    axes: dict[str, list[str]] = {}
-    for override in parser.parse_overrides(list(overrides)):
-        key, swept = override.get_key_element(), override.is_sweep_override()
-        values = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
-        axes[key] = [f"{key}={value}" for value in values]
-    return list(itertools.product(*axes.values()))
-
-
 def load_settings(config: DictConfig) -> Settings:
     """Convert a composed configuration; a `UserError` for an unknown key, a wrong type or an impossible value."""
     try:
@@ -392,7 +340,7 @@ def _wanted(schema: type, key: str) -> str:
 
 def resolved_config(path: Path) -> dict[str, Any]:
     """A run's config.yaml. It holds no interpolation, so it needs no OmegaConf."""
-    return yaml.load(path.read_text(), Loader=_YAML)
+    return yaml.load(path.read_text(), Loader=YAML_LOADER)
 
 
 def text(value: Any) -> str:
@@ -421,10 +369,3 @@ def number_text(typed: str) -> str:
 def is_number(value: Any) -> bool:
     """Whether `value` is a finite number, numpy's included, and no truth value."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def config_dir() -> Path:
-    """The folder of YAML files: inside the installed package, or at the top of a source checkout."""
-    package = Path(__file__).resolve().parent
-    installed = package / "conf"
-    return installed if installed.is_dir() else package.parents[1] / "conf"

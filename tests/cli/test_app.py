@@ -219,7 +219,7 @@ def test_help_and_version_wait_for_no_library(option):
 def test_help_lists_every_choice_with_a_line(command):
     code, out, _ = command("--help")
     assert code == 0
-    from fcl_bench.config import config_dir
+    from fcl_bench.composition import config_dir
 
     for file in config_dir().glob("*/*.yaml"):
         section = re.split(r"\n  (?=\S)", out.split(f"\n  {file.parent.name}\n", 1)[1])[0]

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fcl_bench.config import composed, load_settings
+from fcl_bench.composition import composed
+from fcl_bench.config import load_settings
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.stsa import STSA
 from tests.methods.harness import Tasks, draw_tasks, learn, problem_of, projection_of, relative_error
