@@ -19,8 +19,8 @@ Marker = str | tuple[int, int, int]
 #: Okabe and Ito's colours, which colour-blind readers tell apart, without the yellow that is faint on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, BLACK = _COLOURS
-#: No two methods share a marker, so that a grey copy tells them apart as well; a marker of numbers is a star (points,
-#: star, angle).
+#: No two methods share a marker, so that a grey copy tells them apart as well; a marker of numbers is a star or an
+#: asterisk (points, 1 or 2, angle).
 METHODS: dict[str, tuple[str, Marker]] = {
     "fedran": (BLUE, "o"),
     "stsa": (VERMILLION, "s"),
@@ -42,6 +42,13 @@ METHODS: dict[str, tuple[str, Marker]] = {
     "fedntd": (ORANGE, (4, 1, 45)),
     "feddisco": (BLACK, (6, 1, 0)),
     "fedgen": (SKY, (8, 1, 0)),
+    "ranpac": (VERMILLION, (5, 1, 36)),
+    "air": (SKY, (3, 1, 60)),
+    "ds_al": (GREEN, (4, 2, 0)),
+    "fedncm": (BLACK, (3, 2, 0)),
+    "fedlda": (BLUE, (6, 2, 0)),
+    "fedklda": (PURPLE, (5, 2, 0)),
+    "fedfecam": (ORANGE, (8, 2, 0)),
 }
 _MORE_MARKERS: tuple[Marker, ...] = ("o", "s", "^", "v", "D", "P", "X", "p", "h", "8", "H")
 #: The ceilings' dots are none of these.
