@@ -39,7 +39,7 @@ def covariance_of_relu(P, Sigma, mu):
     return Q
 
 
-def states(tasks, P, rank, input_rank, mix):
+def states(tasks, P, rank, input_rank, mix, diagonal=False):
     """(G, B, terms) after each task: `terms`, of this task, are what each upload's rest was replaced by."""
     d = tasks[0][0][0].shape[1]
     M = d if P is None else P.shape[1]
@@ -57,7 +57,13 @@ def states(tasks, P, rank, input_rank, mix):
             U, omega, energy, sums, counts = sketch_of(Z, labels, rank if P is None else input_rank)
             k = len(omega)
             tau = max(energy - np.sum(omega**2), 0) / (d - k) if k < d else 0.0
-            scatter = scatter + U @ np.diag(omega**2 - tau) @ U.T + tau * np.eye(d)
+            if diagonal:
+                own = U @ np.diag(omega**2) @ U.T
+                for i in range(d):
+                    own[i, i] = sum((Z[j, i] - sums[int(c)][i] / counts[int(c)]) ** 2 for j, c in enumerate(labels))
+                scatter = scatter + own
+            else:
+                scatter = scatter + U @ np.diag(omega**2 - tau) @ U.T + tau * np.eye(d)
             N += len(labels)
             for c, total in sums.items():
                 means[c], sizes[c] = means.get(c, 0) + total, sizes.get(c, 0) + counts[c]
@@ -81,6 +87,7 @@ def states(tasks, P, rank, input_rank, mix):
     return after
 
 
-def gaussian_remainder(tasks, P, rank, input_rank, mix, ridge):
+def gaussian_remainder(tasks, P, rank, input_rank, mix, ridge, diagonal=False):
     """W = (G + ridge I)^-1 B after each task."""
-    return [np.linalg.solve(G + ridge * np.eye(len(G)), B) for G, B, _ in states(tasks, P, rank, input_rank, mix)]
+    after = states(tasks, P, rank, input_rank, mix, diagonal)
+    return [np.linalg.solve(G + ridge * np.eye(len(G)), B) for G, B, _ in after]

@@ -44,6 +44,9 @@ METHODS = {
     "afcl": AFCL(),
     "centred_sketch": CentredSketch(M=30, rank=4),
     "centred_sketch gaussian": CentredSketch(M=30, rank=4, remainder="gaussian", input_rank=4),
+    "centred_sketch gaussian, diagonal": CentredSketch(
+        M=30, rank=4, remainder="gaussian", input_rank=4, input_remainder="diagonal"
+    ),
     "joint": Joint(M=30),
     "ranpac": RanPAC(M=30),
     "ranpac, a fold held out": RanPAC(M=30, ridge="held_out"),

@@ -78,6 +78,21 @@ def test_scores_agree_with_the_oracle(seed, M, rank, mix):
         assert all(np.linalg.eigvalsh(term)[0] > -1e-10 * np.abs(G).max() for term in terms)
 
 
+@pytest.mark.parametrize("input_rank", [0, 3, 8])
+def test_an_exact_diagonal_of_the_features_agrees_with_the_oracle(input_rank):
+    tasks = recurring(1)
+    method = knobs(M=14, rank=3, input_rank=input_rank, input_remainder="diagonal", ridge=0.1)
+    server, classifiers = learn(method, problem_of(8), tasks)
+    expected = oracle.gaussian_remainder(tasks, projection_of(server), 3, input_rank, 0.3, 0.1, diagonal=True)
+    for ours, theirs in zip(classifiers, expected, strict=True):
+        assert relative_error(ours, theirs) < 1e-8
+    one_number, _ = learn(dataclasses.replace(method, input_remainder="isotropic"), problem_of(8), tasks)
+    assert np.trace(server.scatter) == pytest.approx(np.trace(one_number.scatter))
+    assert np.linalg.eigvalsh(server.scatter)[0] > -1e-12 * np.trace(server.scatter)
+    # Nothing is dropped at the full rank, so both are the exact scatter.
+    assert (relative_error(server.scatter, one_number.scatter.numpy()) < 1e-10) == (input_rank == 8)
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -240,6 +255,9 @@ def test_the_upload_has_the_documented_size(rank, input_rank, samples):
     assert upload_of(method, samples, c, wire="bfloat16").nbytes == half + sums
     eighth = M * r + 4 * r + 4 + d * k + 4 * k + 4
     assert upload_of(method, samples, c, wire="bfloat16", factors="int8").nbytes == eighth + sums
+    # With an exact diagonal, 2 d + 4 bytes stand in place of tau_z's 4.
+    diagonal = dataclasses.replace(method, input_remainder="diagonal")
+    assert upload_of(diagonal, samples, c, wire="bfloat16", factors="int8").nbytes == eighth + sums + 2 * d
 
 
 def test_without_random_features_nothing_is_sent_twice():
@@ -251,9 +269,10 @@ def test_without_random_features_nothing_is_sent_twice():
 @pytest.mark.parametrize("M", [None, 40])
 def test_the_papers_conventions_count_what_is_sent(M):
     """At the nominal ranks, in float32 as STSA's table: one upload of 30 samples reaches them."""
-    method = knobs(M=M, rank=6, input_rank=3)
-    sent = upload_of(method, 30, 5, wire="float32").nbytes
-    assert accounting(method, problem_of(8), [5])["stsa_mib"] * 2**20 == pytest.approx(sent)
+    for dropped in ("isotropic", "diagonal") if M else ("isotropic",):
+        method = knobs(M=M, rank=6, input_rank=3, input_remainder=dropped)
+        sent = upload_of(method, 30, 5, wire="float32").nbytes
+        assert accounting(method, problem_of(8), [5])["stsa_mib"] * 2**20 == pytest.approx(sent)
 
 
 def test_the_isotropic_message_is_as_before():
@@ -281,6 +300,8 @@ def test_what_does_not_fit_the_problem_is_refused():
     with pytest.raises(UserError, match="method.input_rank=9 is more than the backbone's 8 features"):
         knobs(input_rank=9).check(problem_of(8), [2])
     knobs(input_rank=9, M=None).check(problem_of(8), [2])  # not used
+    with pytest.raises(UserError, match=r"method.input_remainder=diagonal .*method.M=null"):
+        knobs(M=None, input_remainder="diagonal").check(problem_of(8), [2])
     knobs(input_rank=9, remainder="isotropic").check(problem_of(8), [2])
     crowd = dataclasses.replace(problem_of(8), clients=10**12)
     with pytest.raises(UserError, match="method.rank=4 needs .* for the factors of 1000000000000 clients"):

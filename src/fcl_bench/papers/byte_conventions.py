@@ -78,6 +78,7 @@ def _(method: CentredSketch, problem: Problem, classes_per_task: Sequence[int]) 
     def values(classes: int) -> int:
         # Of the backbone's features the Gaussian remainder sends the same, but for the counts.
         of_inputs = centred_sketch_values(d, method.input_rank, classes, centre=False) if twice else 0
+        of_inputs += d - 1 if twice and method.input_remainder == "diagonal" else 0
         return centred_sketch_values(M, method.rank, classes, method.centre) + of_inputs
 
     return _both(values, classes_per_task)

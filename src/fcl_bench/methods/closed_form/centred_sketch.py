@@ -90,14 +90,18 @@ class GaussianRemainderClient(CentredSketchClient):
         return {"E": A.square().sum().reshape(1)}
 
     def of_inputs(self, shard: Shard, which: torch.Tensor, classes: int) -> dict[str, torch.Tensor]:
-        """S_z (d, c_t), U (d, k), omega (k), tau_z (1)."""
+        """S_z (d, c_t), U (d, k), omega (k), and tau_z (1), or the diagonal D_z (d, 1) of what is sketched there."""
         if self.method.M is None:
             return {}
         Z = shard.inputs
         sums = class_sums(Z, which, classes)
         A = deviations(Z, which, sums)
         U, omega = leading(A, self.method.input_rank)
-        return {"S_z": sums, "U": U, "omega": omega, "tau_z": torch.tensor([noise_level(A, omega)], dtype=A.dtype)}
+        told = {"S_z": sums, "U": U, "omega": omega}
+        if self.method.input_remainder == "diagonal":
+            # A matrix, which a 16-bit wire sends in 16 bits.
+            return {**told, "D_z": A.square().sum(dim=0).unsqueeze(1)}
+        return {**told, "tau_z": torch.tensor([noise_level(A, omega)], dtype=A.dtype)}
 
 
 def between(upload: Message) -> torch.Tensor:
@@ -167,7 +171,8 @@ class GaussianRemainderServer(CentredSketchServer):
     task are kept until its end, when Q is known. What is added evenly is in delta, as in the base.
 
     Attributes:
-        scatter: N Sigma (d, d), the sum over all uploads so far of U (omega^2 - tau_z) U' + tau_z I.
+        scatter: N Sigma (d, d), the sum over all uploads so far of U (omega^2 - tau_z) U' + tau_z I, or of
+            U omega^2 U' with D_z for its diagonal.
         Q: (M, M), of the last task; only kept for `bounds`.
     """
 
@@ -187,8 +192,10 @@ class GaussianRemainderServer(CentredSketchServer):
         energy, d = {"E": real(1, least=0)}, self.problem.inputs
         if self.method.M is None:
             return energy
-        inputs = {"S_z": real(d, classes), "U": real(d, "k"), "omega": real("k", least=0), "tau_z": real(1, least=0)}
-        return {**energy, **inputs}
+        inputs = {"S_z": real(d, classes), "U": real(d, "k"), "omega": real("k", least=0)}
+        diagonal = self.method.input_remainder == "diagonal"
+        dropped = {"D_z": real(d, 1, least=0)} if diagonal else {"tau_z": real(1, least=0)}
+        return {**energy, **inputs, **dropped}
 
     def objection(self, upload: Message) -> str:
         found = super().objection(upload)
@@ -203,7 +210,8 @@ class GaussianRemainderServer(CentredSketchServer):
         self.add_class_sums(upload["S"])
         if "S_z" in upload:
             self._sums += upload["S_z"]
-            self._add_scatter(upload["U"], upload["omega"], float(upload["tau_z"]))
+            rest = upload["D_z"].squeeze(1) if "D_z" in upload else float(upload["tau_z"])
+            self._add_scatter(upload["U"], upload["omega"], rest)
         else:
             others = V.shape[0] - V.shape[1]
             self._add_scatter(V, sigma, sketch.dropped / others if others else 0.0)
@@ -211,9 +219,16 @@ class GaussianRemainderServer(CentredSketchServer):
         self.samples += int(upload["n"].sum())
         self.count(upload)
 
-    def _add_scatter(self, U: torch.Tensor, omega: torch.Tensor, tau: float) -> None:
-        add_gram(self.scatter, (U * (omega.square() - tau).clamp_min(0).sqrt()).T)
-        self.scatter.diagonal().add_(tau)
+    def _add_scatter(self, U: torch.Tensor, omega: torch.Tensor, rest: float | torch.Tensor) -> None:
+        """A sketch, and what it drops: tau_z in every direction, or what is missing of the diagonal D_z (d,)."""
+        if isinstance(rest, torch.Tensor):
+            kept = U * omega
+            # No entry of the sketch's own diagonal is larger than D_z's, but for rounding on the wire.
+            rest = (rest - kept.square().sum(dim=1)).clamp_min(0)
+        else:
+            kept = U * (omega.square() - rest).clamp_min(0).sqrt()
+        add_gram(self.scatter, kept.T)
+        self.scatter.diagonal().add_(rest)
 
     def covariance(self) -> torch.Tensor:
         """Q (M, M) of the task at hand, once its uploads are in."""
@@ -249,6 +264,7 @@ class CentredSketch(ClosedFormMethod):
         centre: sketch the deviations from the client's class means; false: the features themselves.
         remainder: the shape of what the sketches drop: "isotropic", or "gaussian", that of Gaussian classes.
         input_rank: k, directions of the backbone's features in each upload (gaussian, with random features).
+        input_remainder: what that sketch drops: "isotropic", one number, or "diagonal", one for each feature.
         mix: the share of what is dropped that is spread evenly all the same (gaussian).
         scale_scores: divide each class's scores by the root of their sum over the class's own samples.
         bounds: compare with the exact solution after each task (bounds.csv); for small M.
@@ -263,6 +279,7 @@ class CentredSketch(ClosedFormMethod):
     centre: bool = True
     remainder: str = knob("isotropic", choices=("isotropic", "gaussian"), added=True)
     input_rank: int = knob(32, least=0, added=True)
+    input_remainder: str = knob("isotropic", choices=("isotropic", "diagonal"), added=True)
     mix: float = knob(0.3, least=0, most=1, words="a share, 0 to 1", added=True)
     bounds: bool = False
 
@@ -281,6 +298,11 @@ class CentredSketch(ClosedFormMethod):
             raise UserError(f"method.rank={self.rank} is more than the {M} features", f"0 to {M}")
         if self.remainder == "isotropic":
             return
+        if self.M is None and self.input_remainder == "diagonal":
+            raise UserError(
+                "method.input_remainder=diagonal is of a sketch that is not sent with method.M=null",
+                "method.input_remainder=isotropic, or a number for method.M",
+            )
         if not self.centre:
             raise UserError(
                 "method.remainder=gaussian needs class means", "method.centre=true, or method.remainder=isotropic"
