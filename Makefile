@@ -60,6 +60,7 @@ FEW := $(BIN)/fcl-bench -m data=digits tasks=10 seed=0,1,2 $(COMPACT) $(FIVE)
 closed-form: $(VENV)/.run
 	$(COMPARED) $(FOUR) $(GAUSSIAN) method.rank=32 $(BOTH)
 	$(COMPARED) $(FOUR) $(GAUSSIAN) method.rank=16,56,64 $(SCALED)
+	$(COMPARED) $(FOUR) $(GAUSSIAN) method.input_remainder=diagonal method.rank=32,56 $(SCALED)
 	$(COMPARED) $(FOUR) $(ISOTROPIC) method.rank=32 $(SCALED)
 	$(COMPARED) $(FIVE) $(ISOTROPIC) method.rank=8,16,64 $(SCALED)
 	$(COMPARED) $(FIVE) $(ISOTROPIC) method.rank=32
@@ -82,7 +83,7 @@ closed-form: $(VENV)/.run
 	$(COMPARED) $(FIVE) method=fedran method.complement=floor method.rank=64,512 $(BOTH)
 	$(COMPARED) beta=0.1 clients=20 method=afl,stsa
 	$(COMPARED) beta=0.1 clients=20 method=stsa_e method.gamma=1e6 $(BOTH)
-	$(COMPARED) beta=0.1 clients=20 method=fedran method.rank=64,512 $(BOTH)
+	$(COMPARED) beta=0.1 clients=20 method=fedran method.rank=512 $(BOTH)
 	$(COMPARED) beta=0.1 clients=20 method=joint method.ridge=0.001
 	$(COMPARED) beta=0.1,1 clients=100 $(GAUSSIAN) method.rank=32 $(BOTH)
 	$(COMPARED) beta=0.1,1 clients=100 $(ISOTROPIC) method.rank=32 $(SCALED)
