@@ -60,7 +60,7 @@ FEW := $(BIN)/fcl-bench -m data=digits tasks=10 seed=0,1,2 $(COMPACT) $(FIVE)
 closed-form: $(VENV)/.run
 	$(COMPARED) $(FOUR) $(GAUSSIAN) method.rank=32 $(BOTH)
 	$(COMPARED) $(FOUR) $(GAUSSIAN) method.rank=16,56,64 $(SCALED)
-	$(COMPARED) $(FOUR) $(GAUSSIAN) method.input_remainder=diagonal method.rank=32,56 $(SCALED)
+	$(COMPARED) $(FOUR) $(GAUSSIAN) method.input_remainder=diagonal method.rank=32 $(SCALED)
 	$(COMPARED) $(FOUR) $(ISOTROPIC) method.rank=32 $(SCALED)
 	$(COMPARED) $(FIVE) $(ISOTROPIC) method.rank=8,16,64 $(SCALED)
 	$(COMPARED) $(FIVE) $(ISOTROPIC) method.rank=32
