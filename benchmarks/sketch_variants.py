@@ -4,9 +4,10 @@
     .venv/bin/python benchmarks/sketch_variants.py --features FILE.npz --only base "bits 4"
 
 One pass over clients and tasks serves all variants: they share random features and decompositions, and each has its own
-server. A variant is the base with some of its knobs changed (`Variant`, `VARIANTS`). Everything that a variant uploads
+server. A variant is the base with some of its knobs changed (`Variant`, `variants`). Everything that a variant uploads
 is rounded as it would be on the wire and counted; `up` is the most that one client sends for one task, `down` the most
-that it receives. The model is what docs/centred_sketch.md describes, with ridge `auto` unless the variant says otherwise.
+that it receives. The base is the method of docs/centred_sketch.md with remainder=gaussian and ridge=auto. What came of
+it: docs/sketch_variants.md.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ from fcl_bench.data.sources.feature_file import FeatureFile
 from fcl_bench.data.splits.class_incremental import ClassIncremental
 from fcl_bench.linalg.gram import add_gram, class_sums, gram
 from fcl_bench.linalg.random_features import RandomFeatures
+from fcl_bench.linalg.ridge import AUTO, GCV, SHARE, gcv, mean_share
+from fcl_bench.linalg.ridge import Spectrum as Eigenvalues
+from fcl_bench.linalg.score_scaling import score_scales
 from fcl_bench.linalg.solve import solve_symmetric
 from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.methods.closed_form.centred_sketch import deviations
@@ -44,6 +48,10 @@ from fcl_bench.randomness import derived_seed, generator
 Tensor = torch.Tensor
 #: Directions of a client's spectrum that are found at most, for variants that share ranks out unevenly, per base rank.
 MOST = 4
+#: More directions than there are.
+ALL = 10**6
+#: As a ridge: what `auto` gives after the first task, for all tasks.
+FIRST = "first"
 
 
 @dataclass(frozen=True)
@@ -62,13 +70,17 @@ class Variant:
         diagonal: the remainder's exact diagonal is sent: "hidden" (M numbers) or "input" (d numbers, for Sigma).
         centre: local class means, or "global" ones, which take a round more.
         subspace: q of the server's leading directions that are broadcast; clients send their part in them.
+        own_basis: q leading directions of the client's own Gaussian model, which the server knows from the upload; the
+            client sends its part in them.
         clusters: Gaussians per class and client, by k-means.
         own_counts: weigh classes in each client's remainder by its counts, not by the task's.
         own_means: the client's class means in place of the task's.
         own_sigma: share of the client's own covariance in Sigma.
         linear: s random vectors, for uploads that only add up: Nystroem from the sum of A'A Omega.
+        linear_inputs: the same for the backbone's features (d or more: all of Z'Z); 0: as many as `linear`.
         difference: sketch A'A less the client's own Gaussian model of it, and not A'A.
-        ridge: lambda, or auto (`share` of the mean eigenvalue), or gcv.
+        ridge: lambda, or auto (`share` of the mean eigenvalue, after each task), or first (auto's of the first task,
+            kept), or gcv.
     """
 
     name: str = "base"
@@ -86,20 +98,24 @@ class Variant:
     diagonal: str = ""
     centre: str = "local"
     subspace: int = 0
+    own_basis: int = 0
     clusters: int = 1
     own_counts: bool = False
     own_means: bool = False
     own_sigma: float = 0.0
     linear: int = 0
+    linear_inputs: int = 0
     difference: bool = False
-    ridge: float | str = "auto"
-    share: float = 0.01
+    ridge: float | str = AUTO
+    share: float = SHARE
 
 
 def variants(rank: int = 32, k: int = 32) -> list[Variant]:
     """All that is tried, with base ranks `rank` and `k`."""
     base = Variant("base", rank=rank, input_rank=k)
     plain = {"bits": 32, "sums_bits": 32}
+    sums = {"predicted": True, "sums_bits": 4}
+    factors = {"bits": 4, "fine": rank // 4, "rank": 2 * rank}
     changes: dict[str, dict] = {
         "base": {},
         "not rounded": plain,
@@ -127,19 +143,22 @@ def variants(rank: int = 32, k: int = 32) -> list[Variant]:
         "f ridge 1e4": {"ridge": 1e4},
         "f auto, 0.3 %": {"share": 0.003},
         "f auto, 3 %": {"share": 0.03},
-        "f gcv": {"ridge": "gcv"},
+        "f auto of the first task, kept": {"ridge": FIRST},
+        "f gcv": {"ridge": GCV},
         "h linear, s = r/4": {"linear": rank // 4, **plain},
         "h linear, s = r": {"linear": rank, **plain},
         "h linear, s = 4 r": {"linear": 4 * rank, **plain},
+        "h linear, s = r/4, all of Z'Z": {"linear": rank // 4, "linear_inputs": ALL, "input_rank": ALL, **plain},
+        "h linear, s = r, all of Z'Z": {"linear": rank, "linear_inputs": ALL, "input_rank": ALL, **plain},
         "h linear, s = r, isotropic": {"linear": rank, "remainder": "isotropic", **plain},
         "i bits 4": {"bits": 4},
         "i bits 4, r*2": {"bits": 4, "rank": rank * 2},
-        "i bits 4 but r/4 at 8, r*2": {"bits": 4, "fine": rank // 4, "rank": rank * 2},
+        "i bits 4 but r/4 at 8, r*2": factors,
         "i bits 3, r*2": {"bits": 3, "rank": rank * 2},
         "i sums 8 bits": {"sums_bits": 8},
         "i sums predicted, 8 bits": {"predicted": True, "sums_bits": 8},
-        "i sums predicted, 4 bits": {"predicted": True, "sums_bits": 4},
-        "i mix by n": {"mix_samples": 300.0},
+        "i sums predicted, 4 bits": sums,
+        "i mix 300 / (300 + n)": {"mix_samples": 300.0},
         "i mix 0.1": {"mix": 0.1},
         "i mix 0.5": {"mix": 0.5},
         "i order 1": {"order": 1},
@@ -148,6 +167,11 @@ def variants(rank: int = 32, k: int = 32) -> list[Variant]:
         "i own counts": {"own_counts": True},
         "i own counts, sigma half own": {"own_counts": True, "own_sigma": 0.5},
         "i difference to own model": {"difference": True},
+        "i own model's q = r directions": {"own_basis": rank},
+        "i own model's q = 4 r directions": {"own_basis": 4 * rank},
+        "j d numbers, sums predicted in 4 bits": {"diagonal": "input", **sums},
+        "j the same, r*2 in 4 bits but r/4 at 8": {"diagonal": "input", **sums, **factors},
+        "j the same, server's q = 4 r directions": {"diagonal": "input", **sums, **factors, "subspace": 4 * rank},
     }
     return [replace(base, name=name, **change) for name, change in changes.items()]
 
@@ -348,12 +372,20 @@ def add_remainders(G: Tensor, Q: Tensor, sent: Sequence[Sent], mixes: Sequence[f
         inner, M, r = own.T @ part, len(Q), own.shape[1]
         trace = float(Q.diagonal().sum() - 2 * inner.diagonal().sum() + (inner * (own.T @ own)).sum())
         a = one.rest * (1 - mix) / trace if trace > 0 else 0.0
-        b = one.rest * (mix if trace > 0 else 1.0) / (M - r) if M > r else 0.0
+        b = one.rest * (mix if trace > 0 else 1.0) / (M - r) if r < M else 0.0
         left.append(a * (part - own @ (inner / 2)) + b / 2 * own)
         first, second = first + a, second + b
     taken = torch.cat(left, dim=1) @ V.T
-    G.add_(Q, alpha=first).sub_(taken).sub_(taken.T)
+    G.add_((taken + taken.T).neg_().add_(Q, alpha=first))
     G.diagonal().add_(second)
+
+
+def leading_directions(G: Tensor, q: int) -> Tensor:
+    """About the q leading eigenvectors of a positive semidefinite G, by subspace iteration."""
+    X = torch.randn(len(G), min(q, len(G)), generator=torch.Generator().manual_seed(0), dtype=G.dtype)
+    for _ in range(5):
+        X = torch.linalg.qr(G @ X)[0]
+    return X @ torch.linalg.eigh(X.T @ G @ X)[1].flip(1)
 
 
 class Server:
@@ -386,7 +418,7 @@ class Server:
         if v.clusters > 1:
             clients = [one.clustered() for one in clients]
         if v.linear:
-            clients = [added_up(clients, total, v.linear)]
+            clients = [added_up(clients, total, v.linear, v.linear_inputs or v.linear)]
         ranks = ranks_of(v, clients)
         sent = [self.sent(one, rank, basis) for one, rank in zip(clients, ranks, strict=True)]
         S, n = sum(one.S for one in sent), sum(one.n for one in sent)
@@ -421,47 +453,31 @@ class Server:
         if not q or not self.samples:
             return None
         self.down += factor_bytes(M, q, 8)
-        X = torch.randn(M, q, generator=torch.Generator().manual_seed(0), dtype=self.G.dtype)
-        for _ in range(6):
-            X = torch.linalg.qr(self.within @ X)[0]
-        return rounded(X @ torch.linalg.eigh(X.T @ self.within @ X)[1].flip(1), 8)
+        return rounded(leading_directions(self.within, q), 8)
 
     def sent(self, one: Local, rank: int, basis: Tensor | None) -> Sent:
         """What the client sends, rounded and counted."""
-        v, (M, c), d = self.variant, one.S.shape, len(one.S_z)
+        v, (M, c) = self.variant, one.S.shape
         if v.remainder == "exact":
             return self.whole(one)
+        sigma, S_z, means, up = self.of_inputs(one)
         V, values = one.hidden.top
         V, values = rounded(V[:, :rank], v.bits, v.fine), values[:rank]
-        factor, up = V * values, factor_bytes(M, V.shape[1], v.bits, v.fine) + sums_bytes(M, c, v.sums_bits) + 4 * c + 4
+        factor = V * values
+        up += factor_bytes(M, V.shape[1], v.bits, v.fine) + sums_bytes(M, c, v.sums_bits) + 4 * c + 4
+        if v.own_basis:
+            C = Covariance(sigma / one.n.sum(), self.P_remainder)
+            Q = modelled(self.P_remainder, C, means, one.sizes, one.group, v.order)
+            basis = leading_directions(Q, v.own_basis).to(V)
         if basis is not None:
             extra, R = torch.linalg.qr(basis - V @ (V.T @ basis))
             extra = extra[:, R.diagonal().abs() > 1e-6]
             inner = gram(one.hidden.A @ extra)
             lengths, turn = torch.linalg.eigh(inner)
             V, factor = torch.cat([V, extra], 1), torch.cat([factor, extra @ turn * lengths.clamp_min(0).sqrt()], 1)
-            up += 2 * inner.shape[0] * (inner.shape[0] + 1) // 2 + 4
+            up += inner.shape[0] * (inner.shape[0] + 1) + 4  # the upper triangle in 16 bits, and a scale
         rest = max(one.hidden.energy - float(factor.square().sum()), 0.0)
-        if v.remainder == "isotropic":
-            flat = self.Sigma.new_zeros(d, d)
-            up += 2 * M if v.diagonal == "hidden" else 0
-            S = rounded_sums(one.S, v.sums_bits)
-            return Sent(V, factor, rest, S, one.S_z, one.n, flat, one.means, one.sizes, one.group, self.secure(one, up))
-        U, omega = one.inputs.top
-        U, omega = rounded(U[:, : v.input_rank], v.bits), omega[: v.input_rank]
-        j = one.means.shape[1] if v.clusters > 1 else c
-        up += factor_bytes(d, U.shape[1], v.bits) + sums_bytes(d, j, min(16, v.bits * 2)) + 4 * (j - c) + 4
-        sigma = gram((U * omega).T.contiguous())
-        if v.diagonal == "input":
-            sigma.diagonal().add_((one.inputs.A.square().sum(0) - sigma.diagonal()).clamp_min(0))
-            up += 2 * d
-        elif d > U.shape[1]:
-            tau = max(one.inputs.energy - float(omega.square().sum()), 0.0) / (d - U.shape[1])
-            sigma -= tau * U @ U.T
-            sigma.diagonal().add_(tau)
         up += 2 * M if v.diagonal == "hidden" else 0
-        bits = 32 if v.bits >= 32 else 16
-        S_z, means = rounded_sums(one.S_z, bits), rounded_sums(one.means, bits)
         S = one.S
         if v.predicted:
             s = ((sigma @ self.P) * self.P).sum(0).clamp_min(1e-30).div(one.n.sum()).sqrt()
@@ -471,10 +487,32 @@ class Server:
             S = rounded_sums(S, v.sums_bits)
         return Sent(V, factor, rest, S, S_z, one.n, sigma, means, one.sizes, one.group, self.secure(one, up))
 
+    def of_inputs(self, one: Local) -> tuple[Tensor, Tensor, Tensor, int]:
+        """The scatter (d, d), class sums and means of the backbone's features, and the bytes that tell them."""
+        v, c, d = self.variant, len(one.n), len(one.S_z)
+        if v.remainder == "isotropic":
+            return self.Sigma.new_zeros(d, d), one.S_z, one.means, 0
+        bits = 32 if v.bits >= 32 else 16
+        U, omega = one.inputs.top
+        U, omega = rounded(U[:, : v.input_rank], v.bits), omega[: v.input_rank]
+        j = one.means.shape[1] if v.clusters > 1 else c
+        up = factor_bytes(d, U.shape[1], v.bits) + sums_bytes(d, j, bits) + 4 * (j - c) + 4
+        sigma = gram((U * omega).T.contiguous())
+        if v.diagonal == "input":
+            sigma.diagonal().add_((one.inputs.A.square().sum(0) - sigma.diagonal()).clamp_min(0))
+            up += 2 * d
+        elif d > U.shape[1]:
+            tau = max(one.inputs.energy - float(omega.square().sum()), 0.0) / (d - U.shape[1])
+            sigma -= tau * U @ U.T
+            sigma.diagonal().add_(tau)
+        return sigma, rounded_sums(one.S_z, bits), rounded_sums(one.means, bits), up
+
     def secure(self, one: Local, up: int) -> int:
         """Bytes of the upload; if it only adds up, numbers of 32 bits for modular sums."""
         v, (M, c), d = self.variant, one.S.shape, len(one.S_z)
-        return 4 * ((M + d) * (v.linear + c) + c + 2) if v.linear else up
+        s = v.linear_inputs or v.linear
+        inputs = d * (d + 1) // 2 if s >= d else d * s
+        return 4 * (M * v.linear + inputs + (M + d + 1) * c + 2) if v.linear else up
 
     def whole(self, one: Local) -> Sent:
         """The Gram matrix itself, its upper triangle in float32."""
@@ -554,26 +592,19 @@ class Server:
 
     def solve(self) -> None:
         v, M = self.variant, len(self.G)
-        if v.ridge == "gcv":
-            self.ridge = by_cross_validation(self.G, self.B, self.samples)
+        if v.ridge == GCV:
+            values, vectors = torch.linalg.eigh(self.G)
+            spectrum = Eigenvalues(values.clamp_min(0), (vectors.T @ self.B).square().sum(1), torch.ones_like(values))
+            self.ridge = gcv(spectrum, round(self.samples)) or mean_share(float(values.sum()), M)
         else:
-            self.ridge = v.share * float(self.G.trace()) / M if v.ridge == "auto" else float(v.ridge)
+            share = v.share / SHARE * mean_share(float(self.G.trace()), M)
+            kept = self.ridge or share
+            self.ridge = share if v.ridge == AUTO else kept if v.ridge == FIRST else float(v.ridge)
         A = self.G.clone()
         A.diagonal().add_(self.ridge)
         factor, failed = torch.linalg.cholesky_ex(A)
         # The usual way out of a system that is singular to rounding costs ten times as much.
         self.W = solve_symmetric(A, self.B).W if bool(failed) else torch.cholesky_solve(self.B, factor)
-
-
-def by_cross_validation(G: Tensor, B: Tensor, samples: float) -> float:
-    """The ridge with the least N RSS / (N - df)^2, of 41 from 1e-6 to 1 of the mean eigenvalue."""
-    values, vectors = torch.linalg.eigh(G)
-    values, energies = values.clamp_min(0), (vectors.T @ B).square().sum(1)
-    ridges = float(values.mean()) * torch.logspace(-6, 0, 41, dtype=G.dtype)[:, None]
-    rss = samples - (energies * (values + 2 * ridges) / (values + ridges).square()).sum(1)
-    df = (values / (values + ridges)).sum(1)
-    score = torch.where((df < samples) & (rss > 0), rss / (samples - df).square(), torch.inf)
-    return float(ridges[score.argmin(), 0])
 
 
 def ranks_of(v: Variant, clients: Sequence[Local]) -> list[int]:
@@ -597,14 +628,14 @@ def ranks_of(v: Variant, clients: Sequence[Local]) -> list[int]:
     return torch.bincount(chosen, minlength=len(clients)).tolist()
 
 
-def added_up(clients: Sequence[Local], total: Sequence[Tensor], s: int) -> Local:
+def added_up(clients: Sequence[Local], total: Sequence[Tensor], s: int, s_inputs: int) -> Local:
     """What a server knows that sees sums over clients alone: A'A Omega for a shared random Omega, traces, class sums.
 
     A is centred by the sum's own class means, since H'H Omega is a sum and so is what the means take out of it. The
     sketch is Nystroem's, A'A Omega (Omega' A'A Omega)^-1 Omega' A'A.
     """
 
-    def sketched(parts: Sequence[Deviations]) -> Deviations:
+    def sketched(parts: Sequence[Deviations], s: int) -> Deviations:
         width = parts[0].A.shape[1]
         rng = torch.Generator().manual_seed(1)
         Omega = torch.randn(width, min(s, width), generator=rng, dtype=parts[0].A.dtype)
@@ -617,16 +648,16 @@ def added_up(clients: Sequence[Local], total: Sequence[Tensor], s: int) -> Local
         return merged
 
     S, S_z, n = total
-    hidden, inputs = (sketched([getattr(one, name) for one in clients]) for name in ("hidden", "inputs"))
+    hidden, inputs = sketched([one.hidden for one in clients], s), sketched([one.inputs for one in clients], s_inputs)
     means = S_z / n.clamp_min(1)
     return Local(torch.cat([one.which for one in clients]), n, S, S_z, hidden, inputs, means, n, torch.arange(len(n)))
 
 
 def accuracies(W: Tensor, B: Tensor, H: Tensor, labels: Tensor) -> tuple[float, float]:
     """Percent right, plainly and with each class's scores divided by sqrt(B_c'w_c)."""
-    scores, products = H @ W.to(H), (B * W).sum(0)
-    scales = torch.where(products > 0, products, 1.0).rsqrt().to(H)
-    return tuple(100 * float((x.argmax(1) == labels).double().mean()) for x in (scores, scores * scales))  # type: ignore
+    scores = H @ W.to(H)
+    right = [x.argmax(1) == labels for x in (scores, scores * score_scales((B * W).sum(0)).to(H))]
+    return 100 * float(right[0].double().mean()), 100 * float(right[1].double().mean())
 
 
 @dataclass
@@ -680,7 +711,7 @@ def experiment(
     results = {v.name: Result() for v in chosen}
     uneven = any(v.ranks in ("total", "relative") for v in chosen)
     most = max(max(v.rank for v in chosen), MOST * chosen[0].rank if uneven else 0)
-    most_inputs = max(v.input_rank for v in chosen)
+    most_inputs = max((v.input_rank for v in chosen if not v.linear), default=1)
     H_test, tested = features.map(stream.Z_test).float(), np.zeros(0, dtype=np.int64)
     for t, (columns, holdings, test) in enumerate(stream.tasks):
         clients = []
@@ -713,7 +744,7 @@ class Coding:
             V = one.hidden.top.V[:, : self.rank]
             scale = V.abs().amax(0) / 127
             q = (V / scale).round().to(torch.int8).numpy()
-            steps = np.diff(q.astype(np.int16), axis=0, prepend=0).astype(np.uint8)  # modulo 256, so that it can be undone
+            steps = np.diff(q.astype(np.int16), axis=0, prepend=0).astype(np.uint8)  # modulo 256: it can be undone
             forms = {"columns": q.T, "rows": q, "differences": steps.T, "sorted by row size": sorted_(q)}
             self.size += q.size
             for form, array in forms.items():
@@ -724,7 +755,8 @@ class Coding:
             row = torch.linalg.vector_norm(V / scale, dim=1) / math.sqrt(V.shape[1])
             for column in q.T:
                 share = np.bincount(column.astype(np.int16) + 128, minlength=256) / len(column)
-                self.bits["entropy per column"] -= len(column) * float((share[share > 0] * np.log2(share[share > 0])).sum())
+                share = share[share > 0]
+                self.bits["entropy per column"] -= len(column) * float(share @ np.log2(share))
             edges = torch.from_numpy(q.astype(np.float64))
             width = row.clamp_min(1e-9)[:, None]
             mass = torch.special.ndtr((edges + 0.5) / width) - torch.special.ndtr((edges - 0.5) / width)
@@ -737,7 +769,7 @@ class Coding:
 
 
 def sorted_(q: np.ndarray) -> np.ndarray:
-    """Columns, the rows in the order of their size (an order that costs bytes of its own unless the server knows it)."""
+    """Columns, the rows in the order of their size, which costs bytes of its own unless the server knows it."""
     return q[np.argsort(np.abs(q.astype(np.int16)).sum(1))].T
 
 
@@ -759,7 +791,8 @@ def coders() -> dict[str, Callable[[bytes], bytes]]:
 
 def markdown(results: Sequence[dict[str, Result]]) -> str:
     """The table: one row per variant, mean and sample standard deviation over seeds."""
-    lines = ["| variant | up (kB) | down (kB) | A_avg | A_T | scaled A_avg | scaled A_T |", "| --- " + "| ---: " * 6 + "|"]
+    names = ("variant", "up (kB)", "down (kB)", "A_avg", "A_T", "scaled A_avg", "scaled A_T")
+    lines = [f"| {' | '.join(names)} |", "| --- " + "| ---: " * (len(names) - 1) + "|"]
     for name in results[0]:
         of_seed = [one[name] for one in results]
         A = np.array([result.A for result in of_seed])
@@ -785,7 +818,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--only", nargs="+", help="names of variants, or beginnings of them")
     parser.add_argument("--without", nargs="+", default=[], help="variants that are left out, likewise")
-    parser.add_argument("--coding", action="store_true", help="how far lossless coders shrink the factors of the first seed")
+    parser.add_argument("--coding", action="store_true", help="how far lossless coders shrink the first seed's factors")
     parser.add_argument("--out", type=Path, help="JSON to be written")
     options = parser.parse_args(arguments)
     chosen = variants(options.rank, options.input_rank)
@@ -801,15 +834,16 @@ def main(arguments: list[str] | None = None) -> None:
         shown = coding if options.coding and number == 0 else None
         results.append(experiment(stream, chosen, options.M, seed, shown)[0])
         print(f"seed {seed}: {time.perf_counter() - begin:.0f} s", flush=True)
+        if options.out:
+            found = [{name: vars(result) for name, result in one.items()} for one in results]
+            told = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+            written = {"options": told, "coding": coding.rows() if options.coding else [], "results": found}
+            options.out.write_text(json.dumps(written) + "\n")
     print(f"\nK {options.clients}, beta {options.beta:g}, M {options.M}, T {options.tasks}, seeds {options.seeds}\n")
     print(markdown(results))
     if options.coding:
         print("\n| coder | coded / raw |\n| --- | ---: |")
         print("\n".join(f"| {name} | {share:.3f} |" for name, share in coding.rows()))
-    if options.out:
-        found = [{name: vars(result) for name, result in one.items()} for one in results]
-        told = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
-        options.out.write_text(json.dumps({"options": told, "coding": coding.rows() if options.coding else [], "results": found}))
 
 
 if __name__ == "__main__":
