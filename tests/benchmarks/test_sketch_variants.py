@@ -82,12 +82,15 @@ def test_a_remainder_that_is_all_isotropic_is_the_isotropic_one(stream):
         {"remainder": "isotropic"},
         {"ranks": "total"},
         {"ranks": "capped"},
+        {"ranks": "relative"},
         {"centre": "global"},
         {"subspace": 6},
         {"clusters": 2},
         {"own_counts": True},
         {"own_means": True},
         {"linear": 6},
+        {"linear": 6, "linear_inputs": script.ALL, "input_rank": script.ALL},
+        {"own_basis": 6},
         {"diagonal": "input"},
     ],
 )
@@ -102,6 +105,26 @@ def test_the_diagonal_that_is_sent_is_the_estimates(stream, remainder):
     sent = replace(PLAIN, diagonal="hidden", remainder=remainder)
     exact, server = servers_of(stream, replace(PLAIN, remainder="exact"), sent).values()
     close(server.G.diagonal(), exact.G.diagonal())
+
+
+def test_a_prediction_of_the_class_sums_leaves_less_to_be_rounded(stream):
+    coarse = replace(PLAIN, sums_bits=4)
+    exact, plain, predicted = servers_of(stream, PLAIN, coarse, replace(coarse, predicted=True)).values()
+    errors = [float((server.B - exact.B).norm() / exact.B.norm()) for server in (predicted, plain)]
+    assert 0 < errors[0] < 0.5 * errors[1]
+
+
+@pytest.mark.parametrize("ridge", ["auto", "first", "gcv"])
+def test_ridges_from_the_statistics(stream, ridge):
+    chosen = replace(PLAIN, remainder="exact", ridge=ridge)
+    whole = servers_of(stream, chosen)["0"]
+    first = servers_of(replace(stream, tasks=stream.tasks[:1]), chosen)["0"]
+    if ridge == "first":
+        assert whole.ridge == first.ridge
+    else:
+        assert whole.ridge != first.ridge
+    project = own_method(stream, STSA(M=M, gamma="auto" if ridge == "first" else ridge))
+    assert (float((whole.W - project).abs().max()) > 1e-6) == (ridge == "first")
 
 
 def test_ranks_by_energy_share_out_the_same_total():
