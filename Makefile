@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables quick results training heads gpu bench bench-compare bench-memory bench-scaling bench-training bench-heads bench-extraction bench-partitions test lint types clean
+.PHONY: run tables quick results closed-form training heads gpu bench bench-compare bench-memory bench-scaling bench-training bench-heads bench-extraction bench-partitions test lint types clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -43,6 +43,62 @@ results: $(VENV)/.run
 	$(ONCE) method=afl,afcl clients=10,100,1000 partition.min_size=0 wire.dtype=float64
 	$(BIN)/fcl-tables --where data=features --where wire.dtype=float32 --where label_rate=1 --name cifar100
 	$(BIN)/fcl-tables --where data=digits --name digits
+
+# Does the runs of docs/closed_form.md and writes its tables: about two hours on two cores. COMPACT is the shortest wire
+# for every method: sums in 16 bits, unit vectors in 8, triangles of symmetric matrices.
+COMPACT := wire.dtype=float16 wire.factors=int8 wire.gram=packed
+COMPARED := $(CIFAR) $(COMPACT)
+FIVE := beta=0.1 clients=5
+FOUR := beta=0.1,1 clients=5,20
+BOTH := method.scale_scores=false,true
+SCALED := method.scale_scores=true
+ISOTROPIC := method=centred_sketch method.remainder=isotropic
+GAUSSIAN := method=centred_sketch method.remainder=gaussian
+RIDGES := method=afl,stsa $(BOTH)
+DISCRIMINANTS := method=fedncm,fedlda,fedklda
+FEW := $(BIN)/fcl-bench -m data=digits tasks=10 seed=0,1,2 $(COMPACT) $(FIVE)
+closed-form: $(VENV)/.run
+	$(COMPARED) $(FOUR) $(GAUSSIAN) method.rank=32 $(BOTH)
+	$(COMPARED) $(FOUR) $(GAUSSIAN) method.rank=16,56,64 $(SCALED)
+	$(COMPARED) $(FOUR) $(ISOTROPIC) method.rank=32 $(SCALED)
+	$(COMPARED) $(FIVE) $(ISOTROPIC) method.rank=8,16,64 $(SCALED)
+	$(COMPARED) $(FIVE) $(ISOTROPIC) method.rank=32
+	$(COMPARED) $(FIVE) $(GAUSSIAN) method.ridge=auto method.rank=32 $(BOTH)
+	$(CIFAR) $(FIVE) method=stsa method.gamma=0.001,10000,auto $(BOTH)
+	for setting in "split.imbalance=1" "split.imbalance=0.1"; do \
+		$(COMPARED) $(FIVE) $$setting method=joint method.ridge=0.001,auto $(BOTH) && \
+		$(COMPARED) $(FIVE) $$setting $(RIDGES) && \
+		$(COMPARED) $(FIVE) $$setting method=fedran method.rank=64,512 $(BOTH) && \
+		$(COMPARED) $(FIVE) $$setting method=stsa_e method.gamma=1e6 $(BOTH) && \
+		$(COMPARED) $(FIVE) $$setting method=ranpac,ds_al method.M=2048 $(BOTH) && \
+		$(COMPARED) $(FIVE) $$setting $(DISCRIMINANTS) && \
+		$(COMPARED) $(FIVE) $$setting method=fedfecam method.tukey=1 || exit 1; \
+	done
+	$(COMPARED) $(FIVE) split.imbalance=0.1 $(GAUSSIAN) method.rank=32 $(BOTH)
+	$(COMPARED) $(FIVE) split.imbalance=0.1 $(ISOTROPIC) method.rank=32 $(BOTH)
+	$(COMPARED) $(FIVE) split.imbalance=0.1 method=air $(BOTH)
+	$(COMPARED) $(FIVE) split.imbalance=0.1 method=air method.correction=logits
+	$(COMPARED) $(FIVE) split.imbalance=0.1 method=fedlda method.prior=counts
+	$(COMPARED) $(FIVE) method=fedran method.complement=floor method.rank=64,512 $(BOTH)
+	$(COMPARED) beta=0.1 clients=20 method=afl,stsa
+	$(COMPARED) beta=0.1 clients=20 method=stsa_e method.gamma=1e6 $(BOTH)
+	$(COMPARED) beta=0.1 clients=20 method=fedran method.rank=64,512 $(BOTH)
+	$(COMPARED) beta=0.1 clients=20 method=joint method.ridge=0.001
+	$(COMPARED) beta=0.1,1 clients=100 $(GAUSSIAN) method.rank=32 $(BOTH)
+	$(COMPARED) beta=0.1,1 clients=100 $(ISOTROPIC) method.rank=32 $(SCALED)
+	$(COMPARED) $(FIVE) method.M=4096 $(GAUSSIAN) method.rank=32 $(SCALED)
+	$(COMPARED) $(FIVE) method.M=4096 method=joint method.ridge=0.001
+	$(COMPARED) $(FIVE) method.M=4096 method=joint method.ridge=auto $(SCALED)
+	$(FEW) $(GAUSSIAN) $(BOTH)
+	$(FEW) $(ISOTROPIC) $(BOTH)
+	$(FEW) method=joint method.ridge=0.001,auto $(BOTH)
+	$(FEW) method=stsa method.gamma=auto $(BOTH)
+	$(FEW) method=fedran method.rank=64 $(BOTH)
+	$(FEW) method=afl $(BOTH)
+	$(FEW) $(DISCRIMINANTS),fedfecam
+	$(BIN)/fcl-tables --where data=features --where wire.factors=int8 --where split.imbalance=1 --name closed-form
+	$(BIN)/fcl-tables --where data=features --where wire.factors=int8 --where split.imbalance=0.1 --name long-tail
+	$(BIN)/fcl-tables --where data=digits --where wire.factors=int8 --name closed-form-digits
 
 # Does the runs of docs/training.md and writes their tables: about three hours on two cores.
 CIFAR100 ?= ../shared/data/cifar100

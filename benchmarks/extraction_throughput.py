@@ -31,7 +31,8 @@ from PIL import Image
 
 from fcl_bench import environment
 from fcl_bench.backbones.backbone import Backbone
-from fcl_bench.config import config_dir, load_settings
+from fcl_bench.composition import config_dir
+from fcl_bench.config import load_settings
 from fcl_bench.data.images.stored import EncodedImages
 from fcl_bench.data.sources.base import Dataset, Split
 from fcl_bench.data.sources.hub_images import HubImages

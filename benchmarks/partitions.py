@@ -20,7 +20,8 @@ import numpy as np
 import pandas as pd
 from hydra import compose, initialize_config_dir
 
-from fcl_bench.config import Settings, config_dir, load_settings
+from fcl_bench.composition import config_dir
+from fcl_bench.config import Settings, load_settings
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.errors import UserError

@@ -20,7 +20,8 @@ import torch
 
 from fcl_bench import environment
 from fcl_bench.backbones.trainable import Trainable
-from fcl_bench.config import config_dir, load_settings
+from fcl_bench.composition import config_dir
+from fcl_bench.config import load_settings
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split

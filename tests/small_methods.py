@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from fcl_bench.config import config_dir, target_class
+from fcl_bench.composition import config_dir
+from fcl_bench.config import target_class
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.protocol.method import Method
 from fcl_bench.training.knobs import Training
@@ -17,20 +18,30 @@ TRAINING = ("backbone=tiny", "backbone.width=4", "method.training.rounds=2", "me
 #: Overrides of a short run; of a method without an entry none, and of one that trains, `TRAINING`.
 _SHORT = {
     "fedran": ("method.M=96", "method.rank=20", "method.complement=floor"),
+    "ds_al": ("method.M=96",),
+    "ranpac": ("method.M=96",),
     "stsa": ("method.M=96",),
+    "air": ("method.M=96",),
     "stsa_e": ("method.M=96", "method.dummy_clients=4"),
     "centred_sketch": ("method.M=96", "method.rank=5"),
     "joint": ("method.M=96",),
+    "fedlda": ("method.M=96",),
+    "fedklda": ("method.M=96",),
     "fot": (*TRAINING, "method.columns=8"),
     "fedprotip": (*TRAINING, "method.columns=8"),
 }
-NAMES = sorted(file.stem for file in (config_dir() / "method").glob("*.yaml"))
 
 
 def class_of(name: str) -> Any:
     """The class that the method's YAML names."""
     content = yaml.safe_load((config_dir() / "method" / f"{name}.yaml").read_text())
     return target_class("method", content["_target_"])
+
+
+_TYPED = sorted(file.stem for file in (config_dir() / "method").glob("*.yaml"))
+NAMES = [name for name in _TYPED if class_of(name).name == name]
+#: Other names that may be typed, and the method that each stands for, with other defaults.
+ALIASES = {name: class_of(name).name for name in _TYPED if name not in NAMES}
 
 
 def trains(name: str) -> bool:

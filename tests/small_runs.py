@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fcl_bench.config import Settings, composed, load_settings
+from fcl_bench.composition import composed
+from fcl_bench.config import Settings, load_settings
 from fcl_bench.engine import federation as engine
 from fcl_bench.protocol.task import Task
 from fcl_bench.runs.run import Outcome, run

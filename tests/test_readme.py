@@ -8,6 +8,7 @@ import shlex
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.small_methods import ALIASES, NAMES
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 COMMANDS = [
@@ -25,7 +26,8 @@ def test_the_readme_holds_its_commands():
 @pytest.mark.parametrize("line", sorted({line.replace(" ...", "") for line in COMMANDS}))
 def test_every_command_composes_and_passes_the_checks(line, command, tmp_path, monkeypatch):
     """Paths in capitals stand for the reader's own files; everything else must be accepted as written."""
-    from fcl_bench.config import composed, load_settings
+    from fcl_bench.composition import composed
+    from fcl_bench.config import load_settings
 
     monkeypatch.chdir(tmp_path)
     arguments = shlex.split(line)[1:]
@@ -54,6 +56,12 @@ def test_every_link_and_picture_is_there():
 
 def test_every_method_has_its_page_and_row():
     readme = (REPOSITORY / "README.md").read_text()
-    for file in (REPOSITORY / "conf" / "method").glob("*.yaml"):
-        assert f"| `{file.stem}` |" in readme
-        assert (REPOSITORY / "docs" / f"{file.stem}.md").exists()
+    for name in NAMES:
+        assert f"| `{name}` |" in readme
+        assert (REPOSITORY / "docs" / f"{name}.md").exists()
+
+
+@pytest.mark.parametrize(("alias", "method"), ALIASES.items())
+def test_every_other_name_of_a_method_is_in_the_readme_and_on_its_page(alias, method):
+    assert f"`{alias}`" in (REPOSITORY / "README.md").read_text()
+    assert f"`method={alias}`" in (REPOSITORY / "docs" / f"{method}.md").read_text()

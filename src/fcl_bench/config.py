@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import itertools
 import math
 import operator
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass
 from importlib import import_module
 from numbers import Real
@@ -38,7 +36,7 @@ WIRE_DTYPES = ("float64", "float32", "bfloat16", "float16")
 #: Keys that are no part of a run: what else is to run, and who is told.
 _OUTSIDE = ("hydra", "grid", "track")
 #: The C parser, in a tenth of OmegaConf's time.
-_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 #: What limits a number, by the keywords of `knob`: what has to hold, and how to say it.
 _BOUNDS = {
@@ -60,6 +58,7 @@ def knob(
     choices: Collection[str] = (),
     filled: bool = False,
     identity: bool = True,
+    added: bool = False,
 ) -> Any:
     """A dataclass field whose value `typed_instance` checks.
 
@@ -73,10 +72,12 @@ def knob(
         filled: whether a text has to hold more than blanks; `words` are then an example.
         identity: whether the value determines the result. A path or a number of workers does not, and is no part of
             the run id.
+        added: whether runs from before there was this knob had its default: they keep their ids.
     """
     bounds = {"least": least, "above": above, "most": most, "below": below}
     given = {name: limit for name, limit in bounds.items() if limit is not None}
     metadata = {"bounds": given, "words": words, "choices": choices, "filled": filled, "identity": identity}
+    metadata |= {"added": added}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -109,10 +110,10 @@ class Wire:
     """`wire`: how messages travel (see `protocol.message.WireFormat`)."""
 
     dtype: str = knob(choices=WIRE_DTYPES)
-    factors: str = knob(choices=("dtype", "int8"))
     gram: str = knob(choices=("full", "packed"))
     columns: str = knob(choices=("task", "held"))
     projection: str = knob(choices=("seed", "matrix"))
+    factors: str = knob("dtype", choices=("dtype", "int8"), added=True)
 
 
 @dataclass
@@ -172,69 +173,31 @@ class Settings:
     def identity(self) -> dict[str, Any]:
         """The part of the configuration that determines the result: no paths, no worker counts, no output folder."""
         scalars = dataclasses.asdict(self.scalars)
-        counted = ["seed", "beta", "clients", "tasks", "label_rate", "drift", "dtype", "wire"]
+        counted = ["seed", "beta", "clients", "tasks", "label_rate", "drift", "dtype"]
         counted += ["evaluate_rounds"] if self.scalars.evaluate_rounds else []  # runs without it keep their old ids
         chosen = {group: _identity(getattr(self, group)) for group in GROUPS}
-        return {**{key: scalars[key] for key in counted}, "beta": self.beta, **chosen}
+        plain = {key: scalars[key] for key in counted} | {"wire": _counting(self.scalars.wire)}
+        return {**plain, "beta": self.beta, **chosen}
 
 
 def _identity(choice: Any) -> dict[str, Any]:
-    counts = {field.name: field.metadata.get("identity", True) for field in dataclasses.fields(choice)}
-    knobs = {name: value for name, value in dataclasses.asdict(choice).items() if counts[name]}
     # Not the module, so that a class can move. A name that is a knob tells data sets or networks of one class apart.
-    kind = type(choice).__qualname__ if "name" in counts else choice.name
+    named = any(field.name == "name" for field in dataclasses.fields(choice))
+    kind = type(choice).__qualname__ if named else choice.name
     revision = {"revision": choice.revision} if hasattr(choice, "revision") else {}
-    return {"choice": kind, **revision, **knobs}
+    return {"choice": kind, **revision, **_counting(choice)}
 
 
-def composed(overrides: Iterable[str] = ()) -> DictConfig:
-    """What Hydra composes of `overrides`, as typed after `fcl-bench`. Raises Hydra's errors for what cannot be."""
-    # Only now, and so below: not every command composes, and Hydra takes a while.
-    from hydra import compose, initialize_config_dir
-
-    register_presets()
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return compose("config", overrides=list(overrides))
+def _counting(choice: Any) -> dict[str, Any]:
+    """The knobs of a dataclass that are part of a run's identity."""
+    counts = {field.name: _counts(field, getattr(choice, field.name)) for field in dataclasses.fields(choice)}
+    return {name: value for name, value in dataclasses.asdict(choice).items() if counts[name]}
 
 
-@functools.cache
-def register_presets() -> list[str]:
-    """Make the presets in conf/experiment/settings choices of Hydra's group `experiment/preset`; their names.
-
-    A preset says what a command line would: `group: choice` and `key: value`. Has to be called before Hydra composes;
-    launchers hand the choices on to their workers.
-    """
-    from hydra.core.config_store import ConfigStore
-
-    names = []
-    for file in sorted(config_dir().glob("experiment/settings/*.yaml")):
-        for name, settings in yaml.load(file.read_text(), Loader=_YAML).items():
-            chosen = {group: settings.pop(group) for group in GROUPS if group in settings}
-            node = OmegaConf.create({"defaults": [{f"override /{group}": choice} for group, choice in chosen.items()]})
-            for key, value in settings.items():
-                OmegaConf.update(node, key, value)
-            ConfigStore.instance().store(name, node, group="experiment/preset", package="_global_")
-            names.append(name)
-    return names
-
-
-def combinations(overrides: Iterable[str]) -> list[tuple[str, ...]]:
-    """The runs of `fcl-bench -m overrides...`, in the order of Hydra's own sweeper: the overrides of each.
-
-    The last of several overrides of one key counts. Raises Hydra's errors for what is no key=value, no list of values.
-    """
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    hydra = GlobalHydra.instance()
-    # It knows the choices of `method=glob(*)`.
-    parser = OverridesParser.create(hydra.config_loader() if hydra.is_initialized() else None)
-    axes: dict[str, list[str]] = {}
-    for override in parser.parse_overrides(list(overrides)):
-        key, swept = override.get_key_element(), override.is_sweep_override()
-        values = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
-        axes[key] = [f"{key}={value}" for value in values]
-    return list(itertools.product(*axes.values()))
+def _counts(field: dataclasses.Field[Any], value: Any) -> bool:
+    """Whether a knob with this value is part of a run's identity."""
+    as_before = field.metadata.get("added", False) and value == field.default
+    return field.metadata.get("identity", True) and not as_before
 
 
 def load_settings(config: DictConfig) -> Settings:
@@ -377,7 +340,7 @@ def _wanted(schema: type, key: str) -> str:
 
 def resolved_config(path: Path) -> dict[str, Any]:
     """A run's config.yaml. It holds no interpolation, so it needs no OmegaConf."""
-    return yaml.load(path.read_text(), Loader=_YAML)
+    return yaml.load(path.read_text(), Loader=YAML_LOADER)
 
 
 def text(value: Any) -> str:
@@ -406,10 +369,3 @@ def number_text(typed: str) -> str:
 def is_number(value: Any) -> bool:
     """Whether `value` is a finite number, numpy's included, and no truth value."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def config_dir() -> Path:
-    """The folder of YAML files: inside the installed package, or at the top of a source checkout."""
-    package = Path(__file__).resolve().parent
-    installed = package / "conf"
-    return installed if installed.is_dir() else package.parents[1] / "conf"

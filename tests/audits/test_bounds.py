@@ -50,6 +50,16 @@ METHODS = st.one_of(
         centre=st.booleans(),
         bounds=st.just(True),
     ),
+    st.builds(
+        CentredSketch,
+        M=st.sampled_from([20, None]),
+        rank=st.integers(0, 8),
+        ridge=st.sampled_from([1e-2, 1.0, 1e4]),
+        remainder=st.just("gaussian"),
+        input_rank=st.integers(0, 8),
+        mix=st.sampled_from([0.0, 0.1, 0.3, 1.0]),
+        bounds=st.just(True),
+    ),
 )
 
 
@@ -65,7 +75,14 @@ def test_the_truth_never_exceeds_its_bound(method, seed):
         assert 0 <= row["certified"] <= row["agree"] <= 100
 
 
-@pytest.mark.parametrize("method", [FedRAN(M=20, rank=20, bounds=True), CentredSketch(M=20, rank=20, bounds=True)])
+EVERYTHING = [
+    FedRAN(M=20, rank=20, bounds=True),
+    CentredSketch(M=20, rank=20, bounds=True),
+    CentredSketch(M=20, rank=20, remainder="gaussian", input_rank=8, bounds=True),
+]
+
+
+@pytest.mark.parametrize("method", EVERYTHING)
 def test_nothing_is_lost_at_full_rank(method):
     method.ridge = 1.0
     tasks = draw_tasks(np.random.default_rng(0), 8, [2, 3], [[25, 1, 12], [6, 0, 30]])
@@ -73,6 +90,15 @@ def test_nothing_is_lost_at_full_rank(method):
     assert row["gram_bound"] < 1e-9 * row["gram_norm"]
     assert row["gram_error"] < 1e-9 * row["gram_norm"]
     assert (row["certified"], row["agree"]) == (100, 100)
+
+
+def test_the_bound_of_the_gaussian_remainder_at_mix_one_is_that_of_the_isotropic_one():
+    tasks = draw_tasks(np.random.default_rng(0), 8, [2, 3], [[25, 1, 12], [6, 0, 30]])
+    even, gaussian = (
+        audited(CentredSketch(M=20, rank=3, remainder=remainder, input_rank=4, mix=1.0, bounds=True), tasks)[-1]
+        for remainder in ("isotropic", "gaussian")
+    )
+    assert gaussian == pytest.approx(even, rel=1e-6)
 
 
 def test_bounds_shrink_with_the_rank_and_say_something():

@@ -12,7 +12,7 @@ from torchvision.transforms import CenterCrop, Compose, Normalize, Resize, ToTen
 from torchvision.transforms import InterpolationMode as Mode
 
 from fcl_bench.backbones.timm_backbone import Timm, Transform
-from fcl_bench.config import config_dir
+from fcl_bench.composition import config_dir
 from tests.backbones.test_backbones import CPU, NAME, images
 from tests.conftest import REPOSITORY, shared
 from tests.test_configs import compose_settings

@@ -118,7 +118,7 @@ def test_a_sweep_over_methods_may_fix_a_knob_that_the_default_method_lacks(comma
     code, _, err = command("-m", f"out={tmp_path}", "method=stsa,joint", "method.gamma=5", *small)
     assert code == 2
     assert "unknown key method.gamma of method=joint (" in err
-    assert err.rstrip().endswith("choices: method.M, method.ridge)")
+    assert err.rstrip().endswith("choices: method.M, method.ridge, method.scale_scores)")
 
 
 def test_a_bug_in_a_sweep_outranks_wrong_input(command, tmp_path, monkeypatch):
@@ -219,7 +219,7 @@ def test_help_and_version_wait_for_no_library(option):
 def test_help_lists_every_choice_with_a_line(command):
     code, out, _ = command("--help")
     assert code == 0
-    from fcl_bench.config import config_dir
+    from fcl_bench.composition import config_dir
 
     for file in config_dir().glob("*/*.yaml"):
         section = re.split(r"\n  (?=\S)", out.split(f"\n  {file.parent.name}\n", 1)[1])[0]

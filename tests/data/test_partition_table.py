@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks import partitions
-from fcl_bench.config import config_dir
+from fcl_bench.composition import config_dir
 
 
 def test_statistics_of_a_partition_by_hand():

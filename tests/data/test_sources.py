@@ -368,7 +368,8 @@ def test_a_subset_of_nothing_is_refused(knob):
 def test_subsets_are_part_of_a_runs_identity_and_the_whole_is_null():
     from hydra import compose, initialize_config_dir
 
-    from fcl_bench.config import config_dir, load_settings
+    from fcl_bench.composition import config_dir
+    from fcl_bench.config import load_settings
 
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
         whole, part, folder = (

@@ -146,6 +146,11 @@ MADE = {
         *(CentredSketch(M=8, rank=2), features(), STATISTICS, 0, put("n", one_entry(0))),
         *("1 class sums are not zero, and n says that there is no sample", "fields that agree"),
     ),
+    "input sums of no sample": (
+        *(CentredSketch(M=8, rank=2, remainder="gaussian", input_rank=2), features(), STATISTICS, 0),
+        lambda upload: upload.with_tensors({**upload, **{name: torch.zeros_like(upload[name]) for name in ("S", "n")}}),
+        *("3 class sums are not zero, and n says that there is no sample", "fields that agree"),
+    ),
     "sums of no sample, STSA-E": (
         *(STSAE(M=8, dummy_clients=2), features(), STATISTICS, 0, put("n", torch.zeros_like)),
         *("6 class sums are not zero, and n says that there is no sample", "fields that agree"),
@@ -284,6 +289,8 @@ CLOSED_FORM: dict[str, Method] = {
     "centred_sketch": CentredSketch(M=8, rank=2),
     "centred_sketch of rank 0": CentredSketch(M=8, rank=0),
     "centred_sketch, not centred": CentredSketch(M=8, rank=2, centre=False),
+    "centred_sketch, gaussian": CentredSketch(M=8, rank=2, remainder="gaussian", input_rank=2),
+    "centred_sketch, gaussian, without random features": CentredSketch(M=None, rank=2, remainder="gaussian"),
     "joint": Joint(M=8),
 }
 GRADIENT: dict[str, tuple[Method, list[str]]] = {

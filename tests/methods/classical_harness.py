@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 
 import numpy as np
@@ -14,9 +13,12 @@ from fcl_bench.training.knobs import Training
 from tests.methods.classical_oracle import Classical
 from tests.methods.harness import draw_tasks
 from tests.methods.training_harness import federation_of, image_tasks, images_stream, learn_images, tiny_problem
+from tests.methods.whole_runs import assert_resumes, feature_problem
 
 #: Client 1 misses the second task, client 2 comes with it and has a single sample of the last.
 SIZES = [[14, 9, 0], [12, 0, 8], [9, 7, 1]]
+#: Numbers of a feature.
+INPUTS = 5
 
 
 def training(**knobs) -> Training:
@@ -24,11 +26,7 @@ def training(**knobs) -> Training:
     return Training(**{**small, "augment": "none", **knobs})
 
 
-def feature_problem(inputs: int = 5, wire: str = "float32") -> Problem:
-    return dataclasses.replace(tiny_problem(wire=wire), inputs=inputs, network=None)
-
-
-def feature_tasks(recurring: bool = False, inputs: int = 5, seed: int = 0):
+def feature_tasks(recurring: bool = False, inputs: int = INPUTS, seed: int = 0):
     """Three tasks of features; recurring: the second and third have a class of the one before."""
     tasks = draw_tasks(np.random.default_rng(seed), inputs, [3, 2, 2], SIZES)
     if recurring:
@@ -41,7 +39,7 @@ def pictures(seed: int = 0):
 
 
 #: The streams of the comparisons with finetuning, by what methods train on.
-STREAMS = {"images": (tiny_problem, pictures), "features": (feature_problem, feature_tasks)}
+STREAMS = {"images": (tiny_problem, pictures), "features": (lambda: feature_problem(INPUTS), feature_tasks)}
 
 
 def federation(method: GradientMethod, tasks=None, problem: Problem | None = None):
@@ -52,22 +50,14 @@ def federation(method: GradientMethod, tasks=None, problem: Problem | None = Non
     return found
 
 
-def model_of(found) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in found.server.network.state().items()}
-
-
 def exchanged(found) -> list[tuple]:
     """The ledger's rows, without seconds."""
     return [dataclasses.replace(row, client_seconds=0.0) for row in found.state.ledger.uploads]
 
 
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
 def assert_as_written_down(method: GradientMethod, oracle: Classical, recurring: bool) -> None:
     """Both halves on features against the oracle, after every task, to float32's rounding."""
-    tasks, problem, found = feature_tasks(recurring), feature_problem(), []
+    tasks, problem, found = feature_tasks(recurring), feature_problem(INPUTS), []
 
     def after(_, server):
         state = server.network.state_dict()
@@ -84,15 +74,7 @@ def assert_as_written_down(method: GradientMethod, oracle: Classical, recurring:
         np.testing.assert_allclose(ours, theirs, atol=2e-6)
 
 
-def assert_resumes(method: GradientMethod) -> None:
-    """From every round of the stream on, bit for bit."""
+def assert_goes_on(method: GradientMethod) -> None:
+    """From every other round of the stream on, bit for bit."""
     problem_of, stream = STREAMS[method.on]
-    saved = []
-    whole = federation_of(method, problem_of(), stream())
-    whole.run(lambda done: saved.append(copy.deepcopy(done.save())), every=1)
-    for state in saved[1::2]:
-        resumed = federation_of(method, problem_of(), stream())
-        resumed.restore(*state)
-        resumed.run(lambda _: None)
-        assert same(resumed.server.state_dict(), whole.server.state_dict())
-        assert resumed.server.report() == whole.server.report()
+    assert_resumes(lambda: federation_of(method, problem_of(), stream()), step=2)

@@ -13,20 +13,19 @@ from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.problem import Problem, State
 from fcl_bench.protocol.task import Task
-from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import take_in, turn
-from tests.methods.training_harness import CPU, ImageTasks, image_shard, images_stream
+from tests.methods.training_harness import ImageTasks, image_shard, images_stream
+from tests.methods.whole_runs import feature_problem
 
+#: Samples of each client in each task; one has none, another one each time.
+COUNTS = [[12, 7, 0, 9], [9, 0, 8, 5], [6, 10, 7, 0]]
+SMALL = {"rounds": 3, "epochs": 2, "batch_size": 5, "lr": 0.05, "augment": "none", "weighting": "uniform"}
 #: f_k(w) = a_k / 2 (w - b_k)^2 of two clients.
 A, B = (1.0, 3.0), (0.0, 4.0)
 #: Local training that solves a quadratic in one round, to float32.
 EXACT = {"epochs": 30, "batch_size": 64, "lr": 0.45, "weight_decay": 0.0, "augment": "none"}
-
-
-def feature_problem(inputs: int) -> Problem:
-    return Problem(inputs, 0, torch.float64, CPU, WireFormat(torch.float32))
 
 
 def rounds_of(

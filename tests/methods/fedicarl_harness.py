@@ -13,6 +13,7 @@ from fcl_bench.methods.gradient.fedicarl import FediCaRL, FediCaRLClient
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
+from tests.methods.whole_runs import feature_problem
 
 CLASSES = [2, 2, 2]
 #: Client 2 misses the first task, client 1 the second, client 0 the last.
@@ -29,8 +30,8 @@ def fedicarl(**knobs) -> FediCaRL:
 
 
 def problem_on(on: str, **options) -> Problem:
-    problem = dataclasses.replace(tiny_problem(**options), clients=CLIENTS)
-    return problem if on == "images" else dataclasses.replace(problem, inputs=6, network=None)
+    made_on = {"images": tiny_problem, "features": feature_problem}[on]
+    return dataclasses.replace(made_on(**options), clients=CLIENTS)
 
 
 def tasks_on(on: str, sizes=None):

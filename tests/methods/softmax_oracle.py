@@ -11,12 +11,22 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.protocol.problem import Problem
-from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
-from tests.methods.training_harness import CPU, ImageTasks, federation_of
+from tests.methods.plain_training import made_tasks
+from tests.methods.training_harness import ImageTasks, feature_tasks, tiny_problem
+from tests.methods.whole_runs import feature_problem
+
+#: Two tasks of features: a client without samples in the first, one with a single one in the second.
+TASKS = feature_tasks(0, [3, 3], [[20, 0, 9], [12, 15, 1]])
+
+
+def setting(on: str) -> tuple[Problem, ImageTasks]:
+    """A problem and its tasks."""
+    if on == "images":
+        return tiny_problem(), made_tasks([[9, 7, 8], [8, 6, 3]], classes=3)
+    return feature_problem(), TASKS
 
 
 def whole_batches(**knobs) -> Training:
@@ -25,39 +35,9 @@ def whole_batches(**knobs) -> Training:
     return Training(**{**usual, "augment": "none", **knobs})
 
 
-def feature_problem(inputs: int, seed: int = 0) -> Problem:
-    return Problem(inputs, seed, torch.float64, CPU, WireFormat(WIRE_DTYPES["float32"]))
-
-
-def learnt(method: GradientMethod, problem: Problem, tasks: ImageTasks):
-    """The federation after all tasks."""
-    federation = federation_of(method, problem, tasks)
-    federation.run(lambda _: None)
-    return federation
-
-
-def interrupted(method: GradientMethod, problem: Problem, tasks: ImageTasks, task: int, round_: int):
-    """The same, but by a second process that goes on after `round_` rounds of `task`."""
-    saved = []
-    first = federation_of(method, problem, tasks)
-    first.run(lambda done: saved.append(copied(*done.save())), every=1)
-    [state] = [one for one in saved if (one[0]["tasks_done"], one[0]["rounds_done"]) == (task, round_)]
-    second = federation_of(method, problem, tasks)
-    second.restore(*state)
-    second.run(lambda _: None)
-    return second
-
-
-def copied(state, tensors):
-    return {**state}, {name: tensor.clone() for name, tensor in tensors.items()}
-
-
-def model_of(federation) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in federation.server.network.state().items()}
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+def small_batches(**knobs) -> Training:
+    """Batches of some samples, so that their order matters."""
+    return whole_batches(**{"rounds": 2, "batch_size": 4, "lr": 0.05, **knobs})
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:

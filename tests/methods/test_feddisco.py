@@ -11,39 +11,19 @@ import torch
 from fcl_bench.config import typed_instance
 from fcl_bench.engine.admission import BadUpload
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.feddisco import COUNTS, FedDisco, discrepancies
+from fcl_bench.methods.gradient.class_counts import COUNTS
+from fcl_bench.methods.gradient.feddisco import FedDisco, discrepancies
+from fcl_bench.methods.gradient.fedgen import FedGen
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import take_in
-from tests.methods.plain_training import made_tasks
-from tests.methods.softmax_oracle import (
-    Oracle,
-    class_weights,
-    feature_problem,
-    interrupted,
-    learnt,
-    model_of,
-    same,
-    whole_batches,
-)
-from tests.methods.training_harness import feature_tasks, images_stream, learn_images, tiny_problem
+from tests.methods.softmax_oracle import TASKS, Oracle, class_weights, setting, small_batches, whole_batches
+from tests.methods.training_harness import federation_of, images_stream, learn_images
+from tests.methods.whole_runs import assert_resumes, feature_problem, learnt, model_of, same
 
-TASKS = feature_tasks(0, [3, 3], [[20, 0, 9], [12, 15, 1]])
 KINDS = ("kl", "cosine", "l1", "l2")
-
-
-def small(**knobs):
-    """Batches of some samples, so that their order matters."""
-    return whole_batches(**{"rounds": 2, "batch_size": 4, "lr": 0.05, **knobs})
-
-
-def setting(on: str):
-    """A problem and tasks of two clients or more."""
-    if on == "images":
-        return tiny_problem(), made_tasks([[9, 7, 8], [8, 6, 3]], classes=3)
-    return feature_problem(6), TASKS
 
 
 def by_hand(table: np.ndarray, a: float = 0.5, b: float = 0.1, kind: str = "kl") -> np.ndarray:
@@ -120,15 +100,17 @@ def test_clients_that_are_equally_far_off_differ_by_their_shares_alone(kind):
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_where_all_weights_would_be_0_it_is_finetune_and_says_so(weighting, caplog):
     """Two classes of three, 5 and 1 or 0 and 4 samples: d = 1 and 4/3 in l1, and no share is above 1."""
-    problem, rng = feature_problem(6), np.random.default_rng(0)
+    problem, rng = feature_problem(), np.random.default_rng(0)
     labels = ([0] * 5 + [1], [2] * 4)
     tasks = [[(torch.from_numpy(rng.standard_normal((len(y), 6))), torch.tensor(y)) for y in labels]]
-    method = FedDisco(small(weighting=weighting), on="features", a=1.0, b=0.0, discrepancy="l1")
+    method = FedDisco(small_batches(weighting=weighting), on="features", a=1.0, b=0.0, discrepancy="l1")
     assert method.weights(torch.tensor([[5, 1, 0], [0, 0, 4]])) is None
     with caplog.at_level(logging.WARNING):
         found = learnt(method, problem, tasks)
     assert caplog.text.count("all weights of a round are 0") == 1
-    assert same(model_of(found), model_of(learnt(FineTune(small(weighting=weighting), on="features"), problem, tasks)))
+    assert same(
+        model_of(found), model_of(learnt(FineTune(small_batches(weighting=weighting), on="features"), problem, tasks))
+    )
 
 
 def test_uniform_weighting_replaces_the_shares():
@@ -160,7 +142,7 @@ def test_with_a_hundred_clients_the_default_b_makes_the_weights_nearly_uniform(s
 @pytest.mark.parametrize("on", ["images", "features"])
 def test_without_a_and_b_it_is_finetune_bit_for_bit_and_nothing_is_counted(on):
     problem, tasks = setting(on)
-    knobs = small(fraction=0.5)
+    knobs = small_batches(fraction=0.5)
     off, plain = (learnt(m, problem, tasks) for m in (FedDisco(knobs, on=on, a=0, b=0), FineTune(knobs, on=on)))
     assert same(model_of(off), model_of(plain))
     rows = [[(r.stage, r.round, r.up_bytes, r.down_bytes) for r in run.state.ledger.uploads] for run in (off, plain)]
@@ -172,7 +154,7 @@ def test_without_a_and_b_it_is_finetune_bit_for_bit_and_nothing_is_counted(on):
 def test_a_single_client_is_finetune_bit_for_bit(on):
     """The counts shift neither the schedule nor the batches."""
     problem, tasks = setting(on)
-    one, knobs = [[clients[0]] for clients in tasks], small(rounds=3, schedule="cosine")
+    one, knobs = [[clients[0]] for clients in tasks], small_batches(rounds=3, schedule="cosine")
     found, plain = (learnt(method(knobs, on=on), problem, one) for method in (FedDisco, FineTune))
     assert same(model_of(found), model_of(plain))
 
@@ -180,7 +162,7 @@ def test_a_single_client_is_finetune_bit_for_bit(on):
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_on_features_is_the_oracles(kind, weighting):
-    problem, knobs = feature_problem(6), whole_batches(lr=0.1, weighting=weighting)
+    problem, knobs = feature_problem(), whole_batches(lr=0.1, weighting=weighting)
 
     def shares(table):
         if weighting == "samples":
@@ -197,7 +179,7 @@ def test_training_on_features_is_the_oracles(kind, weighting):
 def test_of_the_clients_drawn_for_a_round_the_weights_sum_to_1():
     """And KL is shared out among them alone."""
     problem, tasks = setting("features")
-    method = FedDisco(small(rounds=4, fraction=0.5), on="features")
+    method = FedDisco(small_batches(rounds=4, fraction=0.5), on="features")
     server, seen = method.server(problem), []
     task = images_stream(tasks)[0]
     server.start_task(task)
@@ -223,8 +205,8 @@ def test_every_client_counts_once_in_a_task_over_its_classes():
     rng = np.random.default_rng(0)
     labels = [[[0, 1, 2, 2], [1, 1]], [[4, 0, 0, 3, 4, 4], [3, 3, 3]]]
     tasks = [[(torch.from_numpy(rng.standard_normal((len(y), 6))), torch.tensor(y)) for y in of] for of in labels]
-    problem, sent = feature_problem(6), []
-    method = FedDisco(small(fraction=0.5), on="features")
+    problem, sent = feature_problem(), []
+    method = FedDisco(small_batches(fraction=0.5), on="features")
     learn_images(method, problem, tasks, seen=lambda k, b, m: sent.append((k, b, m)) if b.stage == COUNTS else None)
     assert [(k, m["counts"].tolist()) for k, _, m in sent] == [
         (0, [1, 1, 2]),
@@ -246,12 +228,12 @@ def test_every_client_counts_once_in_a_task_over_its_classes():
 
 
 @pytest.mark.parametrize("on", ["images", "features"])
-@pytest.mark.parametrize("round_", [1, 2])
-def test_a_resumed_run_is_an_uninterrupted_one(on, round_):
-    """Within a task: after the counts, and after the first round of the model."""
+def test_a_resumed_run_is_an_uninterrupted_one(on):
+    """Also after the counts, before the first round of a task's model."""
     problem, tasks = setting(on)
-    method = FedDisco(small(fraction=0.7), on=on)
-    assert same(model_of(interrupted(method, problem, tasks, 1, round_)), model_of(learnt(method, problem, tasks)))
+    method = FedDisco(small_batches(fraction=0.7), on=on)
+    _, saved = assert_resumes(lambda: federation_of(method, problem, tasks))
+    assert (1, 1) in {(state["tasks_done"], state["rounds_done"]) for state, _ in saved}
 
 
 @pytest.mark.parametrize(
@@ -263,9 +245,10 @@ def test_a_resumed_run_is_an_uninterrupted_one(on, round_):
         ([1.0, 2.0, 3.0], "counts has the type float64"),
     ],
 )
-def test_counts_that_cannot_be_are_refused(counts, told):
+@pytest.mark.parametrize("method", [FedDisco, FedGen])
+def test_counts_that_cannot_be_are_refused(counts, told, method):
     problem, tasks = setting("features")
-    server, task = FedDisco(on="features").server(problem), images_stream(tasks)[0]
+    server, task = method(on="features").server(problem), images_stream(tasks)[0]
     server.start_task(task)
     server.broadcast(task, 0)
     with pytest.raises(BadUpload, match=told):
@@ -275,9 +258,9 @@ def test_counts_that_cannot_be_are_refused(counts, told):
 def test_a_b_that_outweighs_the_shares_is_told_once(caplog):
     problem, tasks = setting("features")
     with caplog.at_level(logging.WARNING):
-        learnt(FedDisco(small(), on="features"), problem, tasks)
+        learnt(FedDisco(small_batches(), on="features"), problem, tasks)
         assert caplog.text == ""
-        learnt(FedDisco(small(), on="features", b=3.0), problem, tasks)
+        learnt(FedDisco(small_batches(), on="features", b=3.0), problem, tasks)
     assert caplog.text.count("method.b=3 is 6 times the mean share") == 1
 
 

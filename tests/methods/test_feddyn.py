@@ -16,8 +16,9 @@ from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.training.knobs import Training
 from tests.methods.drift_harness import (
+    COUNTS,
     EXACT,
-    feature_problem,
+    SMALL,
     loss_gradient,
     padded,
     play_scalar,
@@ -29,12 +30,8 @@ from tests.methods.drift_harness import (
     with_loss,
 )
 from tests.methods.plain_training import differing, made_tasks, state_of
-from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, learn_images, tiny_problem
-
-#: A client without samples in each task, different ones.
-COUNTS = [[12, 7, 0, 9], [9, 0, 8, 5], [6, 10, 7, 0]]
-SMALL = {"rounds": 3, "epochs": 2, "batch_size": 5, "lr": 0.05, "augment": "none", "weighting": "uniform"}
-
+from tests.methods.training_harness import feature_tasks, federation_of, learn_images, tiny_problem
+from tests.methods.whole_runs import feature_problem
 
 # Fixed points ---------------------------------------------------------------------------------------------------------
 
@@ -116,7 +113,7 @@ def test_h_is_the_mean_of_all_clients_linear_terms_after_every_round(fraction, r
     method = FedDyn(Training(fraction=fraction, **SMALL), on="features", alpha=0.4, scaled=False, reset=reset)
     rounds = 0
     met: set[int] = set()
-    for task, round_, server, states, _ in rounds_of(method, feature_problem(6), feature_tasks(0, [3, 2, 2], COUNTS)):
+    for task, round_, server, states, _ in rounds_of(method, feature_problem(), feature_tasks(0, [3, 2, 2], COUNTS)):
         available = {k for k, n in enumerate(COUNTS[task.index]) if n}
         met = available if reset and round_ == 0 else met | available
         assert server.met == met
@@ -147,7 +144,7 @@ def test_the_clients_first_round_is_fedprox_with_mu_alpha_bit_for_bit(on):
     """g_k = h = 0 there; the server then moves on by the mean drift once more."""
     knobs = Training(**{**SMALL, "rounds": 1, "epochs": 4, "momentum": 0.5, "augment": "crop_flip"})
     tasks = made_tasks(COUNTS[:1]) if on == "images" else feature_tasks(0, [3], COUNTS[:1])
-    problem = tiny_problem() if on == "images" else feature_problem(6)
+    problem = tiny_problem() if on == "images" else feature_problem()
     sent: dict[str, dict] = {"dyn": {}, "prox": {}}
     servers = {}
     for name, method in (
@@ -174,7 +171,7 @@ def test_rounds_over_two_tasks_are_those_of_plain_numpy(scaled, max_norm):
     """Growing heads, absent clients, mini-batches, momentum, decay, clipping."""
     alpha = 0.6
     knobs = Training(**{**SMALL, "rounds": 2, "momentum": 0.5, "weight_decay": 0.02, "fraction": 0.7, "lr": 0.1})
-    method, problem = FedDyn(knobs, on="features", alpha=alpha, scaled=scaled, max_norm=max_norm), feature_problem(6)
+    method, problem = FedDyn(knobs, on="features", alpha=alpha, scaled=scaled, max_norm=max_norm), feature_problem()
     tasks = feature_tasks(1, [3, 2], COUNTS[:2])
     w, drifts, met = None, {}, set()
     broadcasts = []
@@ -222,7 +219,7 @@ def test_a_step_is_clipped_to_the_norm_asked_for():
 
     for norm in (0.01, 10.0, None):
         method = FedDyn(knobs, on="features", scaled=False, max_norm=norm)
-        learn_images(method, feature_problem(6), feature_tasks(0, [3], [[30]]), seen=seen)
+        learn_images(method, feature_problem(), feature_tasks(0, [3], [[30]]), seen=seen)
     assert moved[0.01] == pytest.approx(0.05 * 0.01, rel=1e-3)
     assert moved[10.0] == moved[None] > 0.05 * 0.02
 
@@ -257,8 +254,8 @@ def test_bytes_are_finetunes_and_clients_keep_one_model(scaled):
 
 def test_sizes_that_are_not_told_are_refused():
     method = FedDyn(Training(**SMALL), on="features")
-    server = method.server(feature_problem(6))
-    [(task, *_), *_] = rounds_of(method, feature_problem(6), feature_tasks(0, [3], [[30]]))
+    server = method.server(feature_problem())
+    [(task, *_), *_] = rounds_of(method, feature_problem(), feature_tasks(0, [3], [[30]]))
     server.start_task(task)
     upload = server.broadcast(task, 0).with_tensors({})
     assert "how many samples" in server.objection(upload)
@@ -273,47 +270,6 @@ def test_a_reset_forgets_at_a_task_and_nowhere_else():
         assert {name.split(".")[1] for name in states[0]} == ({"1"} if reset else {"0"})
         assert server.met == ({0, 2, 3} if reset else {0, 1, 2, 3})
     assert differing(state_of(found[False]), state_of(found[True]))
-
-
-@pytest.mark.parametrize("reset", [False, True])
-def test_it_goes_on_within_a_task_bit_for_bit(reset):
-    def made():
-        method = FedDyn(Training(fraction=0.5, **SMALL), on="features", reset=reset)
-        return federation_of(method, feature_problem(6), feature_tasks(0, [3, 2], COUNTS[:2]))
-
-    whole, saved = made(), []
-    whole.run(lambda done: saved.append((done.save()[0], {n: v.clone() for n, v in done.save()[1].items()})), every=1)
-    for state in saved:
-        resumed = made()
-        resumed.restore(*state)
-        resumed.run(lambda _: None)
-        assert not differing(state_of(whole.server), state_of(resumed.server))
-        assert {n: v.tolist() for n, v in resumed.server.state_dict().items()} == {
-            n: v.tolist() for n, v in whole.server.state_dict().items()
-        }
-    assert len(saved) == 2 * 4
-
-
-def test_rows_of_frozen_heads_stay_where_only_some_of_their_classes_come_back():
-    rng = np.random.default_rng(0)
-    first, second = image_tasks(rng, [3, 2], [[20, 16], [12, 9]])
-    back = [(images, labels) for images, labels in image_tasks(rng, [1], [[6, 5]])[0]]
-    second = [(torch.cat([a, c]), torch.cat([b, d])) for (a, b), (c, d) in zip(second, back, strict=True)]
-    ends = []
-    method = FedDyn(Training(**SMALL), frozen_heads=True, alpha=0.4)
-    learn_images(method, tiny_problem(), [first, second], after=lambda _, server: ends.append(state_of(server)))
-    for kind in ("weight", "bias"):
-        before, after = (end[f"heads.0.{kind}"] for end in ends)
-        assert torch.equal(before[1:], after[1:])
-        assert not torch.equal(before[0], after[0])
-
-
-@pytest.mark.parametrize("wire", ["float16", "bfloat16", "float64"])
-def test_every_wire_and_loss_over_the_task_run(wire):
-    method = FedDyn(Training(fraction=0.5, **SMALL), loss_over="task")
-    federation = federation_of(method, tiny_problem(wire=wire), made_tasks(COUNTS), unlabelled=[(1, 0)])
-    federation.run(lambda _: None)
-    assert all(bool(torch.isfinite(value).all()) for value in state_of(federation.server).values())
 
 
 @pytest.mark.parametrize(("name", "value"), [("alpha", 0.0), ("max_norm", 0.0)])

@@ -1,9 +1,8 @@
-"""FedEWC against the equations in NumPy: penalty, Fisher information over clients, limits, the published variant."""
+"""FedEWC against the equations in NumPy: penalty, limits, the published variant."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
 
 import numpy as np
@@ -14,32 +13,23 @@ from fcl_bench.config import typed_instance
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.fedewc import FISHER, Anchored, FedEWC
 from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.protocol.message import Message
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.network import Network
 from tests.methods.classical_harness import (
+    INPUTS,
     SIZES,
     STREAMS,
     assert_as_written_down,
-    assert_resumes,
+    assert_goes_on,
     exchanged,
-    feature_problem,
     feature_tasks,
     federation,
-    model_of,
     pictures,
-    same,
     training,
 )
-from tests.methods.classical_oracle import Classical, fisher_sum
-from tests.methods.harness import take_in, turn
-from tests.methods.training_harness import (
-    federation_of,
-    image_shard,
-    images_stream,
-    learn_images,
-    tiny_problem,
-)
+from tests.methods.classical_oracle import Classical
+from tests.methods.training_harness import federation_of, learn_images, tiny_problem
+from tests.methods.whole_runs import feature_problem, model_of, same
 
 WHOLE = {"batch_size": 64, "epochs": 3, "lr": 0.1}
 
@@ -146,7 +136,7 @@ def test_the_stronger_the_penalty_the_less_moves_what_matters():
         told = []
         server = learn_images(
             method,
-            feature_problem(),
+            feature_problem(INPUTS),
             tasks,
             after=lambda _, server, told=told: told.append((dict(server.fisher), dict(server.anchor))),
         )
@@ -164,116 +154,9 @@ def test_a_weight_without_information_is_free():
     for Z, _ in tasks[0]:
         Z[:, 0] = 0
     method = FedEWC(training(rounds=1, batch_size=64), on="features", strength=1e4, loss_over="task")
-    server = learn_images(method, feature_problem(), tasks[:1])
+    server = learn_images(method, feature_problem(INPUTS), tasks[:1])
     assert not server.fisher["heads.0.weight"][:, 0].any()
     assert (server.fisher["heads.0.weight"][:, 1:] > 0).all()
-
-
-# The Fisher information over clients ----------------------------------------------------------------------------------
-
-
-def answers(method: FedEWC, parts: list, order: list[int] | None = None, problem=None):
-    """The server after the stage, where the model is always that of the whole stream's first task."""
-    problem = problem or tiny_problem()
-    server, client = method.server(problem), method.client(problem)
-    task = images_stream([parts])[0]
-    server.start_task(task)
-    number = method.stages(task).index(FISHER)
-    broadcast, sent = server.broadcast(task, number), {}
-    for k in order or range(len(parts)):
-        if len(parts[k][1]):
-            sent[k] = turn(client, image_shard(k, 0, *parts[k]), broadcast)
-            take_in(server, k, sent[k], task, number)
-    server.finish_round()
-    return server, sent
-
-
-@pytest.mark.parametrize("kind", ["empirical", "exact"])
-def test_it_is_that_of_the_pooled_samples_however_they_are_dealt(kind):
-    (images, labels), _, _ = pictures()[0]
-    more, theirs = pictures()[0][1]
-    images, labels = torch.cat([images, more]), torch.cat([labels, theirs])
-    method = FedEWC(training(), fisher=kind, fisher_max=None)
-    pooled, _ = answers(method, [(images, labels)])
-    assert pooled.fisher.keys() == {name for name, _ in pooled.network.named_parameters()}
-    chance = np.random.default_rng(0).permutation(len(labels))
-    for cut, order in (([1, 2], [2, 0, 1]), ([7, 7], [0, 2]), ([20, 22], None)):
-        parts = [(images[chosen], labels[chosen]) for chosen in np.split(chance, cut)]
-        server, sent = answers(method, parts, order)
-        assert [sent[k].samples for k in sorted(sent)] == [len(y) for _, y in parts if len(y)]
-        for name, F in pooled.fisher.items():
-            torch.testing.assert_close(server.fisher[name], F, rtol=1e-4, atol=1e-9)
-
-
-def test_it_adds_up_over_tasks_with_gamma_and_is_clipped():
-    """F <- min(gamma F + F_t, fisher_max), by uploads that are made up."""
-    method = FedEWC(training(), on="features", gamma=0.5, fisher_max=3.0)
-    server, told = method.server(feature_problem(2)), []
-    for task in images_stream(feature_tasks(inputs=2)):
-        server.start_task(task)
-        server.broadcast(task, 2)
-        for number, samples in ((4.0, 1), (20.0, 7)):
-            made = {
-                name: torch.full(e.shape, number, dtype=torch.float64) for name, e in server.expects(task, 2).items()
-            }
-            server.absorb(0, Message(made, samples=samples))
-        server.finish_round()
-        told.append({name: float(F.mean()) for name, F in server.fisher.items()})
-    assert told[0] == {"heads.0.weight": 3.0, "heads.0.bias": 3.0}
-    assert told[1] == {**told[0], "heads.1.weight": 3.0, "heads.1.bias": 3.0}
-    free = dataclasses.replace(method, fisher_max=None)
-    server, told = free.server(feature_problem(2)), []
-    for task in images_stream(feature_tasks(inputs=2)):
-        server.start_task(task)
-        server.broadcast(task, 2)
-        made = {name: torch.full(e.shape, 6.0) for name, e in server.expects(task, 2).items()}
-        server.absorb(0, Message(made, samples=2))
-        server.finish_round()
-        told.append({name: float(F.mean()) for name, F in server.fisher.items() if name.endswith("bias")})
-    assert told == [
-        {"heads.0.bias": 3.0},
-        {"heads.0.bias": 4.5, "heads.1.bias": 3.0},
-        {"heads.0.bias": 5.25, "heads.1.bias": 4.5, "heads.2.bias": 3.0},
-    ]
-    assert server.report()["fisher"]["largest"] == 5.25
-    assert server.report()["fisher"]["at_maximum"] == 0
-
-
-@pytest.mark.parametrize("recurring", [False, True])
-def test_it_is_of_the_model_after_the_task_over_the_classes_that_compete(recurring):
-    tasks, told = feature_tasks(recurring), []
-    method = FedEWC(training(), on="features", loss_over="task", fisher_max=None, gamma=0.0, strength=1e-9)
-    server = learn_images(method, feature_problem(), tasks, after=lambda _, server: told.append(dict(server.fisher)))
-    state = server.network.state()
-    parts = [torch.cat([state[f"heads.{h}.weight"], state[f"heads.{h}.bias"][:, None]], 1) for h in range(3)]
-    X = np.vstack([np.hstack([Z.numpy(), np.ones((len(Z), 1))]) for Z, _ in tasks[-1]])
-    labels = np.concatenate([y.numpy() for _, y in tasks[-1]])
-    expected = fisher_sum(X, labels, torch.cat(parts).double().numpy(), np.unique(labels), "empirical") / len(labels)
-    found = torch.cat(
-        [torch.cat([told[-1][f"heads.{h}.weight"], told[-1][f"heads.{h}.bias"][:, None]], 1) for h in range(3)]
-    )
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-3, atol=1e-7)
-    # A class that came back is looked at again.
-    assert bool(found[: -len(server.columns[-1])].any()) == recurring
-
-
-def test_a_client_measures_at_most_so_many_samples_of_its_own():
-    parts = pictures()[0]
-    method = FedEWC(training(), fisher_samples=5)
-    _, sent = answers(method, parts)
-    assert [message.samples for message in sent.values()] == [5, 5]
-    _, again = answers(method, parts)
-    assert all(same(dict(sent[k]), dict(again[k])) for k in sent)
-    _, whole = answers(dataclasses.replace(method, fisher_samples=14), parts)
-    assert [message.samples for message in whole.values()] == [14, 9]
-    assert all((whole[0][name] >= sent[0][name] - 1e-12).all() for name in sent[0])
-    assert not same(dict(whole[0]), dict(sent[0]))
-
-
-@pytest.mark.parametrize("wire", ["float16", "bfloat16", "float32"])
-def test_it_survives_any_wire(wire):
-    found = federation(FedEWC(training()), problem=tiny_problem(wire=wire))
-    assert all(torch.isfinite(F).all() and (F >= 0).all() for F in found.server.fisher.values())
 
 
 # Limits, and what is sent ---------------------------------------------------------------------------------------------
@@ -322,21 +205,6 @@ def test_bytes():
     assert not any("running" in name for name in ours.server.fisher)
 
 
-def test_what_never_trains_again_is_not_measured_and_frozen_rows_rest():
-    tasks = feature_tasks(recurring=True)
-    method = FedEWC(training(), frozen_stages=2, frozen_heads=True, strength=10.0)
-    server, _ = answers(method, pictures()[0])
-    assert {name.split(".")[1] for name in server.fisher} == {"stage3", "stage4", "0"}
-    heads = []
-    frozen = FedEWC(training(), on="features", frozen_heads=True, strength=10.0, fisher_max=None)
-    learn_images(
-        frozen, feature_problem(), tasks, after=lambda _, s: heads.append(s.network.heads[0].weight.detach().clone())
-    )
-    assert torch.equal(heads[1][:2], heads[0][:2])
-    assert not torch.equal(heads[1][2], heads[0][2])
-    assert torch.equal(heads[2], heads[1])
-
-
 def test_a_task_without_a_label_leaves_what_is_known():
     """The server keeps F, and the third task is held to the model as it is."""
     tasks, method = pictures(), FedEWC(training())
@@ -350,7 +218,7 @@ def test_a_task_without_a_label_leaves_what_is_known():
 
 @pytest.mark.parametrize("on", ["images", "features"])
 def test_a_resumed_run_is_an_uninterrupted_one(on):
-    assert_resumes(FedEWC(training(fraction=0.7), on=on, fisher="sampled", fisher_samples=6))
+    assert_goes_on(FedEWC(training(fraction=0.7), on=on, fisher="sampled", fisher_samples=6))
 
 
 def test_steps_that_overshoot_are_told_once(caplog):

@@ -15,22 +15,21 @@ from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.training.distillation import Distilled
 from fcl_bench.training.heads import Heads
 from tests.methods.classical_harness import (
+    INPUTS,
     SIZES,
     STREAMS,
     assert_as_written_down,
-    assert_resumes,
+    assert_goes_on,
     exchanged,
-    feature_problem,
     feature_tasks,
     federation,
-    model_of,
     pictures,
-    same,
     training,
 )
 from tests.methods.classical_oracle import Classical, softmax
 from tests.methods.harness import turn
 from tests.methods.training_harness import image_shard, images_stream, learn_images, tiny_problem
+from tests.methods.whole_runs import feature_problem, model_of, same
 
 WHOLE = {"batch_size": 64, "epochs": 3, "lr": 0.1}
 
@@ -180,7 +179,7 @@ def test_a_stronger_teacher_keeps_the_old_predictions_closer():
         told = []
         learn_images(
             FedLwF(training(rounds=6, lr=0.02), on="features", loss_over="seen", strength=strength),
-            feature_problem(),
+            feature_problem(INPUTS),
             tasks,
             after=lambda _, server, told=told: told.append(server.predict(samples)[:, :3].softmax(dim=1)),
         )
@@ -191,7 +190,7 @@ def test_a_stronger_teacher_keeps_the_old_predictions_closer():
 
 @pytest.mark.parametrize("on", ["images", "features"])
 def test_a_resumed_run_is_an_uninterrupted_one(on):
-    assert_resumes(FedLwF(training(fraction=0.7), on=on))
+    assert_goes_on(FedLwF(training(fraction=0.7), on=on))
 
 
 @pytest.mark.parametrize(

@@ -12,25 +12,9 @@ from fcl_bench.methods.gradient.fedntd import FedNTD, NotTrueDistillation, not_t
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.training.heads import Heads
 from tests.methods.plain_training import made_tasks
-from tests.methods.softmax_oracle import (
-    Oracle,
-    class_weights,
-    feature_problem,
-    interrupted,
-    learnt,
-    model_of,
-    same,
-    softmax,
-    whole_batches,
-)
-from tests.methods.training_harness import feature_tasks, federation_of, tiny_problem
-
-TASKS = feature_tasks(0, [3, 3], [[20, 0, 9], [12, 15, 1]])
-
-
-def small(**knobs):
-    """Batches of some samples, so that their order matters."""
-    return whole_batches(**{"rounds": 2, "batch_size": 4, "lr": 0.05, **knobs})
+from tests.methods.softmax_oracle import TASKS, Oracle, class_weights, setting, small_batches, softmax, whole_batches
+from tests.methods.training_harness import federation_of, tiny_problem
+from tests.methods.whole_runs import assert_resumes, feature_problem, learnt, model_of, same
 
 
 def term(beta: float, tau: float):
@@ -146,7 +130,7 @@ def test_the_logits_that_compete_in_the_loss_are_distilled(heads, over, compete)
 @pytest.mark.parametrize("loss_over", ["seen", "task"])
 @pytest.mark.parametrize(("beta", "tau"), [(1.0, 1.0), (0.5, 3.0)])
 def test_training_on_features_is_the_oracles(loss_over, beta, tau):
-    problem, knobs = feature_problem(6), whole_batches()
+    problem, knobs = feature_problem(), whole_batches()
     federation = learnt(FedNTD(knobs, loss_over=loss_over, on="features", beta=beta, tau=tau), problem, TASKS)
     expected = Oracle(knobs, loss_over, term(beta, tau)).run(problem, TASKS)
     np.testing.assert_allclose(class_weights(federation), expected, atol=3e-6)
@@ -156,13 +140,10 @@ def test_training_on_features_is_the_oracles(loss_over, beta, tau):
 
 @pytest.mark.parametrize("on", ["images", "features"])
 def test_without_weight_it_is_finetune_bit_for_bit(on):
-    problem, tasks = {
-        "images": (tiny_problem(), made_tasks([[9, 7], [8, 6]], classes=3)),
-        "features": (feature_problem(6), TASKS),
-    }[on]
-    plain = learnt(FineTune(small(), on=on), problem, tasks)
-    assert same(model_of(learnt(FedNTD(small(), on=on, beta=0.0), problem, tasks)), model_of(plain))
-    distilled = learnt(FedNTD(small(), on=on), problem, tasks)
+    problem, tasks = setting(on)
+    plain = learnt(FineTune(small_batches(), on=on), problem, tasks)
+    assert same(model_of(learnt(FedNTD(small_batches(), on=on, beta=0.0), problem, tasks)), model_of(plain))
+    distilled = learnt(FedNTD(small_batches(), on=on), problem, tasks)
     assert not same(model_of(distilled), model_of(plain))
     # Nothing more is sent, nothing is kept.
     by = [[(row.up_bytes, row.down_bytes) for row in run.state.ledger.uploads] for run in (distilled, plain)]
@@ -173,12 +154,12 @@ def test_without_weight_it_is_finetune_bit_for_bit(on):
 def test_two_classes_are_finetune_bit_for_bit():
     """On images, where both are differentiated by autograd."""
     tasks = made_tasks([[9, 7]], classes=2)
-    found, plain = (learnt(method(small()), tiny_problem(), tasks) for method in (FedNTD, FineTune))
+    found, plain = (learnt(method(small_batches()), tiny_problem(), tasks) for method in (FedNTD, FineTune))
     assert same(model_of(found), model_of(plain))
 
 
 def test_the_first_step_of_a_round_is_fedavgs():
-    problem, once = feature_problem(6), whole_batches(rounds=1, epochs=1)
+    problem, once = feature_problem(), whole_batches(rounds=1, epochs=1)
     found, plain = (learnt(method(once, on="features"), problem, TASKS[:1]) for method in (FedNTD, FineTune))
     # To rounding: a softmax in float32 does not sum to 1 to the last bit.
     np.testing.assert_allclose(class_weights(found), class_weights(plain), atol=1e-7)
@@ -193,7 +174,7 @@ def test_the_larger_the_weight_the_less_changes_of_what_is_said_of_other_classes
 
     def left(beta: float) -> float:
         method = FedNTD(whole_batches(rounds=1, epochs=60, lr=0.05), on="features", beta=beta)
-        federation = federation_of(method, feature_problem(6), [[(Z, y)]])
+        federation = federation_of(method, feature_problem(), [[(Z, y)]])
         federation.server.start_task(federation.stream.tasks[0])
         before = class_weights(federation)
         federation.run(lambda _: None)
@@ -206,12 +187,9 @@ def test_the_larger_the_weight_the_less_changes_of_what_is_said_of_other_classes
 
 @pytest.mark.parametrize("on", ["images", "features"])
 def test_a_resumed_run_is_an_uninterrupted_one(on):
-    problem, tasks = {
-        "images": (tiny_problem(), made_tasks([[9, 7], [8, 6]], classes=3)),
-        "features": (feature_problem(6), TASKS),
-    }[on]
-    method = FedNTD(small(fraction=0.5), on=on)
-    assert same(model_of(interrupted(method, problem, tasks, 1, 1)), model_of(learnt(method, problem, tasks)))
+    problem, tasks = setting(on)
+    method = FedNTD(small_batches(fraction=0.5), on=on)
+    assert_resumes(lambda: federation_of(method, problem, tasks))
 
 
 @pytest.mark.parametrize(("name", "value"), [("beta", -1), ("tau", 0), ("tau", float("inf"))])

@@ -12,7 +12,6 @@ from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.training.knobs import Training
 from tests.methods.drift_harness import (
     EXACT,
-    feature_problem,
     play_scalar,
     quadratic,
     rounds_of,
@@ -23,6 +22,7 @@ from tests.methods.drift_harness import (
 )
 from tests.methods.plain_training import differing, made_tasks, state_of
 from tests.methods.training_harness import feature_tasks, federation_of, learn_images, tiny_problem
+from tests.methods.whole_runs import feature_problem
 
 SIZES = [[12, 7, 0], [9, 0, 8]]
 FULL = Training(rounds=2, epochs=2, batch_size=5, lr=0.05, momentum=0.9, fraction=0.7, schedule="cosine")
@@ -33,7 +33,7 @@ def test_without_the_term_it_is_finetune_bit_for_bit(on):
     if on == "images":
         problem, tasks = tiny_problem(), made_tasks(SIZES)
     else:
-        problem, tasks = feature_problem(6), feature_tasks(0, [3, 2], SIZES)
+        problem, tasks = feature_problem(), feature_tasks(0, [3, 2], SIZES)
     plain, none, some = (
         federation_of(method, problem, tasks)
         for method in (FineTune(FULL, on=on), FedProx(FULL, on=on, mu=0.0), FedProx(FULL, on=on, mu=0.5))
@@ -88,7 +88,7 @@ def test_two_rounds_are_those_of_plain_numpy():
     tasks, mu, broadcasts = feature_tasks(1, [3], [[9, 14]]), 0.7, []
     method = FedProx(knobs, on="features", mu=mu)
     w = np.zeros(0)
-    for _, round_, server, *_ in rounds_of(method, feature_problem(6), tasks, lambda *args: broadcasts.append(args[1])):
+    for _, round_, server, *_ in rounds_of(method, feature_problem(), tasks, lambda *args: broadcasts.append(args[1])):
         start = theta_of(broadcasts[0], 1) if round_ == 0 else w
         trained = [
             train_locally(start, X.numpy(), y.numpy(), knobs, (0, round_, k), lambda g, v, at=start: g + mu * (v - at))[

@@ -16,32 +16,9 @@ from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.moon import MOON, FeatureContrast, LogitContrast, contrast
 from fcl_bench.training.heads import Heads
 from tests.methods.plain_training import made_tasks
-from tests.methods.softmax_oracle import (
-    Oracle,
-    class_weights,
-    feature_problem,
-    interrupted,
-    learnt,
-    model_of,
-    same,
-    whole_batches,
-)
-from tests.methods.training_harness import feature_tasks, images_stream, learn_image_task, tiny_problem
-
-TASKS = feature_tasks(0, [3, 3], [[20, 0, 9], [12, 15, 1]])
-IMAGES = [[9, 7], [8, 6]]
-
-
-def small(**knobs):
-    """Batches of some samples, so that their order matters."""
-    return whole_batches(**{"rounds": 2, "batch_size": 4, "lr": 0.05, **knobs})
-
-
-def setting(on: str):
-    """A problem and tasks of two clients or more."""
-    if on == "images":
-        return tiny_problem(), made_tasks(IMAGES, classes=3)
-    return feature_problem(6), TASKS
+from tests.methods.softmax_oracle import TASKS, Oracle, class_weights, setting, small_batches, whole_batches
+from tests.methods.training_harness import feature_tasks, federation_of, images_stream, learn_image_task, tiny_problem
+from tests.methods.whole_runs import assert_resumes, feature_problem, learnt, model_of, same
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -154,8 +131,8 @@ def test_the_gradient_by_the_body_is_that_of_finite_differences(representation):
 def test_on_a_frozen_backbone_the_feature_is_constant_and_moon_is_finetune(caplog):
     problem, tasks = setting("features")
     with caplog.at_level(logging.WARNING):
-        found = learnt(MOON(small(), on="features", mu=5.0), problem, tasks)
-    assert same(model_of(found), model_of(learnt(FineTune(small(), on="features"), problem, tasks)))
+        found = learnt(MOON(small_batches(), on="features", mu=5.0), problem, tasks)
+    assert same(model_of(found), model_of(learnt(FineTune(small_batches(), on="features"), problem, tasks)))
     assert found.state.client_storage_bytes == {}
     assert caplog.text.count("MOON is FedAvg") == 1
 
@@ -165,13 +142,15 @@ def test_on_a_frozen_backbone_the_feature_is_constant_and_moon_is_finetune(caplo
 )
 def test_without_weight_it_is_finetune_bit_for_bit(on, representation, caplog):
     problem, tasks = setting(on)
-    plain = model_of(learnt(FineTune(small(), on=on), problem, tasks))
+    plain = model_of(learnt(FineTune(small_batches(), on=on), problem, tasks))
     with caplog.at_level(logging.WARNING):
-        off = learnt(MOON(small(), on=on, mu=0.0, representation=representation), problem, tasks)
+        off = learnt(MOON(small_batches(), on=on, mu=0.0, representation=representation), problem, tasks)
     assert same(model_of(off), plain)
     assert off.state.client_storage_bytes == {}
     assert caplog.text == ""
-    assert not same(model_of(learnt(MOON(small(), on=on, representation=representation), problem, tasks)), plain)
+    assert not same(
+        model_of(learnt(MOON(small_batches(), on=on, representation=representation), problem, tasks)), plain
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,14 +161,14 @@ def test_a_single_clients_last_model_is_the_broadcast_one_and_the_term_constant(
     problem, tasks = setting(on)
     one = [[clients[0]] for clients in tasks]
     knobs = {"on": on, "representation": representation, "width": 5}
-    with_term, without = (learnt(MOON(small(rounds=3), mu=mu, **knobs), problem, one) for mu in (5.0, 0.0))
+    with_term, without = (learnt(MOON(small_batches(rounds=3), mu=mu, **knobs), problem, one) for mu in (5.0, 0.0))
     assert same(model_of(with_term), model_of(without))
 
 
 @pytest.mark.parametrize("representation", ["feature", "logits", "projection"])
 def test_a_clients_first_round_is_finetunes(representation):
     problem, tasks = setting("images")
-    once, knobs = small(rounds=1), {"representation": representation, "width": 5}
+    once, knobs = small_batches(rounds=1), {"representation": representation, "width": 5}
     with_term, without = (learnt(MOON(once, mu=mu, **knobs), problem, tasks[:1]) for mu in (5.0, 0.0))
     assert same(model_of(with_term), model_of(without))
 
@@ -197,9 +176,9 @@ def test_a_clients_first_round_is_finetunes(representation):
 def test_a_body_that_freezes_after_the_first_task_is_told_and_left_alone(caplog):
     problem, tasks = setting("images")
     with caplog.at_level(logging.WARNING):
-        federation = learnt(MOON(small(), frozen_stages=4, mu=5.0), problem, tasks)
+        federation = learnt(MOON(small_batches(), frozen_stages=4, mu=5.0), problem, tasks)
     assert caplog.text.count("MOON is FedAvg") == 1
-    first = learnt(MOON(small(), frozen_stages=4, mu=5.0), problem, tasks[:1])
+    first = learnt(MOON(small_batches(), frozen_stages=4, mu=5.0), problem, tasks[:1])
     body = {name: value for name, value in model_of(first).items() if name.startswith("body.")}
     assert all(torch.equal(model_of(federation)[name], value) for name, value in body.items())
 
@@ -211,7 +190,7 @@ def test_a_body_that_freezes_after_the_first_task_is_told_and_left_alone(caplog)
 @pytest.mark.parametrize(("mu", "tau"), [(1.0, 0.5), (3.0, 1.0)])
 def test_training_on_logits_is_the_oracles(loss_over, mu, tau):
     """Over two tasks: with earlier models of one head, and of clients that were not there in the first."""
-    problem, knobs = feature_problem(6), whole_batches(lr=0.1)
+    problem, knobs = feature_problem(), whole_batches(lr=0.1)
     method = MOON(knobs, loss_over=loss_over, on="features", representation="logits", mu=mu, tau=tau)
     expected = Oracle(knobs, loss_over, term(mu, tau)).run(problem, TASKS)
     np.testing.assert_allclose(class_weights(learnt(method, problem, TASKS)), expected, atol=1e-5)
@@ -221,7 +200,7 @@ def test_training_on_logits_is_the_oracles(loss_over, mu, tau):
 
 def test_the_term_holds_a_client_nearer_to_the_broadcast_model_than_to_its_last():
     """cos(r, r_g) - cos(r, r_j) of logits after training grows with mu."""
-    problem, knobs = feature_problem(6), whole_batches(rounds=3, lr=0.1)
+    problem, knobs = feature_problem(), whole_batches(rounds=3, lr=0.1)
     nearer = []
     for mu in (0.0, 1.0, 10.0):
         seen = {}
@@ -248,7 +227,7 @@ def test_the_term_holds_a_client_nearer_to_the_broadcast_model_than_to_its_last(
 def test_a_client_keeps_the_model_that_it_last_sent(representation):
     """Its bytes are the model's; a client that misses the second task keeps that of the first, with one head."""
     problem, tasks = tiny_problem(), made_tasks([[9, 7], [8, 0]], classes=2)
-    method = MOON(small(), representation=representation, width=5)
+    method = MOON(small_batches(), representation=representation, width=5)
     server, states, sent = method.server(problem), {}, {}
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
         learn_image_task(
@@ -264,7 +243,7 @@ def test_a_client_keeps_the_model_that_it_last_sent(representation):
 
 def test_the_messages_are_fedavgs():
     problem, tasks = setting("images")
-    runs = [learnt(method, problem, tasks) for method in (MOON(small()), FineTune(small()))]
+    runs = [learnt(method, problem, tasks) for method in (MOON(small_batches()), FineTune(small_batches()))]
     first, second = ([(row.up_bytes, row.down_bytes) for row in run.state.ledger.uploads] for run in runs)
     assert first == second
 
@@ -275,10 +254,9 @@ def test_the_messages_are_fedavgs():
 )
 def test_a_resumed_run_is_an_uninterrupted_one(on, representation):
     problem, tasks = setting(on)
-    method = MOON(small(fraction=0.5), on=on, representation=representation, width=5)
-    whole, resumed = learnt(method, problem, tasks), interrupted(method, problem, tasks, 1, 1)
-    assert same(model_of(resumed), model_of(whole))
-    assert same(resumed.transport.state_dict(), whole.transport.state_dict())
+    method = MOON(small_batches(fraction=0.5), on=on, representation=representation, width=5)
+    whole, _ = assert_resumes(lambda: federation_of(method, problem, tasks))
+    assert whole.state.client_storage_bytes["model"] > 0
 
 
 # The projection ------------------------------------------------------------------------------------------------------
@@ -286,7 +264,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(on, representation):
 
 def test_the_projection_is_two_layers_before_the_class_weights():
     problem, tasks = setting("features")
-    server = learnt(MOON(small(), on="features", representation="projection", width=5), problem, tasks).server
+    server = learnt(MOON(small_batches(), on="features", representation="projection", width=5), problem, tasks).server
     value = {name: tensor.double().numpy() for name, tensor in server.model().items()}
     z = TASKS[1][0][0].numpy()
     hidden = np.maximum(z @ value["body.projection.0.weight"].T + value["body.projection.0.bias"], 0)
@@ -296,17 +274,13 @@ def test_the_projection_is_two_layers_before_the_class_weights():
     # Both layers learn.
     start = MOON(on="features", representation="projection", width=5).server(problem).network.state()
     assert all(
-        not torch.equal(start[name], tensor) for name, tensor in model_of_server(server).items() if "proj" in name
+        not torch.equal(start[name], tensor) for name, tensor in server.network.state().items() if "proj" in name
     )
-
-
-def model_of_server(server) -> dict[str, torch.Tensor]:
-    return dict(server.network.state())
 
 
 def test_its_first_weights_are_the_same_everywhere_and_follow_from_the_seed():
     def start(seed: int):
-        return MOON(on="features", representation="projection").server(feature_problem(64, seed)).network.state()
+        return MOON(on="features", representation="projection").server(feature_problem(64, seed=seed)).network.state()
 
     one, two = start(0), MOON(on="features", representation="projection").client(feature_problem(64)).network.state()
     assert same(one, two)
@@ -319,7 +293,7 @@ def test_its_first_weights_are_the_same_everywhere_and_follow_from_the_seed():
 def test_its_bytes_go_both_ways():
     """On features of 512 numbers, 4 (256 512 + 256 + 256 256 + 256) more, and class weights of 256 numbers."""
     problem, tasks = feature_problem(512), feature_tasks(0, [3], [[6, 5]], inputs=512)
-    once = small(rounds=1)
+    once = small_batches(rounds=1)
     row = learnt(MOON(once, on="features", representation="projection"), problem, tasks).state.ledger.uploads[0]
     layers, head = 4 * (256 * 512 + 256 + 256 * 256 + 256), 4 * 3 * (256 + 1)
     assert (row.up_bytes, layers) == (layers + head + 8, 788_480)
@@ -329,7 +303,7 @@ def test_its_bytes_go_both_ways():
 
 def test_stages_freeze_behind_the_projection():
     problem, tasks = setting("images")
-    method = MOON(small(), representation="projection", width=5, frozen_stages=2)
+    method = MOON(small_batches(), representation="projection", width=5, frozen_stages=2)
     method.check(problem, [3, 3])
     first, both = (model_of(learnt(method, problem, tasks[:count])) for count in (1, 2))
     still = {

@@ -13,7 +13,8 @@ from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.methods.gradient.scaffold import Scaffold
 from fcl_bench.training.knobs import Training
 from tests.methods.drift_harness import (
-    feature_problem,
+    COUNTS,
+    SMALL,
     padded,
     play_scalar,
     quadratic,
@@ -24,17 +25,14 @@ from tests.methods.drift_harness import (
     with_loss,
 )
 from tests.methods.plain_training import differing, made_tasks, state_of
-from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, learn_images, tiny_problem
-
-#: A client without samples in each task, different ones.
-COUNTS = [[12, 7, 0, 9], [9, 0, 8, 5], [6, 10, 7, 0]]
-SMALL = {"rounds": 3, "epochs": 2, "batch_size": 5, "lr": 0.05, "augment": "none", "weighting": "uniform"}
+from tests.methods.training_harness import feature_tasks, federation_of, tiny_problem
+from tests.methods.whole_runs import feature_problem
 
 
 @pytest.mark.parametrize("on", ["images", "features"])
 def test_the_first_round_is_fedavgs_bit_for_bit_and_the_second_is_not(on):
     """All variates are zero in it."""
-    problem = tiny_problem() if on == "images" else feature_problem(6)
+    problem = tiny_problem() if on == "images" else feature_problem()
     tasks = made_tasks(COUNTS[:1]) if on == "images" else feature_tasks(0, [3], COUNTS[:1])
     knobs = Training(**{**SMALL, "rounds": 2, "momentum": 0.5, "augment": "crop_flip"})
     plain, ours = (
@@ -74,7 +72,7 @@ def test_the_servers_variate_is_the_mean_of_the_clients_after_every_round(fracti
     met: set[int] = set()
     before: dict = {}
     for task, round_, server, states, present in rounds_of(
-        method, feature_problem(6), feature_tasks(0, [3, 2, 2], COUNTS)
+        method, feature_problem(), feature_tasks(0, [3, 2, 2], COUNTS)
     ):
         available = {k for k, n in enumerate(COUNTS[task.index]) if n}
         met = available if reset and round_ == 0 else met | available
@@ -96,7 +94,7 @@ def test_rounds_over_two_tasks_are_those_of_plain_numpy(weighting, momentum, eta
     knobs = Training(**{**knobs, "weighting": weighting})
     method, problem, tasks = (
         Scaffold(knobs, on="features", eta_g=eta_g),
-        feature_problem(6),
+        feature_problem(),
         feature_tasks(1, [3, 2], COUNTS[:2]),
     )
     x, c, variates, met, broadcasts = None, None, {}, set(), []
@@ -172,46 +170,6 @@ def test_twice_the_bytes_go_up_and_from_the_second_round_down():
         assert row.down_bytes == down + known
     assert ours.state.client_storage_bytes == {"variate": size[1]}
     assert ours.server.report() == {"clients": 4}
-
-
-@pytest.mark.parametrize("reset", [False, True])
-def test_it_goes_on_within_a_task_bit_for_bit(reset):
-    def made():
-        method = Scaffold(Training(fraction=0.5, **SMALL), on="features", reset=reset)
-        return federation_of(method, feature_problem(6), feature_tasks(0, [3, 2], COUNTS[:2]))
-
-    whole, saved = made(), []
-    whole.run(lambda done: saved.append((done.save()[0], {n: v.clone() for n, v in done.save()[1].items()})), every=1)
-    for state in saved:
-        resumed = made()
-        resumed.restore(*state)
-        resumed.run(lambda _: None)
-        assert {n: v.tolist() for n, v in resumed.server.state_dict().items()} == {
-            n: v.tolist() for n, v in whole.server.state_dict().items()
-        }
-    assert len(saved) == 2 * 3
-
-
-def test_rows_of_frozen_heads_stay_where_only_some_of_their_classes_come_back():
-    rng = np.random.default_rng(0)
-    first, second = image_tasks(rng, [3, 2], [[20, 16], [12, 9]])
-    back = image_tasks(rng, [1], [[6, 5]])[0]
-    second = [(torch.cat([a, c]), torch.cat([b, d])) for (a, b), (c, d) in zip(second, back, strict=True)]
-    ends = []
-    method = Scaffold(Training(**SMALL), frozen_heads=True)
-    learn_images(method, tiny_problem(), [first, second], after=lambda _, server: ends.append(state_of(server)))
-    for kind in ("weight", "bias"):
-        before, after = (end[f"heads.0.{kind}"] for end in ends)
-        assert torch.equal(before[1:], after[1:])
-        assert not torch.equal(before[0], after[0])
-
-
-@pytest.mark.parametrize("wire", ["float16", "bfloat16", "float64"])
-def test_every_wire_and_loss_over_the_task_run(wire):
-    method = Scaffold(Training(fraction=0.5, **SMALL), loss_over="task")
-    federation = federation_of(method, tiny_problem(wire=wire), made_tasks(COUNTS), unlabelled=[(1, 0)])
-    federation.run(lambda _: None)
-    assert all(bool(torch.isfinite(value).all()) for value in state_of(federation.server).values())
 
 
 def test_optimisers_whose_steps_tell_no_gradient_are_refused():

@@ -11,7 +11,8 @@ import pandas as pd
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from fcl_bench.config import composed, load_settings
+from fcl_bench.composition import composed
+from fcl_bench.config import load_settings
 from fcl_bench.papers.printed import printed
 from tests.conftest import REPOSITORY
 from tests.papers.settings import overrides

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fcl_bench.config import Settings, composed, load_settings, register_presets
+from fcl_bench.composition import composed, register_presets
+from fcl_bench.config import Settings, load_settings
 from fcl_bench.errors import UserError
 from fcl_bench.papers.experiments import PROFILES, experiments, grid_cells, runs_of
 from fcl_bench.papers.matching import overrides, settings_of, words_without_key

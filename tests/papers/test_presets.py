@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fcl_bench.config import combinations, composed, config_dir, load_settings, register_presets, resolved_config
+from fcl_bench.composition import combinations, composed, config_dir, register_presets
+from fcl_bench.config import load_settings, resolved_config
 
 FILES = sorted(config_dir().glob("experiment/settings/*.yaml"))
 

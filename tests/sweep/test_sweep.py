@@ -85,7 +85,7 @@ def test_slurm_is_composed_with_what_a_run_needs(tmp_path):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     from hydra import compose, initialize_config_dir
 
-    from fcl_bench.config import config_dir
+    from fcl_bench.composition import config_dir
 
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
         chosen = ["hydra/launcher=slurm", "hydra.launcher.partition=gpu"]

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from fcl_bench.config import config_dir, target_class
+from fcl_bench.composition import config_dir
+from fcl_bench.config import target_class
 from fcl_bench.errors import UserError
 from fcl_bench.runs.run import Outcome, run
 from fcl_bench.tracking.base import NoTracking, TrackedRun, flat, load_tracking, numbers

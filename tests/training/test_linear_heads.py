@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.finite import all_finite
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.finetune import FineTune
@@ -19,10 +18,10 @@ from fcl_bench.training.knobs import Training
 from fcl_bench.training.linear_heads import LinearHeads
 from fcl_bench.training.network import Network, feature_start
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.optimisers import PlainSGD
 from fcl_bench.training.samples import Samples
 from fcl_bench.training.trainer import Trainer, rows
-from tests.methods.training_harness import CPU, feature_tasks, federation_of, tiny_problem
+from tests.methods.training_harness import CPU, feature_tasks, federation_of
+from tests.methods.whole_runs import assert_resumes, feature_problem, model_of, same
 from tests.small_methods import NAMES, class_of, trains
 
 D = 6
@@ -48,10 +47,6 @@ def overlapping_tasks():
     return [first, moved, [(Z, labels - 2) for Z, labels in third]]
 
 
-def problem():
-    return dataclasses.replace(tiny_problem(), inputs=D, network=None)
-
-
 def on_features(name: str, knobs: Training, **own) -> GradientMethod:
     """The method with its own defaults, on features; no stage of a body can be frozen there."""
     return class_of(name)(training=knobs, on="features", frozen_stages=0, **own)
@@ -71,7 +66,7 @@ def learnt(method: GradientMethod, monkeypatch, fast: bool) -> tuple[dict[str, t
         patch.setattr(Samples, "batches", listed)
         patch.setattr(LinearHeads, "fits", staticmethod(fits if fast else lambda *_: False))
         patch.setattr(LinearHeads, "backward", lambda self, *batch: (passes.append(1), backward(self, *batch)))
-        federation = federation_of(method, problem(), overlapping_tasks())
+        federation = federation_of(method, feature_problem(D), overlapping_tasks())
         federation.run(lambda _: None)
     return dict(federation.server.network.state()), batches, len(passes)
 
@@ -344,27 +339,15 @@ def test_a_loss_that_is_not_finite_is_told_even_if_the_weights_are():
 
 def test_a_run_is_deterministic_and_resumes_with_the_same_bits():
     method = FineTune(training(rounds=3, fraction=0.5), on="features")
-    saved = {}
-
-    def keep(federation):
-        state, tensors = federation.save()
-        place = federation.state.tasks_done, federation.state.rounds_done
-        saved[place] = state, {name: value.clone() for name, value in tensors.items()}
 
     def fresh():
-        return federation_of(method, problem(), overlapping_tasks())
+        return federation_of(method, feature_problem(D), overlapping_tasks())
 
-    whole = fresh()
-    whole.run(keep, every=1)
-    expected = whole.server.network.state()
-    assert (1, 2) in saved
-    for place in [None, *saved]:
-        again = fresh()
-        if place is not None:
-            again.restore(*saved[place])
-        again.run(lambda _: None)
-        found = again.server.network.state()
-        assert all(torch.equal(value, found[name]) for name, value in expected.items()), place
+    whole, saved = assert_resumes(fresh)
+    assert (1, 2) in {(state["tasks_done"], state["rounds_done"]) for state, _ in saved}
+    again = fresh()
+    again.run(lambda _: None)
+    assert same(model_of(again), model_of(whole))
 
 
 class TemperedClient(GradientClient):
@@ -380,32 +363,3 @@ def test_a_method_with_its_own_loss_on_logits_needs_nothing_else(monkeypatch):
     assert passes > 20
     for name, value in ours.items():
         torch.testing.assert_close(value, theirs[name], rtol=2e-4, atol=2e-5)
-
-
-# --- the optimiser and the check beside it ---
-
-
-def test_plain_sgd_is_torchs_bit_for_bit():
-    torch.manual_seed(0)
-    ours = [torch.nn.Parameter(torch.randn(5, 3)) for _ in range(4)]
-    theirs = [torch.nn.Parameter(value.detach().clone()) for value in ours]
-    plain = PlainSGD([{"params": ours[:2], "lr": 0.3}, {"params": ours[2:], "lr": 0.07}])
-    torchs = torch.optim.SGD([{"params": theirs[:2], "lr": 0.3}, {"params": theirs[2:], "lr": 0.07}])
-    for _ in range(5):
-        plain.zero_grad()
-        torchs.zero_grad()
-        assert all(value.grad is None for value in ours)
-        for mine, other in zip(ours[1:], theirs[1:], strict=True):
-            mine.grad = torch.randn(5, 3)
-            other.grad = mine.grad.clone()
-        plain.step()
-        torchs.step()
-    assert all(torch.equal(mine, other) for mine, other in zip(ours, theirs, strict=True))
-
-
-def test_values_are_finite_together_or_not():
-    huge = torch.full((3,), 3e38)
-    assert all_finite(huge, huge)
-    assert all_finite(torch.zeros(0), torch.tensor(1.0))
-    assert not all_finite(huge, torch.tensor([0.0, torch.nan]))
-    assert not all_finite(torch.tensor([torch.inf]), torch.tensor([-torch.inf]))

@@ -14,10 +14,17 @@ from typing import cast
 import torch
 
 from fcl_bench.linalg.gram import class_sums
+from fcl_bench.linalg.remainder import Sketch, substitute
 from fcl_bench.linalg.solve import solve_symmetric
-from fcl_bench.linalg.spectral import summarise
+from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.methods.closed_form.base import positions, shared_features
-from fcl_bench.methods.closed_form.centred_sketch import CentredSketch, CentredSketchServer, deviations, noise_level
+from fcl_bench.methods.closed_form.centred_sketch import (
+    CentredSketch,
+    CentredSketchServer,
+    GaussianRemainderServer,
+    deviations,
+    noise_level,
+)
 from fcl_bench.methods.closed_form.fedran import FedRAN, FedRANServer
 from fcl_bench.protocol.audit import Audit, Everything
 from fcl_bench.protocol.method import Server
@@ -139,14 +146,43 @@ class CentredSketchAudit(GramAudit):
     _method: CentredSketch
 
     def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
-        which = positions(shard, torch.tensor(task.columns))
-        A = deviations(H, which, class_sums(H, which, len(task.columns))) if self._method.centre else H
-        (_, sigma), residual = summarise(A, self._method.rank)
+        A, (_, sigma), residual = self.sketched(H, shard, task)
         tau = noise_level(A, sigma)
         return max(residual - tau, tau)
+
+    def sketched(self, H: torch.Tensor, shard: Shard, task: Task) -> tuple[torch.Tensor, Spectrum, float]:
+        """What the client sketches, its sketch, and sigma_{r+1}^2."""
+        which = positions(shard, torch.tensor(task.columns))
+        A = deviations(H, which, class_sums(H, which, len(task.columns))) if self._method.centre else H
+        return A, *summarise(A, self._method.rank)
 
     def bounds(self, server: Server) -> tuple[float, float]:
         """The estimate is at least delta I, so its inverse factor is at most 1 / (lambda + delta)."""
         server = cast(CentredSketchServer, server)
         size = float(torch.linalg.matrix_norm(server.B))
         return self.local_error, self.local_error / server.ridge / (server.ridge + server.delta) * size
+
+
+class GaussianRemainderAudit(CentredSketchAudit):
+    """Every upload errs by at most max(sigma_{r+1}^2 - level, lambda_max), of what the server put in its rest's place.
+
+    The rest D and its substitute R are both positive semidefinite and live outside V; R is at least `level` there, and
+    at most lambda_max, which is known when the task's Q is. So D - R is between the two.
+    """
+
+    def __init__(self, method: CentredSketch, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._uploads: list[tuple[Sketch, float]] = []
+
+    def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
+        A, (V, sigma), residual = self.sketched(H, shard, task)
+        dropped = float(A.square().sum() - sigma.square().sum())
+        self._uploads.append((Sketch(V, sigma, max(dropped, 0.0)), residual))
+        return 0.0
+
+    def bounds(self, server: Server) -> tuple[float, float]:
+        for sketch, residual in self._uploads:
+            largest, level = substitute(sketch, cast(GaussianRemainderServer, server).Q, self._method.mix)
+            self.local_error += max(residual - level, largest)
+        self._uploads = []
+        return super().bounds(server)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fcl_bench.audits.bounds import CentredSketchAudit, FedRANAudit
+from fcl_bench.audits.bounds import CentredSketchAudit, FedRANAudit, GaussianRemainderAudit
 from fcl_bench.audits.drift import FeatureDrift
 from fcl_bench.audits.theory import ProjectionAudit
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
@@ -37,7 +37,7 @@ def against_theory(method: Method, problem: Problem) -> Audit | None:
     if isinstance(method, FedRAN) and method.bounds:
         return FedRANAudit(method, problem)
     if isinstance(method, CentredSketch) and method.bounds:
-        return CentredSketchAudit(method, problem)
+        return (CentredSketchAudit if method.remainder == "isotropic" else GaussianRemainderAudit)(method, problem)
     if isinstance(method, ProjectedMethod) and method.theory:
         return ProjectionAudit(method, problem)
     return None

@@ -24,7 +24,7 @@ def _work() -> int:
     spin_briefly()
     if "-h" in arguments or "--help" in arguments:
         from fcl_bench.cli.help import usage
-        from fcl_bench.config import config_dir
+        from fcl_bench.composition import config_dir
 
         print(usage(config_dir()), end="")
         return DONE
@@ -43,7 +43,7 @@ def _hydra(arguments: list[str]) -> int:
         from hydra.errors import HydraException
         from omegaconf.errors import OmegaConfBaseException
 
-        from fcl_bench.config import config_dir, register_presets
+        from fcl_bench.composition import config_dir, register_presets
         from fcl_bench.sweep.watch import CALLBACK, sweeping
 
     # Only experiments have presets, and registering them takes as long as composing a run.

@@ -122,7 +122,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _names() -> list[str]:
-    from fcl_bench.config import config_dir
+    from fcl_bench.composition import config_dir
 
     return sorted(file.stem for file in (config_dir() / "data").glob("*.yaml"))
 
@@ -133,7 +133,8 @@ def _source(name: str, keys: list[str]) -> Source:
     from omegaconf.errors import OmegaConfBaseException
 
     from fcl_bench.cli.overrides import composition_error, ordered
-    from fcl_bench.config import composed, load_settings
+    from fcl_bench.composition import composed
+    from fcl_bench.config import load_settings
 
     require_choice("data", name, _names())
     for key in keys:

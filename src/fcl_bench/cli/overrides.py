@@ -89,7 +89,7 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from fcl_bench.config import config_dir, register_presets
+    from fcl_bench.composition import config_dir, register_presets
 
     conf = config_dir()
     text = " ".join(str(error).split())
@@ -136,7 +136,7 @@ def _keys_beside(key: str, chosen: list[str]) -> list[str]:
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
-    from fcl_bench.config import composed
+    from fcl_bench.composition import composed
 
     GlobalHydra.instance().clear()
     top: Any = OmegaConf.to_container(composed(chosen))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import torch
 
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.finite import all_finite
+from fcl_bench.linalg.triangle import packed, symmetric
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.wire import HALF, WireFormat
@@ -150,23 +150,14 @@ def _unit_columns(factor: torch.Tensor) -> torch.Tensor:
 
 def _packed(name: str, matrix: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """The upper triangle of a symmetric `matrix`, by rows; in a 16-bit type of its correlations, with their scales."""
-    upper = _upper(len(matrix), matrix.device)
     if dtype not in HALF:
-        return {name + _PACKED: matrix[upper].to(dtype)}
+        return {name + _PACKED: packed(matrix).to(dtype)}
     scale = matrix.diagonal().sqrt().to(torch.float32)
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     correlations = matrix / scale / scale.unsqueeze(1)
-    return {name + _PACKED: correlations[upper].to(dtype), name + _SCALE: scale}
+    return {name + _PACKED: packed(correlations).to(dtype), name + _SCALE: scale}
 
 
 def _unpacked(triangle: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    size = math.isqrt(2 * len(triangle))
-    matrix = triangle.new_zeros(size, size)
-    matrix[_upper(size, triangle.device)] = triangle
-    matrix += matrix.triu(1).T
+    matrix = symmetric(triangle)
     return matrix if scale is None else matrix * scale * scale.unsqueeze(1)
-
-
-def _upper(size: int, device: torch.device) -> torch.Tensor:
-    """Which entries of a matrix are on or above the diagonal."""
-    return torch.ones(size, size, dtype=torch.bool, device=device).triu()

@@ -1,7 +1,8 @@
-"""Random features: one shared projection, drawn from a seed, and ReLU."""
+"""Random features: one shared projection, drawn from a seed, and ReLU or cosine."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -10,38 +11,73 @@ from fcl_bench.linalg.product import product
 
 #: Most bytes of H that are made at a time, and fewest rows, where H is not needed whole.
 _BLOCK_BYTES, _BLOCK_ROWS = 2**26, 256
+#: What may follow the projection.
+KINDS = ("relu", "cos")
 
 
 class RandomFeatures:
     """H = ReLU(Z P) (FedRAN Eq. 6), P (d, M) with independent N(0, 1) entries; with M None the identity, H = Z.
 
-    P is drawn in float64 on the CPU from the seed, so every client, device and `dtype` gets the same one.
+    Of kind "cos" they are random Fourier features (Rahimi and Recht), H = sqrt(2/M) cos(Z P + u): P has N(0, 1/b^2)
+    entries for the bandwidth b, u is uniform on [0, 2 pi), and h'h* approximates exp(-|z - z*|^2 / (2 b^2)) with an
+    error of order 1/sqrt(M).
+
+    P and u are drawn in float64 on the CPU from the seed, so every client, device and `dtype` gets the same ones.
 
     Args:
         seed: what the server sends instead of the matrix.
         inputs: d.
         outputs: M, or None.
         dtype, device: of P and of what `map` returns.
+        kind: "relu" or "cos".
+        bandwidth: b; of the cosines only.
+        maps: how many independent maps lie side by side in H, of M / maps features each.
     """
 
-    def __init__(self, seed: int, inputs: int, outputs: int | None, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        seed: int,
+        inputs: int,
+        outputs: int | None,
+        dtype: torch.dtype,
+        device: torch.device,
+        kind: str = "relu",
+        bandwidth: float = 1.0,
+        maps: int = 1,
+    ) -> None:
         self.outputs = inputs if outputs is None else outputs
+        self.maps = maps
         self.projection: torch.Tensor | None = None
+        self.phases: torch.Tensor | None = None
         if outputs is not None:
             rng = torch.Generator().manual_seed(seed)
             drawn = torch.randn(inputs, outputs, generator=rng, dtype=torch.float64)
+            if kind == "cos":
+                drawn /= bandwidth
+                phases = 2 * math.pi * torch.rand(outputs, generator=rng, dtype=torch.float64)
+                self.phases = phases.to(device, dtype)
             self.projection = drawn.to(device, dtype)
 
     @classmethod
-    def given(cls, projection: torch.Tensor) -> RandomFeatures:
-        """Those of a projection (d, M) that came whole instead of as a seed."""
+    def given(cls, projection: torch.Tensor, phases: torch.Tensor | None = None, maps: int = 1) -> RandomFeatures:
+        """Those of a projection (d, M), and phases (M,) for cosines, that came whole instead of as a seed."""
         features = cls.__new__(cls)
-        features.outputs, features.projection = projection.shape[1], projection
+        features.outputs, features.maps = projection.shape[1], maps
+        features.projection, features.phases = projection, phases
         return features
 
     def map(self, z: torch.Tensor) -> torch.Tensor:
         """H (n, M) of features `z` (n, d)."""
-        return z if self.projection is None else product(self.projection.T, z.T).T.relu_()
+        if self.projection is None:
+            return z
+        H = self.linear(z)
+        if self.phases is None:
+            return H.relu_()
+        return H.add_(self.phases).cos_().mul_(math.sqrt(2 * self.maps / self.outputs))
+
+    def linear(self, z: torch.Tensor) -> torch.Tensor:
+        """Z P (n, M), before ReLU or the cosine; with M None Z."""
+        return z if self.projection is None else product(self.projection.T, z.T).T
 
     def blocks(self, z: torch.Tensor) -> Iterator[torch.Tensor]:
         """H by blocks of `rows` rows, so that it is never whole in memory."""
@@ -51,3 +87,13 @@ class RandomFeatures:
     def rows(self) -> int:
         """Samples in a block."""
         return max(_BLOCK_ROWS, _BLOCK_BYTES // (8 * self.outputs))
+
+
+def mean_squared_distance(total: torch.Tensor, squares: float, samples: int) -> float:
+    """The mean of |z - z*|^2 over all pairs of `samples` samples, from sum z (d,) and sum |z|^2: 2 tr Cov(z).
+
+    Its root is the bandwidth that the median heuristic is after, and it adds up over any partition.
+    """
+    if not samples:
+        return 0.0
+    return 2 * max(squares / samples - float((total / samples).square().sum()), 0.0)

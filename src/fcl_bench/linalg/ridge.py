@@ -14,6 +14,8 @@ SHARE = 0.01
 _LOWEST, _HIGHEST, _PER_DECADE = -8, 4, 4
 #: Degrees of freedom that have to be left, as a share of the samples: what is below is rounding.
 _LEFT = 1e-9
+#: A residual this small, as a share of the samples, is rounding.
+_ROUNDING = 2.0**-44
 
 
 class Spectrum(NamedTuple):
@@ -49,7 +51,35 @@ def mean_share(trace: float, size: int) -> float:
     return max(SHARE * trace / size, torch.finfo(torch.float64).tiny)
 
 
-def gcv(spectrum: Spectrum, samples: int, candidates: torch.Tensor | None = None) -> float | None:
+def residual_sums(spectrum: Spectrum, squares: float, ridges: torch.Tensor) -> torch.Tensor:
+    """(k,) RSS = |Y|^2 - 2 tr(W'B) + tr(W'G W) of W = (G + ridge I)^-1 B for each ridge, exact for one-hot labels.
+
+    That of the first ridge is a difference of large numbers. What each of the others adds to it is a sum of positive
+    terms, exact however small, so that a perfect fit is told from an almost perfect one.
+
+    Args:
+        spectrum: of G and B, in float64.
+        squares: |Y|^2, the sum of the squared labels: N of one-hot ones.
+        ridges: (k,) ascending.
+    """
+    values, energy, _ = spectrum
+    first, ridge = ridges[0], ridges.unsqueeze(1)
+    inverse = _inverse(values + first)
+    start = squares - float((energy * (values + 2 * first) * inverse.square()).sum())
+    if abs(start) < _ROUNDING * squares:
+        start = _ROUNDING * squares
+    growth = values * (first + ridge) + 2 * first * ridge
+    return start + ((ridge - first) * energy * growth * (inverse * _inverse(values + ridge)).square()).sum(dim=1)
+
+
+def _inverse(values: torch.Tensor) -> torch.Tensor:
+    """1 / values, and 0 of what is not positive."""
+    return torch.where(values > 0, 1 / values, torch.zeros_like(values))
+
+
+def gcv(
+    spectrum: Spectrum, samples: int, candidates: torch.Tensor | None = None, squares: float | None = None
+) -> float | None:
     """The ridge with the least generalised cross-validation score N RSS / (N - df)^2 (Golub, Heath and Wahba 1979).
 
     With W = (G + ridge I)^-1 B and one-hot labels, RSS = N - 2 tr(W'B) + tr(W'G W) and df = sum_i l_i / (l_i + ridge),
@@ -57,22 +87,23 @@ def gcv(spectrum: Spectrum, samples: int, candidates: torch.Tensor | None = None
 
     Args:
         spectrum: of G and B.
-        samples: N, which is also the sum of the squared labels.
-        candidates: (k,) ridges to choose from; None: 1e-8 to 1e4 times the mean eigenvalue, four to a decade.
+        samples: N.
+        candidates: (k,) ridges to choose from, ascending; None: 1e-8 to 1e4 times the mean eigenvalue, four to a
+            decade.
+        squares: the sum of the squared labels; None: N. Where G and B weigh samples, so does this.
 
     Returns:
         one of the candidates; None where no candidate leaves a residual and degrees of freedom, as may be where G is
         an estimate that does not fit B.
     """
-    values, energy, count = (part.to(torch.float64) for part in spectrum)
+    spectrum = Spectrum(*(part.to(torch.float64) for part in spectrum))
+    values, _, count = spectrum
     if candidates is None:
         steps = torch.arange(_LOWEST * _PER_DECADE, _HIGHEST * _PER_DECADE + 1, dtype=torch.float64) / _PER_DECADE
         candidates = 10.0 ** steps.to(values) * spectrum.mean
-    ridge = candidates.to(values).unsqueeze(1)
-    positive = ridge + values > 0
-    inverse = torch.where(positive, 1 / (values + ridge), torch.zeros_like(ridge + values))
-    residual = samples - (energy * (values + 2 * ridge) * inverse.square()).sum(dim=1)
-    left = samples - (count * values * inverse).sum(dim=1)
+    candidates = candidates.to(values)
+    residual = residual_sums(spectrum, samples if squares is None else squares, candidates)
+    left = samples - (count * values * _inverse(values + candidates.unsqueeze(1))).sum(dim=1)
     usable = (residual > 0) & (left > _LEFT * samples)
     score = torch.where(usable, samples * residual / left.square(), torch.full_like(left, torch.inf))
     return float(candidates[int(score.argmin())]) if bool(usable.any()) else None

@@ -59,7 +59,7 @@ def solve_symmetric(S: torch.Tensor, B: torch.Tensor, rounding: float = 0.0, shi
     noise = _Noise(A, shift / unit, rounding)
     factor, failed = torch.linalg.cholesky_ex(A)
     if not bool(failed):
-        smallest, largest, v = _extremes(A, factor)
+        smallest, largest, v = extremes(A, factor)
         floor = float(noise.along(v, largest))
         if smallest > floor:
             condition = largest / smallest
@@ -145,7 +145,7 @@ def relative_rounding(*dtypes: torch.dtype) -> float:
     return sum(torch.finfo(dtype).eps for dtype in dtypes if dtype != torch.float64)
 
 
-def _extremes(A: torch.Tensor, factor: torch.Tensor) -> tuple[float, float, torch.Tensor]:
+def extremes(A: torch.Tensor, factor: torch.Tensor) -> tuple[float, float, torch.Tensor]:
     """Smallest and largest eigenvalue of a positive definite A with its Cholesky factor, and the smallest's vector.
 
     By inverse and power iteration: estimates from within, the smallest never too small, the largest never too large.

@@ -14,6 +14,7 @@ import torch
 
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.methods.closed_form.air import AIR
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.stsa import STSA
@@ -47,6 +48,12 @@ def _(method: AFL | AFCL | STSA, problem: Problem, classes_per_task: Sequence[in
     return _both(lambda classes: stsa_values(M, classes), classes_per_task)
 
 
+@accounting.register(AIR)
+def _(method: AIR, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
+    M = method.dimension(problem)
+    return _both(lambda classes: stsa_values(M, classes) + classes, classes_per_task)
+
+
 @accounting.register(STSAE)
 def _(method: STSAE, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
     M, groups = method.dimension(problem), method.dummy_clients
@@ -65,8 +72,15 @@ def _(method: FedRAN, problem: Problem, classes_per_task: Sequence[int]) -> dict
 
 @accounting.register(CentredSketch)
 def _(method: CentredSketch, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
-    M = method.dimension(problem)
-    return _both(lambda classes: centred_sketch_values(M, method.rank, classes, method.centre), classes_per_task)
+    M, d = method.dimension(problem), problem.inputs
+    twice = method.remainder == "gaussian" and method.M is not None
+
+    def values(classes: int) -> int:
+        # Of the backbone's features the Gaussian remainder sends the same, but for the counts.
+        of_inputs = centred_sketch_values(d, method.input_rank, classes, centre=False) if twice else 0
+        return centred_sketch_values(M, method.rank, classes, method.centre) + of_inputs
+
+    return _both(values, classes_per_task)
 
 
 def _both(

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import pandas as pd
 from omegaconf import OmegaConf
 
-from fcl_bench.config import Settings, combinations, composed, config_dir
+from fcl_bench.composition import combinations, composed, config_dir
+from fcl_bench.config import Settings
 from fcl_bench.errors import require_choice
 from fcl_bench.papers.matching import STATED, setting_key, settings_of
 

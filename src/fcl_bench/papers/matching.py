@@ -13,7 +13,8 @@ from typing import Any
 import pandas as pd
 from omegaconf import OmegaConf
 
-from fcl_bench.config import GROUPS, Settings, composed, load_settings, number_text, resolved_config, text
+from fcl_bench.composition import composed
+from fcl_bench.config import GROUPS, Settings, load_settings, number_text, resolved_config, text
 from fcl_bench.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ _LEFT_OUT = {*_RECORDED, "method", "seed", *_NEITHER}
 #: What is read here and by those who draw the runs.
 _READ = {"config.yaml", "tasks.csv", "uploads.csv", "rounds.csv", "accuracy_matrix.csv", "task_aware_matrix.csv"}
 #: Keys that older runs lack, of which they had this value.
-_NEW = {"split.order_seed": "null"}
+_NEW = {"split.order_seed": "null", "split.imbalance": 1.0}
 
 
 def collect(runs: Path) -> pd.DataFrame:

@@ -127,12 +127,15 @@ def _labelled(settings: Settings, stream: Stream, shards: list[Holdings]) -> np.
     for t, clients in enumerate(shards):
         for k, indices in enumerate(clients):
             labelled[indices] = keep_labels(stream.train_columns[indices], rate, generator(seed, "labels", t, k))
-    if not labelled.any():
+    # Samples that the split leaves out are nobody's.
+    held = np.concatenate([clients.indices for clients in shards])
+    known = held[labelled[held]]
+    if not len(known):
         raise UserError(
             f"label_rate={rate:g} leaves no label: every client keeps less than half a one of each task",
             "a larger label_rate, or fewer clients or tasks",
         )
-    without = len(stream.class_order) - len(np.unique(stream.train_columns[labelled]))
+    without = len(stream.class_order) - len(np.unique(stream.train_columns[known]))
     if without:
         log.warning("label_rate=%g leaves %d of %d classes without a label", rate, without, len(stream.class_order))
     return labelled

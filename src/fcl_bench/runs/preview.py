@@ -95,8 +95,9 @@ def _with_tests(dealt: Dealt, counts: pd.DataFrame) -> pd.DataFrame:
 def _headline(settings: Settings) -> str:
     scalars, split = settings.scalars, settings.split
     order = "" if split.order_seed is None else f" (order seed {split.order_seed})"
+    imbalance = "" if split.imbalance == 1 else f", imbalance {split.imbalance:g}"
     return (
-        f"{settings.data.name}, {split.name}{order}: {scalars.tasks} tasks, {scalars.clients} clients,"
+        f"{settings.data.name}, {split.name}{order}{imbalance}: {scalars.tasks} tasks, {scalars.clients} clients,"
         f" {partition_name(settings.partition.name, settings.beta)}, seed {scalars.seed}"
     )
 
@@ -110,11 +111,12 @@ def _tasks(dealt: Dealt, counts: pd.DataFrame, hidden: bool) -> Table:
         sizes = dealt.shards[task.index].sizes()
         known = [here["labelled"].sum()] if hidden else []
         numbers = (task.index + 1, len(task.columns), len(task.new_columns), sizes.sum(), *known)
-        clients = (f"{sizes.min()}-{sizes.max()}", f"{len(here) / len(sizes):.1f}")
+        classes = here.groupby("column")["samples"].sum()
+        clients = (f"{sizes.min()}-{sizes.max()}", f"{len(here) / len(sizes):.1f}", f"{classes.min()}-{classes.max()}")
         rows.append([*map(str, (*numbers, len(stream.test[task.index]))), *clients])
     labels = ["labelled"] if hidden else []
     headers = ("task", "classes", "new", "training samples", *labels, "test samples")
-    return screen_table("Tasks", (*headers, "samples a client", "classes a client"), rows)
+    return screen_table("Tasks", (*headers, "samples a client", "classes a client", "samples a class"), rows)
 
 
 def preview_figure(title: str, counts: pd.DataFrame, class_order: np.ndarray, clients: int) -> Figure:

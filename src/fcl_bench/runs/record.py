@@ -49,6 +49,7 @@ def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: floa
         "data_fingerprint": dataset.fingerprint,
         "data_origin": dataset.origin,
         "unseen_test_samples": plan.dealt.stream.unseen_tests,
+        "class_samples": plan.dealt.stream.class_samples.tolist(),
         "features": plan.identity,
         "weights": inputs.weights or plan.identity.get("weights"),
         "draws_weights": settings.backbone.draws_weights,

@@ -88,6 +88,7 @@ class Result(TypedDict):
     data_fingerprint: str
     data_origin: str  # which files the data came from; empty where the name says it all
     unseen_test_samples: int  # of classes that are never learnt; they count in no accuracy
+    class_samples: list[int]  # training samples of each class, in the order of their columns
     features: dict[str, str]  # what determines the features, or the network that training starts from
     weights: str | None  # hash of the network that the features come from
     draws_weights: bool  # whether some of the initial weights differ between seeds

@@ -14,7 +14,7 @@ from typing import Any
 
 from hydra.experimental.callback import Callback
 
-from fcl_bench.config import combinations
+from fcl_bench.composition import combinations
 from fcl_bench.sweep.jobs import DONE, FAILED, RUNNING, WAITING, JobReport, output_path, read_reports
 from fcl_bench.sweep.summary import end_line, failures, job_name, progress_line
 from fcl_bench.sweep.workers import announce_gpus, jobs_at_once, runs_here, share_cores

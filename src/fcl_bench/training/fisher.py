@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch.func import functional_call, grad, vmap
@@ -57,7 +58,7 @@ def summed_squares(
     with torch.no_grad(), exact_kernels(), sdpa_kernel(SDPBackend.MATH):
         for batch, classes, numbers in zip(samples.split(size), labels.split(size), uniform.split(size), strict=True):
             seen = standardise(batch).contiguous()
-            for name, value in squares(network, names, seen, competing, kind, classes, numbers):
+            for name, value in squares(_Batch(network, names, competing, kind, seen, classes, numbers)):
                 sums[name].add_(value)
     return sums
 
@@ -69,75 +70,72 @@ def chunk_size(parameters: list[torch.nn.Parameter], device: torch.device) -> in
     return max(1, min(HELD_SAMPLES[kind], HELD_BYTES[kind] // each))
 
 
-def _targets(
-    probabilities: torch.Tensor, kind: str, labels: torch.Tensor, uniform: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Classes (b,) and their weights (b,): one pair, or for `exact` one of each class.
+@dataclass(frozen=True)
+class _Batch:
+    """What the squares of a batch are made of.
 
-    Args:
-        probabilities: p (b, c).
-        kind, labels: see `summed_squares`.
+    Attributes:
+        network, names, competing, kind: see `summed_squares`.
+        seen: (b, ...) what the network sees.
+        labels: (b,) as positions among the competing logits.
         uniform: (b,) numbers in 0..1, from which classes are drawn.
     """
-    if kind == "exact":
-        for column in range(probabilities.shape[1]):
-            yield torch.full_like(labels, column), probabilities[:, column]
-        return
-    if kind == "sampled":
-        below = probabilities.double().cumsum(dim=1) <= uniform.to(labels.device).unsqueeze(1)
-        labels = below.sum(dim=1).clamp(max=probabilities.shape[1] - 1)
-    yield labels, torch.ones_like(probabilities[:, 0])
+
+    network: Network
+    names: list[str]
+    competing: torch.Tensor | None
+    kind: str
+    seen: torch.Tensor
+    labels: torch.Tensor
+    uniform: torch.Tensor
+
+    def among(self, scores: torch.Tensor) -> torch.Tensor:
+        """The logits that compete."""
+        return scores if self.competing is None else scores[:, self.competing.to(scores.device)]
+
+    def targets(self, probabilities: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Classes (b,) and their weights (b,), given p (b, c): one pair, or for `exact` one of each class."""
+        if self.kind == "exact":
+            for column in range(probabilities.shape[1]):
+                yield torch.full_like(self.labels, column), probabilities[:, column]
+            return
+        labels = self.labels
+        if self.kind == "sampled":
+            below = probabilities.double().cumsum(dim=1) <= self.uniform.to(labels.device).unsqueeze(1)
+            labels = below.sum(dim=1).clamp(max=probabilities.shape[1] - 1)
+        yield labels, torch.ones_like(probabilities[:, 0])
 
 
-def _among(scores: torch.Tensor, competing: torch.Tensor | None) -> torch.Tensor:
-    return scores if competing is None else scores[:, competing.to(scores.device)]
-
-
-def _of_network(
-    network: Network,
-    names: list[str],
-    seen: torch.Tensor,
-    competing: torch.Tensor | None,
-    kind: str,
-    labels: torch.Tensor,
-    uniform: torch.Tensor,
-) -> Iterator[tuple[str, torch.Tensor]]:
+def _of_network(batch: _Batch) -> Iterator[tuple[str, torch.Tensor]]:
     """Of any parameters: one gradient per sample, by torch's vectorised differentiation."""
-    own = dict(network.named_parameters())
-    parameters = {name: own[name].detach().contiguous() for name in names}
+    network, own = batch.network, dict(batch.network.named_parameters())
+    parameters = {name: own[name].detach().contiguous() for name in batch.names}
 
     def log_probability(
         parameters: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor, weight: torch.Tensor
     ) -> torch.Tensor:
-        scores = _among(functional_call(network, parameters, (sample.unsqueeze(0),)), competing)
+        scores = batch.among(functional_call(network, parameters, (sample.unsqueeze(0),)))
         # The root of the weight, since what follows is squared.
         return weight.sqrt() * scores.log_softmax(dim=1).gather(1, label.reshape(1, 1)).sum()
 
     gradients = vmap(grad(log_probability), in_dims=(None, 0, 0, 0))
-    probabilities = _among(network(seen), competing).softmax(dim=1)
-    for classes, weights in _targets(probabilities, kind, labels, uniform):
-        for name, value in gradients(parameters, seen, classes, weights).items():
+    probabilities = batch.among(network(batch.seen)).softmax(dim=1)
+    for classes, weights in batch.targets(probabilities):
+        for name, value in gradients(parameters, batch.seen, classes, weights).items():
             yield name, value.square_().sum(dim=0)
 
 
-def _of_heads(
-    network: Network,
-    names: list[str],
-    seen: torch.Tensor,
-    competing: torch.Tensor | None,
-    kind: str,
-    labels: torch.Tensor,
-    uniform: torch.Tensor,
-) -> Iterator[tuple[str, torch.Tensor]]:
+def _of_heads(batch: _Batch) -> Iterator[tuple[str, torch.Tensor]]:
     """Of heads alone, in float64: g = onehot(y) - p is the gradient of a sample's logits, and z its features."""
-    features = network.body(seen).double()
+    network, competing = batch.network, batch.competing
+    features = network.body(batch.seen).double()
     scores = network.logits(features.float()).double()
-    probabilities = _among(scores, competing).softmax(dim=1)
+    probabilities = batch.among(scores).softmax(dim=1)
     squares = torch.zeros_like(probabilities)
-    for classes, weights in _targets(probabilities, kind, labels, uniform):
+    for classes, weights in batch.targets(probabilities):
         squares += weights.unsqueeze(1) * (torch.nn.functional.one_hot(classes, squares.shape[1]) - probabilities) ** 2
     every = scores.zero_()
     every[:, slice(None) if competing is None else competing.to(scores.device)] = squares
     for head, part in enumerate(every.split([head.out_features for head in network.heads], dim=1)):
         found = {f"heads.{head}.weight": part.T @ features.square(), f"heads.{head}.bias": part.sum(dim=0)}
-        yield from ((name, value) for name, value in found.items() if name in names)
+        yield from ((name, value) for name, value in found.items() if name in batch.names)

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from fcl_bench.config import knob
+from fcl_bench.data.groups import rank_in_group
 from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.splits.stream import Stream
+from fcl_bench.data.splits.stream import Stream, stream_of_samples
 from fcl_bench.errors import UserError
 from fcl_bench.randomness import generator
 
 log = logging.getLogger(__name__)
+
+
+class Division(NamedTuple):
+    """A data set's samples, divided among the tasks.
+
+    Attributes:
+        preference: all labels that are trained; those new in the same task take columns in this order.
+        train, test: per task, the indices of its samples, ascending; disjoint among tasks.
+    """
+
+    preference: np.ndarray
+    train: Sequence[np.ndarray]
+    test: Sequence[np.ndarray]
 
 
 @dataclass(kw_only=True)
@@ -23,15 +38,18 @@ class TaskSplit(ABC):
     """What `split=...` names: how a data set is spread over T tasks.
 
     Args:
+        imbalance: the share of its training samples that the rarest class keeps; see `thinned`. 1: all classes keep
+            all of them, and nothing is drawn.
         order_seed: of all draws of the split; None: the run's `seed`. With it a stream stays the same while `seed`
             changes the partition, the labels, the projection and so on.
     """
 
     name: ClassVar[str]
+    imbalance: float = knob(1.0, above=0, most=1, words="a share, above 0 to 1", added=True)
     order_seed: int | None = knob(None, least=0)
 
     def __post_init__(self) -> None:
-        if self.order_seed is not None and not self.draws:
+        if self.order_seed is not None and not self.draws and self.imbalance == 1:
             raise UserError(
                 f"split.order_seed={self.order_seed} has nothing to draw with split.shuffle=false",
                 "split.shuffle=true",
@@ -39,16 +57,51 @@ class TaskSplit(ABC):
 
     @property
     def draws(self) -> bool:
-        """Whether any of it is random."""
+        """Whether the division is random."""
         return True
 
-    @abstractmethod
     def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
-        """Cut `dataset` into `tasks` tasks. Raises a `UserError` where that can't be done."""
+        """Cut `dataset` into `tasks` tasks, given the run's seed. Raises a `UserError` where that can't be done."""
+        seed = seed if self.order_seed is None else self.order_seed
+        preference, train, test = self.divide(dataset, tasks, seed)
+        if self.imbalance < 1:
+            train = thinned(train, dataset.train.labels, self.imbalance, seed)
+        return stream_of_samples(dataset, preference, train, test)
 
-    def own_seed(self, seed: int) -> int:
-        """The seed of the split's draws, given the run's."""
-        return seed if self.order_seed is None else self.order_seed
+    @abstractmethod
+    def divide(self, dataset: Dataset, tasks: int, seed: int) -> Division:
+        """Divide all samples among `tasks` tasks. Raises a `UserError` where that can't be done.
+
+        Args:
+            dataset: all of it; what `imbalance` takes away is taken afterwards.
+            tasks: T.
+            seed: of the split's draws.
+        """
+
+
+def thinned(members: Sequence[np.ndarray], labels: np.ndarray, imbalance: float, seed: int) -> list[np.ndarray]:
+    """`members` without the samples that class imbalance takes away.
+
+    Class number i of C, in a random order of its own, keeps the share imbalance^(i / (C - 1)) of its samples, to the
+    nearest number and one at least. Which ones is random, whatever task they are in.
+
+    Args:
+        members: per task, the indices of its training samples, ascending.
+        labels: (n,) the labels of all training samples.
+        imbalance: the share that the last class keeps.
+        seed: of the split's draws.
+    """
+    indices = np.concatenate(members)
+    rng = generator(seed, "class imbalance")
+    classes, which, sizes = np.unique(labels[indices], return_inverse=True, return_counts=True)
+    shares = np.empty(len(classes))
+    shares[rng.permutation(len(classes))] = np.geomspace(1, imbalance, len(classes))
+    kept = np.maximum(1, np.rint(shares * sizes))
+    # Random keys go by the sample, not by its task: the same samples stay whatever the split does.
+    keys = rng.random(len(labels))[indices]
+    stays = rank_in_group(which, keys) < kept[which]
+    ends = np.cumsum([len(task) for task in members])[:-1]
+    return [task[stay] for task, stay in zip(members, np.split(stays, ends), strict=True)]
 
 
 def class_order(labels: np.ndarray, seed: int, shuffle: bool = True) -> np.ndarray:

@@ -10,8 +10,15 @@ import numpy as np
 from fcl_bench.config import knob
 from fcl_bench.data.groups import parts, rank_in_group
 from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.splits.base import TaskSplit, checked_classes, class_order, even_sizes, require_classes
-from fcl_bench.data.splits.stream import Stream, columns_of, stream_of_samples
+from fcl_bench.data.splits.base import (
+    Division,
+    TaskSplit,
+    checked_classes,
+    class_order,
+    even_sizes,
+    require_classes,
+)
+from fcl_bench.data.splits.stream import columns_of
 from fcl_bench.errors import UserError
 from fcl_bench.randomness import generator
 
@@ -33,14 +40,14 @@ class ClassIncremental(TaskSplit):
     def draws(self) -> bool:
         return self.shuffle
 
-    def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
+    def divide(self, dataset: Dataset, tasks: int, seed: int) -> Division:
         labels = checked_classes(dataset)
         sizes = self._sizes(len(labels), tasks)
-        order = class_order(labels, self.own_seed(seed), self.shuffle)
+        order = class_order(labels, seed, self.shuffle)
         # Where a label is not in the order, its column is -1 and so is its task.
         home = np.append(np.repeat(np.arange(tasks), sizes), -1)
         train, test = (parts(home[columns_of(side.labels, order)], tasks) for side in (dataset.train, dataset.test))
-        return stream_of_samples(dataset, order, train, test)
+        return Division(order, train, test)
 
     def _sizes(self, classes: int, tasks: int) -> list[int]:
         """Classes per task: equal, the remainder spread over the earlier ones."""
@@ -76,10 +83,10 @@ class ClassOverlap(TaskSplit):
     shared: int = knob(1, least=1)
     shuffle: bool = True
 
-    def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
+    def divide(self, dataset: Dataset, tasks: int, seed: int) -> Division:
         labels = checked_classes(dataset)
         starts = self._starts(len(labels), tasks)
-        order = class_order(labels, self.own_seed(seed), self.shuffle)
+        order = class_order(labels, seed, self.shuffle)
         places = np.arange(len(labels))
         last = np.searchsorted(starts, places, side="right") - 1
         # Its first `shared` classes a task has in common with the one before.
@@ -87,10 +94,10 @@ class ClassOverlap(TaskSplit):
 
         def members(labels: np.ndarray, side: int) -> list[np.ndarray]:
             place = columns_of(labels, order)
-            earlier = _halves(place, generator(self.own_seed(seed), "shared classes", side)) & both[place]
+            earlier = _halves(place, generator(seed, "shared classes", side)) & both[place]
             return parts(np.where(place < 0, -1, last[place] - earlier), tasks)
 
-        return stream_of_samples(dataset, order, members(dataset.train.labels, 0), members(dataset.test.labels, 1))
+        return Division(order, members(dataset.train.labels, 0), members(dataset.test.labels, 1))
 
     def _starts(self, classes: int, tasks: int) -> np.ndarray:
         """Where in the order of the classes each task begins (T,)."""

@@ -10,8 +10,7 @@ import numpy as np
 
 from fcl_bench.data.groups import parts
 from fcl_bench.data.sources.base import Dataset, Split
-from fcl_bench.data.splits.base import TaskSplit, checked_classes
-from fcl_bench.data.splits.stream import Stream, stream_of_samples
+from fcl_bench.data.splits.base import Division, TaskSplit, checked_classes
 from fcl_bench.errors import UserError, choices
 from fcl_bench.randomness import generator
 
@@ -49,7 +48,7 @@ class DomainIncremental(TaskSplit):
     def draws(self) -> bool:
         return self.shuffle
 
-    def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
+    def divide(self, dataset: Dataset, tasks: int, seed: int) -> Division:
         names = dataset.domain_names
         if not names or dataset.train.domains is None or dataset.test.domains is None:
             raise UserError(
@@ -81,13 +80,13 @@ class DomainIncremental(TaskSplit):
                     f"data={dataset.name}: the domain {names[order[task]]} has no training sample",
                     "split.order without it, or more samples",
                 )
-        return stream_of_samples(dataset, checked_classes(dataset), train, members(dataset.test))
+        return Division(checked_classes(dataset), train, members(dataset.test))
 
     def _order(self, names: tuple[str, ...], seed: int) -> np.ndarray:
         """The numbers of the tasks' domains."""
         if self.order is None:
             listed = np.arange(len(names))
-            return generator(self.own_seed(seed), "domain order").permutation(listed) if self.shuffle else listed
+            return generator(seed, "domain order").permutation(listed) if self.shuffle else listed
         for name in self.order:
             if name not in names:
                 raise UserError(f"split.order: there is no domain {name}", choices(names, name))

@@ -10,8 +10,15 @@ import numpy as np
 from fcl_bench.config import knob
 from fcl_bench.data.groups import parts
 from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.splits.base import TaskSplit, checked_classes, class_order, even_sizes, require_classes
-from fcl_bench.data.splits.stream import Stream, columns_of, stream_of_samples
+from fcl_bench.data.splits.base import (
+    Division,
+    TaskSplit,
+    checked_classes,
+    class_order,
+    even_sizes,
+    require_classes,
+)
+from fcl_bench.data.splits.stream import columns_of
 from fcl_bench.randomness import generator
 
 
@@ -47,10 +54,9 @@ class SiBlurry(TaskSplit):
     sizes: str = knob("random", choices=("random", "equal"))
     reassign: str = knob("others", choices=("others", "any"))
 
-    def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
+    def divide(self, dataset: Dataset, tasks: int, seed: int) -> Division:
         labels = checked_classes(dataset)
         require_classes(tasks, len(labels))
-        seed = self.own_seed(seed)
         order, disjoint = class_order(labels, seed), round(self.disjoint * len(labels))
         rng = generator(seed, "si-blurry sizes")
         home = self._homes(disjoint, len(labels) - disjoint, tasks, rng)
@@ -66,7 +72,7 @@ class SiBlurry(TaskSplit):
                 task[leave] = self._destinations(task[leave], tasks, rng)
             return parts(task, tasks)
 
-        return stream_of_samples(dataset, order, members(dataset.train.labels, 0), members(dataset.test.labels, 1))
+        return Division(order, members(dataset.train.labels, 0), members(dataset.test.labels, 1))
 
     def _homes(self, disjoint: int, blurry: int, tasks: int, rng: np.random.Generator) -> np.ndarray:
         """The home task of each class (C,), the disjoint ones first. No task is without a class."""

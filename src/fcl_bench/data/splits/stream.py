@@ -22,7 +22,8 @@ class Stream:
     Attributes:
         tasks: the T tasks in order.
         class_order: (C,) int64, the source's label of each column.
-        train_columns, test_columns: (n,) int64, each sample's label as a column; -1 for a class that is never learnt.
+        train_columns, test_columns: (n,) int64, each sample's label as a column, of samples in no task too; -1 for a
+            class that is never learnt.
         train, test: per task, the indices of its samples, ascending; disjoint. Test samples are divided like training
             samples, so that a class that comes back is tested in each of its tasks, on other samples.
     """
@@ -33,6 +34,11 @@ class Stream:
     test_columns: np.ndarray
     train: tuple[np.ndarray, ...]
     test: tuple[np.ndarray, ...]
+
+    @property
+    def class_samples(self) -> np.ndarray:
+        """(C,) how many training samples each class has in all tasks together."""
+        return np.bincount(self.train_columns[np.concatenate(self.train)], minlength=len(self.class_order))
 
     @property
     def unseen_tests(self) -> int:

@@ -95,7 +95,7 @@ class AFL(ClosedFormMethod):
     M: int | None = knob(None, least=1)
     gamma: float = knob(1.0, least=0)
     ri: bool = True
-    ridge: float | str = ridge_knob(0.0, least=0)
+    ridge: float | str = ridge_knob(0.0, least=0, added=True)
 
     @property
     def penalty(self) -> float | str:

@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 KEPT_FEATURES = 2**28
 
 
-def ridge_knob(default: float | str | None, *, least: float | None = None, above: float | None = None) -> Any:
+def ridge_knob(default: float | str | None, **limits: Any) -> Any:
     """A knob `float | str`: a ridge within the limits, "auto" (1 % of the mean eigenvalue of G) or "gcv"."""
-    return knob(default, least=least, above=above, choices=(AUTO, GCV))
+    return knob(default, choices=(AUTO, GCV), **limits)
 
 
 @dataclass
@@ -52,7 +52,7 @@ class ClosedFormMethod(Method):
     server_half: ClassVar[type[ClosedFormServer]]
 
     M: int | None = knob(2048, least=1)
-    scale_scores: bool = False
+    scale_scores: bool = knob(False, added=True)
 
     @property
     def penalty(self) -> float | str:
@@ -224,10 +224,20 @@ class ClosedFormServer(Server):
         penalty = self.method.penalty
         if not isinstance(penalty, str):
             return float(penalty)
-        found = gcv(self.spectrum(), self.samples) if penalty == GCV else None
+        found = None
+        if penalty == GCV:
+            found = gcv(self.spectrum(), self.samples, self.candidates(), self.squares())
         if penalty == GCV and found is None:
             self.notices.tell(GCV, f"{self.method.name}: no ridge fits the statistics by gcv, so it is as with {AUTO}")
         return mean_share(self.trace(), self.dimension) if found is None else found
+
+    def candidates(self) -> torch.Tensor | None:
+        """(k,) what `gcv` chooses from, ascending; None: ridges around the mean eigenvalue."""
+        return None
+
+    def squares(self) -> float:
+        """The sum of the squared labels so far, each weighted as in G and B."""
+        return self.samples
 
     def trace(self) -> float:
         """Of the estimate of the Gram matrix."""

@@ -4,6 +4,9 @@ Three changes to FedRAN. The class sums that every client sends anyway, with the
 of its Gram matrix exactly, so only the deviations from the class means are sketched. What the sketch drops is not zero:
 one more number, the mean of the dropped eigenvalues, is spread over the other directions. And the server keeps the sum
 of the sketches, at whatever rank that has.
+
+With `remainder=gaussian` what the sketches drop is not spread evenly, but in the shape of the covariance that random
+features of Gaussians have. Class means and one covariance of the backbone's features, its parameters, are sent beside.
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.errors import UserError
-from fcl_bench.linalg.gram import class_sums
+from fcl_bench.errors import UserError, require_memory
+from fcl_bench.linalg.gram import add_gram, class_sums
+from fcl_bench.linalg.relu_covariance import relu_covariance
+from fcl_bench.linalg.remainder import Sketch, add_sketches
 from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.methods.closed_form.base import (
     ClosedFormClient,
@@ -25,8 +30,9 @@ from fcl_bench.methods.closed_form.base import (
     ridge_knob,
     sums_without_samples,
 )
-from fcl_bench.protocol.expected import Expectation, counts, real
+from fcl_bench.protocol.expected import Expectation, Expected, counts, real
 from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Client, Server
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 
@@ -44,6 +50,11 @@ def noise_level(A: torch.Tensor, sigma: torch.Tensor) -> float:
     return max(dropped, 0.0) / others if others else 0.0
 
 
+def leading(A: torch.Tensor, rank: int) -> Spectrum:
+    """V (M, r) and sigma (r,) of A (n, M); at rank 0 there is nothing to decompose, which is the point of it."""
+    return summarise(A, rank)[0] if rank else Spectrum(A.new_zeros(A.shape[1], 0), A.new_zeros(0))
+
+
 class CentredSketchClient(ClosedFormClient):
     """Class sums, counts, and the sketch of what they don't tell."""
 
@@ -51,19 +62,48 @@ class CentredSketchClient(ClosedFormClient):
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """V (M, r), sigma (r), tau (1), S (M, c_t) and, if centred, the counts n (c_t)."""
-        H, rank = self.features(shard, broadcast), self.method.rank
-        columns = broadcast["columns"]
+        H, columns = self.features(shard, broadcast), broadcast["columns"]
         which = positions(shard, columns)
         sums = class_sums(H, which, len(columns))
         A = deviations(H, which, sums) if self.method.centre else H
-        # At rank 0 there is nothing to decompose, which is the point of it.
-        V, sigma = summarise(A, rank)[0] if rank else Spectrum(H.new_zeros(H.shape[1], 0), H.new_zeros(0))
-        tau = torch.tensor([noise_level(A, sigma)], dtype=H.dtype)
-        upload = {"V": V, "sigma": sigma, "tau": tau, "S": sums}
+        V, sigma = leading(A, self.method.rank)
+        upload = {"V": V, "sigma": sigma, **self.rest(A, sigma), "S": sums}
         if self.method.centre:
             upload["n"] = torch.bincount(which, minlength=len(columns)).to(torch.int32)
+        upload |= self.of_inputs(shard, which, len(columns))
         samples = None if self.method.centre else self.told(shard)
-        return Message(upload, samples=samples, per_class=["S"], factors=["V"]), state
+        return Message(upload, samples=samples, per_class=["S", "S_z"], factors=["V", "U"]), state
+
+    def rest(self, A: torch.Tensor, sigma: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What is told of the directions that the sketch drops."""
+        return {"tau": torch.tensor([noise_level(A, sigma)], dtype=A.dtype)}
+
+    def of_inputs(self, shard: Shard, which: torch.Tensor, classes: int) -> dict[str, torch.Tensor]:
+        """What is told of the backbone's features."""
+        return {}
+
+
+class GaussianRemainderClient(CentredSketchClient):
+    """Besides, E = ||A||_F^2, and class sums and a sketch of the backbone's features where they are not H itself."""
+
+    def rest(self, A: torch.Tensor, sigma: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"E": A.square().sum().reshape(1)}
+
+    def of_inputs(self, shard: Shard, which: torch.Tensor, classes: int) -> dict[str, torch.Tensor]:
+        """S_z (d, c_t), U (d, k), omega (k), tau_z (1)."""
+        if self.method.M is None:
+            return {}
+        Z = shard.inputs
+        sums = class_sums(Z, which, classes)
+        A = deviations(Z, which, sums)
+        U, omega = leading(A, self.method.input_rank)
+        return {"S_z": sums, "U": U, "omega": omega, "tau_z": torch.tensor([noise_level(A, omega)], dtype=A.dtype)}
+
+
+def between(upload: Message) -> torch.Tensor:
+    """The columns S_c / sqrt(n_c) (M, m) of the classes that the client holds: the between-class part is FF'."""
+    held = upload["n"] > 0
+    return upload["S"][:, held] / upload["n"][held].to(upload["S"]).sqrt()
 
 
 class CentredSketchServer(RidgeServer):
@@ -77,7 +117,7 @@ class CentredSketchServer(RidgeServer):
     sums_what_came = False
 
     def __init__(self, method: CentredSketch, problem: Problem) -> None:
-        super().__init__(method, problem, low_rank=True)
+        super().__init__(method, problem, low_rank=method.remainder == "isotropic")
         self.delta = 0.0
 
     def gram(self) -> torch.Tensor:
@@ -86,8 +126,12 @@ class CentredSketchServer(RidgeServer):
 
     def expects(self, task: Task, round_: int) -> Expectation:
         M, classes = self.dimension, len(task.columns)
-        fields = {"V": real(M, "r"), "sigma": real("r", least=0), "tau": real(1, least=0), "S": real(M, classes)}
+        fields = {"V": real(M, "r"), "sigma": real("r", least=0), **self.rest(classes), "S": real(M, classes)}
         return {**fields, "n": counts(classes)} if self.method.centre else fields
+
+    def rest(self, classes: int) -> dict[str, Expected]:
+        """What uploads tell of the directions that their sketches drop."""
+        return {"tau": real(1, least=0)}
 
     def objection(self, upload: Message) -> str:
         said = super().objection(upload)
@@ -97,10 +141,7 @@ class CentredSketchServer(RidgeServer):
         tau = float(upload["tau"])
         # A kept eigenvalue is no smaller than the mean of the dropped ones, but for rounding on the wire.
         weights = (upload["sigma"].square() - tau).clamp_min(0).sqrt()
-        factors = [upload["V"] * weights]
-        if self.method.centre:
-            held = upload["n"] > 0
-            factors.append(upload["S"][:, held] / upload["n"][held].to(upload["S"]).sqrt())
+        factors = [upload["V"] * weights, *([between(upload)] if self.method.centre else [])]
         self.estimate.add_factor(torch.cat(factors, dim=1))
         self.delta += tau
         self.count(upload)
@@ -118,6 +159,85 @@ class CentredSketchServer(RidgeServer):
         self.delta = float(state["delta"])
 
 
+class GaussianRemainderServer(CentredSketchServer):
+    """G += V sigma^2 V' + sum_c S_c S_c'/n_c + e [(1 - mix) Pi Q Pi / tr(Pi Q Pi) + mix Pi / (M - r)], Pi = I - V V'.
+
+    Q is the covariance that the task's random features would have if its classes were Gaussian, with the pooled means
+    of the task and one covariance Sigma of all uploads so far; without random features it is Sigma. The sketches of a
+    task are kept until its end, when Q is known. What is added evenly is in delta, as in the base.
+
+    Attributes:
+        scatter: N Sigma (d, d), the sum over all uploads so far of U (omega^2 - tau_z) U' + tau_z I.
+        Q: (M, M), of the last task; only kept for `bounds`.
+    """
+
+    def __init__(self, method: CentredSketch, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self.scatter = self.zeros(problem.inputs, problem.inputs)
+        self.Q = self.zeros(0, 0)
+        self._sketches: list[Sketch] = []
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        self._sketches = []
+        self._sums = self.zeros(self.problem.inputs, len(task.columns))
+        self._sizes = torch.zeros(len(task.columns), dtype=torch.int64, device=self.problem.device)
+
+    def rest(self, classes: int) -> dict[str, Expected]:
+        energy, d = {"E": real(1, least=0)}, self.problem.inputs
+        if self.method.M is None:
+            return energy
+        inputs = {"S_z": real(d, classes), "U": real(d, "k"), "omega": real("k", least=0), "tau_z": real(1, least=0)}
+        return {**energy, **inputs}
+
+    def objection(self, upload: Message) -> str:
+        found = super().objection(upload)
+        return found or (sums_without_samples(upload["S_z"], upload["n"]) if "S_z" in upload else "")
+
+    def absorb(self, client: int, upload: Message) -> None:
+        V, sigma = upload["V"], upload["sigma"]
+        # Of what a sketch keeps whole, rounding may leave a little less than nothing.
+        sketch = Sketch(V, sigma, max(float(upload["E"] - sigma.square().sum()), 0.0))
+        self._sketches.append(sketch)
+        self.estimate.add_factor(between(upload))
+        self.add_class_sums(upload["S"])
+        if "S_z" in upload:
+            self._sums += upload["S_z"]
+            self._add_scatter(upload["U"], upload["omega"], float(upload["tau_z"]))
+        else:
+            others = V.shape[0] - V.shape[1]
+            self._add_scatter(V, sigma, sketch.dropped / others if others else 0.0)
+        self._sizes += upload["n"]
+        self.samples += int(upload["n"].sum())
+        self.count(upload)
+
+    def _add_scatter(self, U: torch.Tensor, omega: torch.Tensor, tau: float) -> None:
+        add_gram(self.scatter, (U * (omega.square() - tau).clamp_min(0).sqrt()).T)
+        self.scatter.diagonal().add_(tau)
+
+    def covariance(self) -> torch.Tensor:
+        """Q (M, M) of the task at hand, once its uploads are in."""
+        Sigma, P = self.scatter / self.samples, self.random_features.projection
+        if P is None:
+            return Sigma
+        return relu_covariance(P, Sigma, self._sums / self._sizes.clamp_min(1), self._sizes)
+
+    def finish_task(self) -> None:
+        if self._sketches:
+            Q = self.covariance()
+            self.delta += add_sketches(self.estimate.matrix, self._sketches, Q, self.method.mix)
+            self.Q = Q if self.method.bounds else self.Q
+            self._sketches = []
+        super().finish_task()
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        return {**super().statistics(), "scatter": self.scatter}
+
+    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_statistics(state)
+        self.scatter = state["scatter"].to(self.scatter)
+
+
 @dataclass
 class CentredSketch(ClosedFormMethod):
     """Knobs of the centred sketch.
@@ -127,6 +247,9 @@ class CentredSketch(ClosedFormMethod):
         rank: r, directions in each upload; 0: class sums, counts and one number only.
         ridge: lambda; "auto", "gcv": chosen by the statistics.
         centre: sketch the deviations from the client's class means; false: the features themselves.
+        remainder: the shape of what the sketches drop: "isotropic", or "gaussian", that of Gaussian classes.
+        input_rank: k, directions of the backbone's features in each upload (gaussian, with random features).
+        mix: the share of what is dropped that is spread evenly all the same (gaussian).
         scale_scores: divide each class's scores by the root of their sum over the class's own samples.
         bounds: compare with the exact solution after each task (bounds.csv); for small M.
     """
@@ -138,7 +261,14 @@ class CentredSketch(ClosedFormMethod):
     rank: int = knob(16, least=0)
     ridge: float | str = ridge_knob(1e-3, above=0)
     centre: bool = True
+    remainder: str = knob("isotropic", choices=("isotropic", "gaussian"), added=True)
+    input_rank: int = knob(32, least=0, added=True)
+    mix: float = knob(0.3, least=0, most=1, words="a share, 0 to 1", added=True)
     bounds: bool = False
+
+    def matrices(self) -> int:
+        # Q, and twice as many while it is made.
+        return super().matrices() + (3 if self.remainder == "gaussian" else 0)
 
     @property
     def penalty(self) -> float | str:
@@ -149,3 +279,24 @@ class CentredSketch(ClosedFormMethod):
         M = self.dimension(problem)
         if self.rank > M:
             raise UserError(f"method.rank={self.rank} is more than the {M} features", f"0 to {M}")
+        if self.remainder == "isotropic":
+            return
+        if not self.centre:
+            raise UserError(
+                "method.remainder=gaussian needs class means", "method.centre=true, or method.remainder=isotropic"
+            )
+        if self.M is not None and self.input_rank > problem.inputs:
+            raise UserError(
+                f"method.input_rank={self.input_rank} is more than the backbone's {problem.inputs} features",
+                f"0 to {problem.inputs}",
+            )
+        kept = 8 * (problem.clients or 0) * M * self.rank
+        require_memory(
+            f"method.rank={self.rank}", kept, f"the factors of {problem.clients} clients, kept until a task ends"
+        )
+
+    def client(self, problem: Problem) -> Client:
+        return (CentredSketchClient if self.remainder == "isotropic" else GaussianRemainderClient)(self, problem)
+
+    def server(self, problem: Problem) -> Server:
+        return (CentredSketchServer if self.remainder == "isotropic" else GaussianRemainderServer)(self, problem)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import torch
 
 from fcl_bench.methods.gradient.base import GradientMethod
@@ -9,6 +12,7 @@ from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
+from fcl_bench.training.knobs import Training
 from fcl_bench.training.optimisers import with_prefix
 
 #: Before the names of the sums in a state.
@@ -27,19 +31,17 @@ class ClientSumServer(GradientServer):
         met: the N clients.
     """
 
-    def __init__(self, method: GradientMethod, problem: Problem) -> None:
+    method: ClientSumMethod
+
+    def __init__(self, method: ClientSumMethod, problem: Problem) -> None:
         super().__init__(method, problem)
         self.sums: dict[str, torch.Tensor] = {}
         self.met: set[int] = set()
 
     def start_task(self, task: Task) -> None:
-        if self.starts_anew(task) and len(self.tasks) == task.index:
+        if self.method.reset and len(self.tasks) == task.index:
             self.sums, self.met = {}, set()
         super().start_task(task)
-
-    def starts_anew(self, task: Task) -> bool:
-        """Whether clients and server forget what they kept before this task."""
-        return False
 
     def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
         self.met |= set(available)
@@ -62,6 +64,10 @@ class ClientSumServer(GradientServer):
         """S / N in float64."""
         return self.sums[name] / len(self.met)
 
+    def report(self) -> dict[str, Any]:
+        """`clients`: N."""
+        return {**super().report(), "clients": len(self.met)}
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         own = {_SUM + name: value for name, value in self.sums.items()}
         return {**super().state_dict(), **own, "met": torch.tensor(sorted(self.met), dtype=torch.int64)}
@@ -70,3 +76,19 @@ class ClientSumServer(GradientServer):
         super().load_state_dict(state)
         self.sums = {name: value.to(self.problem.device) for name, value in with_prefix(state, _SUM).items()}
         self.met = set(state["met"].tolist())
+
+
+@dataclass
+class ClientSumMethod(GradientMethod):
+    """Knobs of a method with such a server; all clients count alike in the average, as in both papers.
+
+    Args:
+        reset: whether clients and server start every task with zeros.
+    """
+
+    training: Training = field(default_factory=lambda: Training(weighting="uniform"))
+    reset: bool = False
+
+    def since(self, task: int) -> int:
+        """The task with which the sums of a task began."""
+        return task if self.reset else 0

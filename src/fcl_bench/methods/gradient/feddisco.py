@@ -20,59 +20,36 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.methods.gradient.client import GradientClient
+from fcl_bench.methods.gradient.class_counts import COUNTS, CountingClient, CountingServer
 from fcl_bench.methods.gradient.half import MODEL
-from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.expected import Expectation, counts
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices
-from fcl_bench.training.heads import Heads
 
 log = logging.getLogger(__name__)
 
-#: The stage, before a task's rounds, in which clients say how many samples they have of each class.
-COUNTS = "counts"
 #: `method.discrepancy`
 DISCREPANCIES = ("kl", "cosine", "l1", "l2")
-#: Before the names of the clients' counts in the server's state.
-_COUNTS = "counts."
 #: A warning says that b outweighs the shares where it is so many times their mean.
 _LARGE = 5
 
 
-class FedDiscoClient(GradientClient):
-    """Counts its samples before the first round of a task; else as FedAvg."""
-
-    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        """`counts` (C,) int32, of the task's classes."""
-        columns = torch.tensor(Heads.from_message(broadcast).task, device=shard.labels.device)
-        places = torch.searchsorted(columns, shard.labels)
-        return Message({"counts": torch.bincount(places, minlength=len(columns)).to(torch.int32)}), state
-
-
-class FedDiscoServer(GradientServer):
-    """Keeps each client's counts of the task at hand, and weighs models by them."""
+class FedDiscoServer(CountingServer):
+    """Weighs models by the clients' counts."""
 
     method: FedDisco
 
     def __init__(self, method: FedDisco, problem: Problem) -> None:
         super().__init__(method, problem)
-        self._counts: dict[int, torch.Tensor] = {}
         self._weights: dict[int, float] = {}
         self._notices = Notices(log)
-
-    def start_task(self, task: Task) -> None:
-        if len(self.tasks) == task.index:
-            self._counts = {}
-        super().start_task(task)
 
     def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
         present = super().participants(task, round_, available)
         self._weights = {}
         if present and self.method.weighs and self.method.stages(task)[round_] == MODEL:
-            found = self.method.weights(torch.stack([self._counts[client] for client in present]))
+            found = self.method.weights(torch.stack([self.counts[client] for client in present]))
             if found is not None:
                 self._weights = dict(zip(present, found.tolist(), strict=True))
             self._tell(found, len(present))
@@ -93,34 +70,8 @@ class FedDiscoServer(GradientServer):
                 " method.training.weighting=uniform)",
             )
 
-    def broadcast(self, task: Task, round_: int) -> Message:
-        """The classes alone where they are to be counted."""
-        if self.method.stages(task)[round_] != COUNTS:
-            return super().broadcast(task, round_)
-        self.stage = COUNTS
-        return Message(self.heads.to_message(), COUNTS)
-
-    def expects_answer(self) -> Expectation:
-        return {"counts": counts(len(self.tasks[-1]))}
-
-    def objection(self, upload: Message) -> str:
-        empty = self.stage == COUNTS and not bool(upload["counts"].any())
-        return "it counts no sample" if empty else super().objection(upload)
-
-    def absorb_answer(self, client: int, upload: Message) -> None:
-        self._counts[client] = upload["counts"].cpu()
-
     def weight(self, client: int, upload: Message) -> float:
         return self._weights[client] if self._weights else super().weight(client, upload)
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {**super().state_dict(), **{f"{_COUNTS}{client}": value for client, value in self._counts.items()}}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_state_dict(state)
-        self._counts = {
-            int(name.removeprefix(_COUNTS)): value.cpu() for name, value in state.items() if name.startswith(_COUNTS)
-        }
 
 
 @dataclass
@@ -134,7 +85,7 @@ class FedDisco(GradientMethod):
     """
 
     name: ClassVar[str] = "feddisco"
-    client_half = FedDiscoClient
+    client_half = CountingClient
     server_half = FedDiscoServer
 
     a: float = knob(0.5, least=0)

@@ -11,22 +11,20 @@ sum_k n_k f_k (all samples' loss) if `scaled`, where alpha_k = alpha (n / N) / n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
-from fcl_bench.methods.gradient.client_sums import ClientSumServer
+from fcl_bench.methods.gradient.client_sums import ClientSumMethod, ClientSumServer
 from fcl_bench.methods.gradient.fedprox import Proximal, Weights, training_weights
 from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.heads import Heads
-from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.optimisers import with_prefix
@@ -109,15 +107,6 @@ class FedDynServer(ClientSumServer):
             self.sizes = (0, 0)
         super().start_task(task)
 
-    def starts_anew(self, task: Task) -> bool:
-        return self.method.reset
-
-    def broadcast(self, task: Task, round_: int) -> Message:
-        if self.method.stages(task)[round_] != SIZES:
-            return super().broadcast(task, round_)
-        self.stage = SIZES  # nothing but the heads: the model is the next stage's
-        return Message(self.heads.to_message(), SIZES)
-
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         samples, clients = self.sizes
         told = {mean_name(self.task): torch.tensor(samples / clients, dtype=torch.float64)} if clients else {}
@@ -145,10 +134,6 @@ class FedDynServer(ClientSumServer):
             moved[name][rows] = mean[name][rows]
         return {**mean, **moved}
 
-    def report(self) -> dict[str, Any]:
-        """`clients`: N."""
-        return {"clients": len(self.met)}
-
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {**super().state_dict(), "sizes": torch.tensor(self.sizes)}
 
@@ -159,7 +144,7 @@ class FedDynServer(ClientSumServer):
 
 
 @dataclass
-class FedDyn(GradientMethod):
+class FedDyn(ClientSumMethod):
     """Knobs of FedDyn.
 
     Args:
@@ -167,22 +152,15 @@ class FedDyn(GradientMethod):
         scaled: whether each client's alpha is divided by its share of the samples times N; all samples then count
             alike where it converges, else all clients do.
         max_norm: to which the norm of a step's whole gradient is clipped; None: no clipping.
-        reset: whether clients and server start every task with zeros.
     """
 
     name: ClassVar[str] = "feddyn"
     client_half = FedDynClient
     server_half = FedDynServer
 
-    training: Training = field(default_factory=lambda: Training(weighting="uniform"))
     alpha: float = knob(0.1, above=0)
     scaled: bool = True
     max_norm: float | None = knob(10.0, above=0)
-    reset: bool = False
 
     def stages(self, task: Task) -> list[str]:
         return [SIZES, *super().stages(task)] if self.scaled else super().stages(task)
-
-    def since(self, task: int) -> int:
-        """The task with which the sums of a task began."""
-        return task if self.reset else 0

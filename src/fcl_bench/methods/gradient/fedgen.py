@@ -17,10 +17,8 @@ from torch.nn.functional import cross_entropy, kl_div
 from fcl_bench.config import knob
 from fcl_bench.data.images.batches import epoch_batches
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.methods.gradient.client import GradientClient
+from fcl_bench.methods.gradient.class_counts import COUNTS, CountingClient, CountingServer
 from fcl_bench.methods.gradient.half import MODEL
-from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.expected import Expectation, counts
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
@@ -31,8 +29,6 @@ from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.optimisers import with_prefix
 
-#: The stage in which clients send how many samples they have of each class.
-COUNTS = "counts"
 #: Before the names of G's tensors, and of Adam's in a checkpoint.
 _GENERATOR, _ADAM = "generator.", "generator_adam."
 #: The weights alpha_r and beta_r fall no further.
@@ -119,19 +115,14 @@ class Generated(Objective):
         return scores if self._logits is None else scores[:, self._logits.to(scores.device)]
 
 
-class FedGenClient(GradientClient):
-    """Counts its classes once in each task; trains on its samples and on what G makes."""
+class FedGenClient(CountingClient):
+    """Trains on its samples and on what G makes."""
 
     method: FedGen
 
     def __init__(self, method: FedGen, problem: Problem) -> None:
         super().__init__(method, problem)
         self._generator = method.new_generator(problem).eval()
-
-    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        columns = torch.tensor(Heads.from_message(broadcast).task, device=shard.labels.device)
-        found = torch.bincount(torch.searchsorted(columns, shard.labels), minlength=len(columns))
-        return Message({"counts": found.to(torch.int32)}), state
 
     def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
         values = with_prefix(broadcast, _GENERATOR)
@@ -154,12 +145,11 @@ class FedGenClient(GradientClient):
         )
 
 
-class FedGenServer(GradientServer):
-    """Keeps G with Adam's moments, the task's class counts of each client, and, within a round, its uploaded heads.
+class FedGenServer(CountingServer):
+    """Keeps G with Adam's moments and, within a round, each participant's uploaded heads.
 
     Attributes:
         generator: G.
-        counts: client -> (c,) samples of each of the task's classes.
         taught: index of the last task of whose classes G has learnt; -1: of none.
     """
 
@@ -168,15 +158,12 @@ class FedGenServer(GradientServer):
     def __init__(self, method: FedGen, problem: Problem) -> None:
         super().__init__(method, problem)
         self.generator = method.new_generator(problem)
-        self.counts: dict[int, torch.Tensor] = {}
         self.taught = -1
         self._adam = KeptAdam()
         #: Of the round at hand: each participant's heads as uploaded, since no sum of them would teach.
         self._heads: dict[int, dict[str, torch.Tensor]] = {}
 
     def start_task(self, task: Task) -> None:
-        if len(self.tasks) == task.index:
-            self.counts = {}
         super().start_task(task)
         if self.method.generates:
             self.generator.grow(task.columns_seen)
@@ -191,12 +178,6 @@ class FedGenServer(GradientServer):
         labels = torch.tensor(self.tasks[-1], dtype=torch.int32, device=held.device)[held]
         name = f"labels.{task.index}"
         return Message({**message, **made, name: labels}, message.stage, kept={*message.kept, name})
-
-    def expects_answer(self) -> Expectation:
-        return {"counts": counts(len(self.tasks[-1]))}
-
-    def absorb_answer(self, client: int, upload: Message) -> None:
-        self.counts[client] = upload["counts"].long()
 
     def absorb(self, client: int, upload: Message) -> None:
         super().absorb(client, upload)
@@ -255,7 +236,6 @@ class FedGenServer(GradientServer):
             state |= {_GENERATOR + name: value for name, value in self.generator.state().items()}
             state |= {_ADAM + name: value for name, value in self._adam.state_dict().items()}
             state |= {"taught": torch.tensor(self.taught)}
-            state |= {f"counts.{client}": value for client, value in self.counts.items()}
         return state
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
@@ -265,7 +245,6 @@ class FedGenServer(GradientServer):
             self.generator.load(with_prefix(here, _GENERATOR))
             self._adam.load_state_dict(with_prefix(here, _ADAM))
             self.taught = int(state["taught"])
-            self.counts = {int(client): value for client, value in with_prefix(here, "counts.").items()}
 
 
 def shares(held: torch.Tensor) -> torch.Tensor:

@@ -11,16 +11,15 @@ c + (1/N) sum of the changes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
-from fcl_bench.methods.gradient.client_sums import ClientSumServer
+from fcl_bench.methods.gradient.client_sums import ClientSumMethod, ClientSumServer
 from fcl_bench.methods.gradient.fedprox import Weights, training_weights
 from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.protocol.expected import Expectation, like
@@ -28,7 +27,6 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.heads import Heads
-from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.optimisers import own_rate, with_prefix
@@ -118,9 +116,6 @@ class ScaffoldServer(ClientSumServer):
 
     method: Scaffold
 
-    def starts_anew(self, task: Task) -> bool:
-        return self.method.reset
-
     def broadcast(self, task: Task, round_: int) -> Message:
         message = super().broadcast(task, round_)
         if self.stage != MODEL:
@@ -148,27 +143,20 @@ class ScaffoldServer(ClientSumServer):
         stepped = {name: self.sent[name] + rate * (mean[name] - self.sent[name]) for name in self.parameters()}
         return {**mean, **stepped}
 
-    def report(self) -> dict[str, Any]:
-        """`clients`: N."""
-        return {"clients": len(self.met)}
-
 
 @dataclass
-class Scaffold(GradientMethod):
+class Scaffold(ClientSumMethod):
     """Knobs of SCAFFOLD.
 
     Args:
         eta_g: step size of the server.
-        reset: whether clients and server start every task with zero variates.
     """
 
     name: ClassVar[str] = "scaffold"
     client_half = ScaffoldClient
     server_half = ScaffoldServer
 
-    training: Training = field(default_factory=lambda: Training(weighting="uniform"))
     eta_g: float = knob(1.0, above=0)
-    reset: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -177,7 +165,3 @@ class Scaffold(GradientMethod):
                 f"{self.training_key}.optimizer={self.training.optimizer}: SCAFFOLD reads gradients off SGD's steps",
                 f"{self.training_key}.optimizer=sgd",
             )
-
-    def since(self, task: int) -> int:
-        """The task with which the variates of a task began."""
-        return task if self.reset else 0

@@ -1,0 +1,70 @@
+"""What Hydra makes of a command line: composed configurations, the presets, and the runs of a sweep."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from fcl_bench.config import GROUPS, YAML_LOADER
+
+
+def composed(overrides: Iterable[str] = ()) -> DictConfig:
+    """What Hydra composes of `overrides`, as typed after `fcl-bench`. Raises Hydra's errors for what cannot be."""
+    # Only now, and so below: not every command composes, and Hydra takes a while.
+    from hydra import compose, initialize_config_dir
+
+    register_presets()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        return compose("config", overrides=list(overrides))
+
+
+@functools.cache
+def register_presets() -> list[str]:
+    """Make the presets in conf/experiment/settings choices of Hydra's group `experiment/preset`; their names.
+
+    A preset says what a command line would: `group: choice` and `key: value`. Has to be called before Hydra composes;
+    launchers hand the choices on to their workers.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    names = []
+    for file in sorted(config_dir().glob("experiment/settings/*.yaml")):
+        for name, settings in yaml.load(file.read_text(), Loader=YAML_LOADER).items():
+            chosen = {group: settings.pop(group) for group in GROUPS if group in settings}
+            node = OmegaConf.create({"defaults": [{f"override /{group}": choice} for group, choice in chosen.items()]})
+            for key, value in settings.items():
+                OmegaConf.update(node, key, value)
+            ConfigStore.instance().store(name, node, group="experiment/preset", package="_global_")
+            names.append(name)
+    return names
+
+
+def combinations(overrides: Iterable[str]) -> list[tuple[str, ...]]:
+    """The runs of `fcl-bench -m overrides...`, in the order of Hydra's own sweeper: the overrides of each.
+
+    The last of several overrides of one key counts. Raises Hydra's errors for what is no key=value, no list of values.
+    """
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    hydra = GlobalHydra.instance()
+    # It knows the choices of `method=glob(*)`.
+    parser = OverridesParser.create(hydra.config_loader() if hydra.is_initialized() else None)
+    axes: dict[str, list[str]] = {}
+    for override in parser.parse_overrides(list(overrides)):
+        key, swept = override.get_key_element(), override.is_sweep_override()
+        values = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
+        axes[key] = [f"{key}={value}" for value in values]
+    return list(itertools.product(*axes.values()))
+
+
+def config_dir() -> Path:
+    """The folder of YAML files: inside the installed package, or at the top of a source checkout."""
+    package = Path(__file__).resolve().parent
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parents[1] / "conf"

@@ -1,0 +1,92 @@
+"""Linear discriminants from sums: the within-class covariance, its shrinkage, and the system that is solved with it."""
+
+from __future__ import annotations
+
+import torch
+
+from fcl_bench.linalg.gram import add_gram
+from fcl_bench.linalg.solve import Solution, solve_symmetric
+
+#: Errors of the sums, in units of their relative rounding, beyond which a negative eigenvalue is no rounding error.
+_SLACK = 4
+
+
+def class_means(S: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    """(M, C) the means of the class sums S (M, C) over n (C,) samples; 0 for a class without any."""
+    return S / n.clamp_min(1).to(S)
+
+
+def within_scatter(G: torch.Tensor, S: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    """sum_c sum_(i in c) (h_i - mu_c)(h_i - mu_c)' = G - S diag(1/n) S' (M, M), in float64.
+
+    The right-hand side cancels where the class means are far larger than the spread: half of the digits are lost where
+    they are 10^4 times larger in double precision. It is the same for H minus any common offset.
+
+    Args:
+        G: (M, M) H'H.
+        S: (M, C) the class sums of H.
+        n: (C,) the samples of each class.
+    """
+    scatter = G.to(torch.float64, copy=True)
+    held = n > 0
+    return add_gram(scatter, (S[:, held].to(scatter) / n[held].to(scatter).sqrt()).T, -1)
+
+
+def contradiction(scatter: torch.Tensor, G: torch.Tensor, rounding: float) -> str:
+    """The objection to a scatter matrix of `G` that has an eigenvalue below zero by more than rounding; "": it has not.
+
+    Args:
+        scatter: (M, M) as `within_scatter` made it of G.
+        rounding: relative error of G's entries; see `linalg.solve.relative_rounding`.
+    """
+    noise = noise_of(G, rounding)
+    if noise == 0:
+        return ""
+    shifted = scatter.clone()
+    shifted.diagonal().add_(_SLACK * noise)
+    if not bool(torch.linalg.cholesky_ex(shifted)[1]):
+        return ""
+    smallest = float(torch.linalg.eigvalsh(scatter)[0])
+    return (
+        f"the within-class scatter is indefinite: smallest eigenvalue {smallest:.3g}, where rounding explains"
+        f" {-_SLACK * noise:.3g}; the G, S and n that came contradict each other"
+    )
+
+
+def oas_share(trace: float, squared: float, size: int, samples: int) -> float:
+    """The share of the identity in the oracle-approximating shrinkage estimator (Chen et al. 2010, Eq. 23), at most 1.
+
+    Args:
+        trace, squared: tr Sigma and tr Sigma^2 of the sample covariance.
+        size: M.
+        samples: N.
+    """
+    spread = squared - trace**2 / size
+    numerator = (1 - 2 / size) * squared + trace**2
+    denominator = (samples + 1 - 2 / size) * spread
+    return 1.0 if numerator >= denominator else numerator / denominator
+
+
+def solve_discriminant(
+    Sigma: torch.Tensor, means: torch.Tensor, share: float, level: float, noise: float = 0.0
+) -> Solution:
+    """W = ((1 - share) Sigma + share level I)^-1 means (M, C).
+
+    Args:
+        Sigma: (M, M) within-class covariance; overwritten.
+        means: (M, C).
+        share: of the multiple of the identity, 0 to 1.
+        level: that multiple.
+        noise: absolute error of Sigma, in the Frobenius norm; `noise_of` has it for a difference of sums.
+    """
+    Sigma.mul_(1 - share)
+    shift = share * level
+    # The solver takes errors relative to the entries that it sees, which are far smaller than those that were rounded.
+    size = max(float(torch.linalg.matrix_norm(Sigma)), shift)
+    rounding = min((1 - share) * noise / size, 1.0) if size else 0.0
+    return solve_symmetric(Sigma, means, rounding, shift)
+
+
+def noise_of(G: torch.Tensor, rounding: float) -> float:
+    """The absolute error, in the Frobenius norm, of a matrix that is a difference of terms of the size of G."""
+    return (rounding + len(G) * torch.finfo(torch.float64).eps) * float(torch.linalg.matrix_norm(G.to(torch.float64)))

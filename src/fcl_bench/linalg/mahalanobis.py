@@ -1,0 +1,110 @@
+"""Covariances made fit for Mahalanobis distances: shrinkage, correlations, whitening.
+
+A covariance is a matrix (d, d), or (d,) where it is diagonal.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from fcl_bench.linalg.solve import extremes
+
+#: Relative rounding of float64, which `linalg.solve.relative_rounding` leaves out.
+EPS = 2.0**-52
+
+
+class Whitening(NamedTuple):
+    """How distances under a covariance S are found: r' S^+ r = |r T|^2.
+
+    Attributes:
+        factor: T, (d, d) upper triangular, or (d,) for a diagonal S: r * T in place of r T.
+        condition: largest over smallest eigenvalue of what was inverted; an estimate.
+        rank: of S beyond its rounding; below d the inverse is the Moore-Penrose one.
+        indefinite: whether S has eigenvalues below zero beyond its rounding, which are left out too.
+    """
+
+    factor: torch.Tensor
+    condition: float
+    rank: int
+    indefinite: bool = False
+
+
+def scatter(second: torch.Tensor, products: torch.Tensor, rounding: float = 0.0) -> torch.Tensor:
+    """sum (h - m)(h - m)' = Q - n m m' (d, d), or its diagonal (d,); zero in features that vary by rounding only.
+
+    Args:
+        second: Q, the sum of h h', or of h * h.
+        products: n m m' with n samples of mean m, or n m * m; of several classes the sum over them.
+        rounding: relative error of the entries of `second` beside float64's.
+    """
+    made = second - products
+    spread, size = (part.diagonal() if part.ndim == 2 else part for part in (made, second))
+    constant = spread <= 8 * (rounding + EPS) * size
+    made[constant] = 0
+    if made.ndim == 2:
+        made[:, constant] = 0
+    return made
+
+
+def shrunk(S: torch.Tensor, a1: float, a2: float) -> torch.Tensor:
+    """S + a1 V1 I + a2 V2 (1 1' - I): V1 the mean of the diagonal, V2 of the entries beside it that are not zero."""
+    if S.ndim == 1:
+        return S + a1 * S.mean()
+    variance = S.diagonal().mean()
+    beside = S - torch.diag(S.diagonal())
+    V2 = beside.sum() / beside.count_nonzero().clamp_min(1)
+    made = S + a2 * V2
+    made.diagonal().add_(a1 * variance - a2 * V2)
+    return made
+
+
+def deviations(S: torch.Tensor) -> torch.Tensor:
+    """(d,) standard deviations; 1 of a feature that does not vary."""
+    variances = S.diagonal() if S.ndim == 2 else S
+    return torch.where(variances > 0, variances, 1.0).sqrt()
+
+
+def correlations(S: torch.Tensor) -> torch.Tensor:
+    """S_ij / (s_i s_j) (d, d), 1 on the diagonal; a feature that does not vary has no correlation with any other."""
+    s = deviations(S)
+    made = S / s / s.unsqueeze(1)
+    made.diagonal().fill_(1)
+    return made
+
+
+def whitening(S: torch.Tensor, noise: float = 0.0) -> Whitening:
+    """T with T T' = S^+, the Moore-Penrose inverse of a positive semidefinite S, in float64.
+
+    Positive definite S: T = L^-T of its Cholesky factor L. Else of the eigenvalues above their rounding.
+
+    Args:
+        S: (d, d), or (d,).
+        noise: how far rounding moves eigenvalues, beside d 2^-52 of the largest by the factorisation itself.
+    """
+    S = S.double()
+    if S.ndim == 1:
+        kept = torch.gt(S, max(noise, EPS * float(S.max())))
+        return Whitening(torch.where(kept, S, 1.0).rsqrt() * kept, *_spread(S[kept]))
+    L, failed = torch.linalg.cholesky_ex(S)
+    if not bool(failed):
+        smallest, largest, _ = extremes(S, L)
+        if smallest > max(noise, len(S) * EPS * largest):
+            identity = torch.eye(len(S), dtype=S.dtype, device=S.device)
+            return Whitening(torch.linalg.solve_triangular(L.mT, identity, upper=True), largest / smallest, len(S))
+    values, V = torch.linalg.eigh(S)
+    floor = max(noise, len(S) * EPS * float(values.abs().max()))
+    indefinite = bool(values[0] < -floor)
+    # An eigenvalue below zero is noise, and what is not larger by half may be no more; see `solve_symmetric`.
+    kept = values > max(floor, -1.5 * float(values[0]))
+    F = V[:, kept] / values[kept].sqrt()
+    # F = T Q' with T upper triangular: the QR factorisation of F' from the other end.
+    R = torch.linalg.qr(F.flip(0).T).R
+    T = torch.nn.functional.pad(R, (0, 0, 0, len(S) - len(R))).T.flip(0, 1)
+    return Whitening(T, *_spread(values[kept]), indefinite)
+
+
+def _spread(values: torch.Tensor) -> tuple[float, int]:
+    """Largest over smallest of some eigenvalues (1 of none), and how many there are."""
+    return (float(values.max() / values.min()) if len(values) else 1.0), len(values)

@@ -1,0 +1,104 @@
+"""What low-rank sketches dropped, put back in the shape of a covariance that is known otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from fcl_bench.linalg.product import product
+
+
+class Sketch(NamedTuple):
+    """The leading part V diag(sigma^2) V' of a positive semidefinite matrix, and the trace of the rest.
+
+    Attributes:
+        V: (M, r) unit columns, orthogonal but for rounding on the wire.
+        sigma: (r,).
+        dropped: e, at least 0.
+    """
+
+    V: torch.Tensor
+    sigma: torch.Tensor
+    dropped: float
+
+
+class _Shares(NamedTuple):
+    """What is put in place of one sketch's rest: share Pi Q Pi + level Pi, Pi = I - V V'.
+
+    Attributes:
+        inner: V'QV (r, r).
+    """
+
+    share: float
+    level: float
+    inner: torch.Tensor
+
+
+def _shares(sketch: Sketch, QV: torch.Tensor, trace: float, mix: float) -> _Shares:
+    V, left = sketch.V, sketch.V.shape[0] - sketch.V.shape[1]
+    inner = V.T @ QV
+    # tr(Pi Q Pi), for columns that the wire has rounded too.
+    outside = trace - 2 * float(inner.trace()) + float((inner * (V.T @ V)).sum())
+    level = sketch.dropped / left if left else 0.0
+    if not left or outside <= len(V) * torch.finfo(V.dtype).eps * trace:
+        return _Shares(0.0, level, inner)  # V holds all of Q
+    return _Shares((1 - mix) * sketch.dropped / outside, mix * level, inner)
+
+
+def add_sketches(G: torch.Tensor, sketches: Sequence[Sketch], Q: torch.Tensor, mix: float) -> float:
+    """Add sum_k V diag(sigma^2) V' + e [(1 - mix) Pi Q Pi / tr(Pi Q Pi) + mix Pi / (M - r)] to G + delta I, in place.
+
+    Pi = I - V V'. Every term is positive semidefinite, and its trace that of what was sketched. Where V holds all of
+    Q, the rest is spread evenly (mix 1). Columns are taken together, about M at a time, since
+    Pi Q Pi = Q - V (QV)' - (QV) V' + V (V'QV) V'.
+
+    Args:
+        G: (M, M) symmetric.
+        sketches: of any ranks.
+        Q: (M, M) symmetric, positive semidefinite, of any scale.
+        mix: 0 to 1.
+
+    Returns:
+        what is to be added to delta.
+    """
+    trace, total, delta = float(Q.trace()), 0.0, 0.0
+    for group in _groups(sketches, len(G)):
+        V = torch.cat([sketch.V for sketch in group], dim=1)
+        QV = product(Q, V)
+        rest = []
+        for sketch, own in zip(group, QV.split([len(sketch.sigma) for sketch in group], dim=1), strict=True):
+            share, level, inner = _shares(sketch, own, trace, mix)
+            # A kept eigenvalue is no smaller than the mean of the dropped ones, but for rounding on the wire.
+            kept = (sketch.sigma.square() - level).clamp_min(0)
+            rest.append(share * own - sketch.V @ (share * inner + kept.diag()) / 2)
+            total += share
+            delta += level
+        half = product(V, torch.cat(rest, dim=1).T)
+        G.sub_(half).sub_(half.T)
+    G.add_(Q, alpha=total)
+    return delta
+
+
+def _groups(sketches: Sequence[Sketch], columns: int) -> Iterator[list[Sketch]]:
+    """The sketches in order, with about so many columns in each group."""
+    group: list[Sketch] = []
+    width = 0
+    for sketch in sketches:
+        group.append(sketch)
+        width += len(sketch.sigma)
+        if width >= columns:
+            yield group
+            group, width = [], 0
+    if group:
+        yield group
+
+
+def substitute(sketch: Sketch, Q: torch.Tensor, mix: float) -> tuple[float, float]:
+    """What `add_sketches` puts in place of a sketch's rest: its largest eigenvalue, and the level of its even part."""
+    V = sketch.V
+    share, level, _ = _shares(sketch, Q @ V, float(Q.trace()), mix)
+    outside = Q - V @ (V.T @ Q)
+    outside -= (outside @ V) @ V.T
+    return share * float(torch.linalg.eigvalsh(outside)[-1]) + level, level

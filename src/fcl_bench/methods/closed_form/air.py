@@ -1,0 +1,175 @@
+"""AIR: analytic imbalance rectifier (Fang et al. 2024, arXiv 2408.10349), made federated; and logit adjustment.
+
+STSA's least squares weigh every sample alike, so classes with few samples get small scores. Two remedies, of class
+counts that clients send along:
+
+- weights: a sample of class c counts pi_c = 1/n_c, so that every class has the same part in the loss:
+  W = (sum_c pi_c G_c + gamma I)^-1 (pi_c B_c). Clients send their counts first, then weighted statistics.
+- logits: STSA's scores, less tau log(n_c/N) (Menon et al., "Long-Tail Learning via Logit Adjustment", ICLR 2021).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.methods.closed_form.base import ClosedFormMethod, positions, sums_without_samples
+from fcl_bench.methods.closed_form.stsa import STSA, STSAClient, STSAServer
+from fcl_bench.protocol.expected import Expectation, counts
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.task import Task
+
+#: The stage in which clients tell the sizes of their classes.
+COUNTS = "counts"
+
+
+def weights(totals: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """pi (c,) = 1/n_c for class counts `totals` (c,); 1 where there is no sample to weigh."""
+    return 1 / totals.clamp_min(1).to(like)
+
+
+class AIRClient(STSAClient):
+    """STSA's statistics, of weighted samples or with class counts."""
+
+    method: AIR
+
+    def told(self, shard: Shard) -> int | None:
+        """Nothing: class counts say it."""
+        return None
+
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """n (c_t), then G and C weighted by pi; or all three at once."""
+        columns = broadcast["columns"]
+        sizes = {"n": torch.bincount(positions(shard, columns), minlength=len(columns)).to(torch.int32)}
+        if broadcast.stage == COUNTS:
+            return Message(sizes, summed=sizes), state
+        upload, state = super().update(shard, broadcast, state)
+        if self.method.weighted:
+            # `blocks` has put one root into the sums.
+            roots = weights(broadcast["n"], upload["C"]).sqrt()
+            return upload.with_tensors({**upload, "C": upload["C"] * roots}), state
+        everything = {**upload, **sizes}
+        return dataclasses.replace(upload, tensors=everything, summed=everything), state
+
+    def blocks(self, shard: Shard, broadcast: Message) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """With weights, the rows of H times the roots of their weights."""
+        for H, which in super().blocks(shard, broadcast):
+            yield H * weights(broadcast["n"], H).sqrt()[which].unsqueeze(1) if self.method.weighted else H, which
+
+
+class AIRServer(STSAServer):
+    """Counts classes over clients and tasks, and solves as STSA does.
+
+    Attributes:
+        counts: (C,) int64, samples of each class so far.
+        weight: the sum of the weights of all samples so far; only `gcv` asks for it.
+    """
+
+    method: AIR
+
+    def __init__(self, method: ClosedFormMethod, problem: Problem, low_rank: bool = False) -> None:
+        super().__init__(method, problem, low_rank)
+        self.counts = torch.zeros(0, dtype=torch.int64, device=problem.device)
+        self.weight = 0.0
+        #: Of the tasks before the one at hand.
+        self._before = self.counts
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        self.counts = torch.nn.functional.pad(self.counts, (0, task.columns_seen - len(self.counts)))
+        self._before = self.counts.clone()
+
+    def rounds(self, task: Task) -> int:
+        """With weights, the counts come first."""
+        return 2 if self.method.weighted else 1
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        """With weights, the task's columns; then n (c_t) over all clients and tasks so far, with what STSA sends."""
+        message = super().broadcast(task, round_)
+        if not self.method.weighted:
+            return message
+        if round_ == 0:
+            return Message({"columns": message["columns"]}, COUNTS)
+        return message.with_tensors({**message, "n": self.counts[self.columns].to(torch.int32)})
+
+    def expects(self, task: Task, round_: int) -> Expectation:
+        sizes, statistics = {"n": counts(len(task.columns))}, super().expects(task, round_)
+        if not self.method.weighted:
+            return {**statistics, **sizes}
+        return sizes if round_ == 0 else statistics
+
+    def objection(self, upload: Message) -> str:
+        if upload.stage == COUNTS:
+            return ""
+        return sums_without_samples(upload["C"], upload["n"] if "n" in upload else self.counts[self.columns])
+
+    def absorb(self, client: int, upload: Message) -> None:
+        if "n" in upload:
+            self.counts[self.columns] += upload["n"].to(self.counts)
+            self.samples += int(upload["n"].sum())
+        if upload.stage != COUNTS:
+            super().absorb(client, upload)
+
+    def finish_task(self) -> None:
+        self.weight += float(((self.counts - self._before) * weights(self.counts, self.B)).sum())
+        super().finish_task()
+
+    def choose_ridge(self) -> float:
+        """A number means what it does to STSA, if so wanted: the weights' mean over classes takes part in it."""
+        ridge, method = super().choose_ridge(), self.method
+        if isinstance(method.gamma, str) or not (method.weighted and method.normalise):
+            return ridge
+        held = self.counts[self.counts > 0]
+        return ridge * float(weights(held, self.B).mean()) if len(held) else ridge
+
+    def squares(self) -> float:
+        return self.weight if self.method.weighted else super().squares()
+
+    def intercept(self) -> torch.Tensor | None:
+        """-tau log(n_c/N), and 0 for a class without a sample, whose scores are 0."""
+        if self.method.weighted or self.method.tau == 0:
+            return None
+        shares = self.counts.clamp_min(1).to(self.B) / self.counts.sum().clamp_min(1)
+        return -self.method.tau * torch.where(self.counts > 0, shares.log(), torch.zeros_like(shares))
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        weight = torch.tensor(self.weight, dtype=torch.float64)
+        return {**super().statistics(), "counts": self.counts, "weight": weight}
+
+    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_statistics(state)
+        self.counts, self.weight = state["counts"], float(state["weight"])
+
+
+@dataclass
+class AIR(STSA):
+    """Knobs of AIR.
+
+    Args:
+        M: number of random features; None: the backbone's features themselves, H = Z.
+        gamma: ridge coefficient; 0: the Moore-Penrose solution where the system is singular; "auto", "gcv": chosen by
+            the statistics.
+        scale_scores: divide each class's scores by the root of their sum over the class's own samples.
+        correction: of the classes' unequal sizes, by "weights" (AIR) or on the "logits" (logit adjustment).
+        normalise: whether weights have mean 1 over classes, as in AIR's public code, so that a `gamma` is as strong as
+            in STSA; false: as printed.
+        tau: strength of the logit adjustment; 0: STSA.
+    """
+
+    name: ClassVar[str] = "air"
+    client_half = AIRClient
+    server_half = AIRServer
+
+    correction: str = knob("weights", choices=("weights", "logits"))
+    normalise: bool = True
+    tau: float = knob(0.1, least=0)
+
+    @property
+    def weighted(self) -> bool:
+        return self.correction == "weights"

@@ -1,0 +1,79 @@
+"""What the nearest class mean and the linear discriminants share: class means, and classes without a sample."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.errors import UserError
+from fcl_bench.linalg.discriminant import class_means
+from fcl_bench.methods.closed_form.base import ClosedFormMethod, ClosedFormServer, positions, sums_without_samples
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.problem import Problem, Shard
+from fcl_bench.protocol.task import Task
+
+
+def counted(shard: Shard, columns: torch.Tensor) -> torch.Tensor:
+    """n (c,) int32: how many of the shard's samples are of each of `columns`."""
+    return torch.bincount(positions(shard, columns), minlength=len(columns)).to(torch.int32)
+
+
+class DiscriminantServer(ClosedFormServer):
+    """A `ClosedFormServer` that counts, and whose scores are h'w_c + b_c.
+
+    Attributes:
+        n: (C,) samples of each class so far.
+    """
+
+    def __init__(self, method: ClosedFormMethod, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self.n = torch.zeros(0, dtype=torch.int64, device=problem.device)
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        self.n = torch.nn.functional.pad(self.n, (0, task.columns_seen - len(self.n)))
+
+    def objection(self, upload: Message) -> str:
+        return sums_without_samples(upload["S"], upload["n"]) if "S" in upload else ""
+
+    def absorb(self, client: int, upload: Message) -> None:
+        self.add_class_sums(upload["S"])
+        self.n[self.columns] += upload["n"]
+
+    def means(self) -> torch.Tensor:
+        """(M, C) mu_c, 0 for a class without a sample."""
+        return class_means(self.B, self.n)
+
+    def intercept(self) -> torch.Tensor:
+        """b (..., C), as low as a number can be for a class that no sample has been seen of: it must never win."""
+        # Halved, so that no score that is added makes it infinite.
+        return self.biases().masked_fill(self.n == 0, torch.finfo(self.W.dtype).min / 2)
+
+    @abstractmethod
+    def biases(self) -> torch.Tensor:
+        """b (..., C) of the classes that there are samples of."""
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        return {"n": self.n}
+
+    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
+        self.n = state["n"]
+
+
+@dataclass
+class DiscriminantMethod(ClosedFormMethod):
+    """Knobs of all discriminants; see `ClosedFormMethod`."""
+
+    M: int | None = knob(None, least=1)
+
+    def __post_init__(self) -> None:
+        # h'w_c + b_c compares distances: multiplied by a number for each class, the nearest mean would not win any
+        # more, and shifting all features by one vector would change who does.
+        if self.scale_scores:
+            raise UserError(
+                f"method.scale_scores=true makes no sense for {self.name}, whose scores are distances to class means",
+                "method.scale_scores=false, or a ridge method such as method=stsa",
+            )

@@ -1,0 +1,196 @@
+"""FedDS-AL: dual-stream analytic learning (Zhuang et al., AAAI 2024) over clients, in two rounds per task.
+
+The main stream is STSA, ridge regression on ReLU(Z P). What it leaves unexplained, the compensation stream learns by a
+second ridge regression, on tanh(Z P). Both need sums over samples only, so the result is the centralised one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.linalg.estimate import Estimate
+from fcl_bench.linalg.gram import add_grams
+from fcl_bench.linalg.product import product
+from fcl_bench.linalg.random_features import RandomFeatures
+from fcl_bench.linalg.solve import Solution
+from fcl_bench.methods.closed_form.base import ClosedFormMethod, one_hot, ridge_knob
+from fcl_bench.methods.closed_form.stsa import STSAClient, STSAServer
+from fcl_bench.protocol.expected import Expectation, real
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.task import Task
+
+#: The stage of the second round.
+COMPENSATION = "compensation"
+
+
+class Linear(RandomFeatures):
+    """Z P itself: the features of both streams are functions of it."""
+
+    @classmethod
+    def of(cls, features: RandomFeatures) -> Linear:
+        """With the same projection."""
+        linear = cls.__new__(cls)
+        linear.outputs, linear.projection = features.outputs, features.projection
+        return linear
+
+    def map(self, z: torch.Tensor) -> torch.Tensor:
+        return self.linear(z)
+
+    def main(self, linear: torch.Tensor) -> torch.Tensor:
+        """H (n, M) of the main stream."""
+        return linear if self.projection is None else linear.relu()
+
+
+class DSALClient(STSAClient):
+    """Round 0: STSA's statistics. Round 1: those of the residual."""
+
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """G = H'H, C = H'Y; then G = K'K (M, M) and T = K'(Y - H W) (M, c_t) for K = tanh(Z P).
+
+        Y has the columns of the task's classes only: residuals in the columns of earlier classes count as 0.
+        """
+        if broadcast.stage != COMPENSATION:
+            return super().update(shard, broadcast, state)
+        features = Linear.of(self.random_features(broadcast))
+        columns, W = broadcast["columns"], broadcast["W"].to(shard.inputs)
+        labels = one_hot(shard, columns).split(features.rows)
+        M = self.dimension
+        G, T = shard.inputs.new_zeros(M, M), shard.inputs.new_zeros(len(columns), M)
+
+        def summed() -> Iterator[torch.Tensor]:
+            for linear, Y in zip(features.blocks(shard.inputs), labels, strict=True):
+                residual = Y - product(W.T, features.main(linear).T).T
+                K = linear.tanh()
+                T.addmm_(residual.T, K)
+                yield K
+
+        add_grams(G, summed())
+        return Message({"G": G, "T": T.T}, symmetric=["G"], per_class=["T"], summed=["G", "T"]), state
+
+
+class DSALServer(STSAServer):
+    """W = (G + gamma I)^-1 C after round 0, W_c = (G_c + gamma_c I)^-1 T after round 1; scores H W + kappa K W_c.
+
+    Attributes:
+        compensation: G_c (M, M), the Gram matrix of K over all tasks so far.
+        T: (M, C) what K and the residuals add up to, each task's under the W of that task.
+        W_c: (M, C) the compensation stream's solution.
+    """
+
+    method: DSAL
+    random_features: Linear
+
+    def __init__(self, method: DSAL, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self.random_features = Linear.of(self.random_features)
+        self.compensation = Estimate(self.dimension, problem.dtype, problem.device)
+        self.T = self.W_c = self.zeros(self.dimension, 0)
+        self._second = Solution(self.W_c, 1.0)
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        self.T = torch.nn.functional.pad(self.T, (0, task.columns_seen - self.T.shape[1]))
+
+    def rounds(self, task: Task) -> int:
+        """Statistics of the features, then of the residuals."""
+        return 2
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        """As STSA's; then W (M, c_t) too, the columns of the task's classes: no other residual counts."""
+        message = super().broadcast(task, round_)
+        if round_ == 0:
+            return message
+        self._solve()
+        return Message({**message, "W": self.W[:, self.columns]}, COMPENSATION)
+
+    def expects(self, task: Task, round_: int) -> Expectation:
+        if round_ == 0:
+            return super().expects(task, round_)
+        return {"G": real(self.dimension, self.dimension), "T": real(self.dimension, len(task.columns))}
+
+    def objection(self, upload: Message) -> str:
+        return "" if upload.stage == COMPENSATION else super().objection(upload)
+
+    def absorb(self, client: int, upload: Message) -> None:
+        if upload.stage != COMPENSATION:
+            super().absorb(client, upload)
+            return
+        self.compensation.matrix.add_(upload["G"])
+        self.T[:, self.columns] += upload["T"]
+
+    def finish_task(self) -> None:
+        """The main stream's solution is there since the second broadcast."""
+        self._compensate()
+
+    def _compensate(self) -> None:
+        self._second = self.compensation.solve(self.T, self.method.gamma_c, self.rounding())
+        self.W_c = self._second.W
+        if trouble := self._second.trouble:
+            kind, _, _ = trouble.partition(":")
+            self.notices.tell(f"{COMPENSATION}: {kind}", f"ds_al, {COMPENSATION} stream: {trouble}")
+
+    def classifier_c(self) -> torch.Tensor:
+        """W_c (M, C), scaled as W is."""
+        return self.W_c if self.scales is None else self.W_c * self.scales
+
+    def scores(self, H: torch.Tensor) -> torch.Tensor:
+        """Those of both streams (n, C), for the Z P (n, M) that is kept in place of H."""
+        main = super().scores(self.random_features.main(H))
+        return main.add_(product(self.classifier_c().T, H.tanh().T).T, alpha=self.method.kappa)
+
+    def model(self) -> dict[str, torch.Tensor]:
+        return {**super().model(), "W_c": self.classifier_c()}
+
+    def report(self) -> dict[str, Any]:
+        """`compensation`: the `condition` and `trouble` of the second system."""
+        _, condition, trouble = self._second
+        return {**super().report(), COMPENSATION: {"condition": condition, "trouble": trouble or None}}
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        return {**super().statistics(), "G_c": self.compensation.matrix, "T": self.T}
+
+    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_statistics(state)
+        self.compensation.load_state_dict({"G": state["G_c"]})
+        self.T = state["T"].to(self.B)
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        self._compensate()
+
+
+@dataclass
+class DSAL(ClosedFormMethod):
+    """Knobs of FedDS-AL.
+
+    Args:
+        M: number of random features; None: the backbone's features themselves, H = Z and K = tanh(Z).
+        gamma: ridge of the main stream; "auto", "gcv": chosen by the statistics.
+        gamma_c: ridge of the compensation stream.
+        kappa: weight of the compensation stream's scores; 0: those of STSA.
+        scale_scores: divide each class's scores by the root of their sum in the main stream over the class's own
+            samples.
+    """
+
+    name: ClassVar[str] = "ds_al"
+    client_half = DSALClient
+    server_half = DSALServer
+
+    M: int | None = knob(8192, least=1)
+    gamma: float | str = ridge_knob(0.1, least=0)
+    gamma_c: float = knob(0.1, least=0)
+    kappa: float = knob(0.6, least=0)
+
+    @property
+    def penalty(self) -> float | str:
+        return self.gamma
+
+    def matrices(self) -> int:
+        """STSA's and the compensation stream's."""
+        return super().matrices() + 1

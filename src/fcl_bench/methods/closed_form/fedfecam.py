@@ -1,0 +1,308 @@
+"""FedFeCAM: Mahalanobis distances to class prototypes, with a covariance per class (Goswami et al., "FeCAM", 2023).
+
+One round per task. Each client sends class sums and second moments of its features after Tukey's transform; the server
+adds them up over clients and tasks, shrinks each class's covariance, scales it to correlations, and classifies by the
+nearest prototype. The sums are exact, so the result is the centralised one, whatever the partition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.errors import UserError, require_memory
+from fcl_bench.linalg.gram import add_gram
+from fcl_bench.linalg.mahalanobis import EPS, Whitening, correlations, deviations, scatter, shrunk, whitening
+from fcl_bench.linalg.solve import Solution, relative_rounding
+from fcl_bench.linalg.triangle import packed, symmetric, triangular
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, ClosedFormServer, positions
+from fcl_bench.protocol.expected import Expectation, counts, real
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.task import Task
+
+
+class FedFeCAMClient(ClosedFormClient):
+    """Sums and second moments of the classes that the client holds."""
+
+    method: FedFeCAM
+
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """n (c_t), S and T (M, held), sums of z and of h = z^tukey, and second moments of h in the columns of Q.
+
+        Of each class held Q has sum h h' packed, or only its diagonal; if they share a covariance, one column for all.
+        T is S where the power is 1, and does not travel.
+        """
+        method, features, M = self.method, self.random_features(broadcast), self.dimension
+        which = positions(shard, broadcast["columns"])
+        n = torch.bincount(which, minlength=len(broadcast["columns"]))
+        held = torch.nonzero(n).squeeze(1).tolist()
+        S, T = (shard.inputs.new_zeros(len(held), M) for _ in range(2))
+        moments = shard.inputs.new_zeros(M) if method.covariance == "diagonal" else shard.inputs.new_zeros(M, M)
+        columns = []
+        for place, number in enumerate(held):
+            for Z in features.blocks(shard.inputs[which == number]):
+                H = method.transformed(Z)
+                S[place] += Z.sum(dim=0)
+                T[place] += H.sum(dim=0)
+                if method.covariance == "diagonal":
+                    moments += H.square().sum(dim=0)
+                else:
+                    add_gram(moments, H)
+            if method.covariance != "shared" or place == len(held) - 1:
+                columns.append(moments.clone() if method.covariance == "diagonal" else packed(moments))
+                moments.zero_()
+        upload = {"n": n.to(torch.int32), "S": S.T, "Q": torch.stack(columns, dim=1)}
+        return Message(upload if method.tukey == 1 else {**upload, "T": T.T}), state
+
+
+class FedFeCAMServer(ClosedFormServer):
+    """Sums over clients and tasks; D_c(z) = r' Sigma_c^+ r, r = h/|h| - m_c/|m_c|, m_c = (mean of z)^tukey.
+
+    Attributes:
+        n: (C,) samples of each class.
+        T: (M, C) sums of h; B where the power is 1.
+        moments: (C or 1, entries) second moments of h, a row for each column of Q, in `method.memory`.
+    """
+
+    method: FedFeCAM
+
+    def __init__(self, method: FedFeCAM, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self.n = torch.zeros(0, dtype=torch.int64, device=problem.device)
+        self._T = self.zeros(self.dimension, 0)
+        self._rows = 1 if method.covariance == "shared" else 0
+        self.moments = self._kept_zeros(self._rows)
+        #: Whitening factors of the rows of `moments`, packed as these; of which they are out of date; what was found.
+        self._factors = self._kept_zeros(self._rows)
+        self._stale: set[int] = set()
+        self._found: dict[int, Whitening] = {}
+        self._tasks = 0
+
+    def _kept_zeros(self, rows: int) -> torch.Tensor:
+        entries = self.method.entries(self.dimension)
+        return torch.zeros(rows, entries, dtype=self.method.kept_dtype(self.problem), device=self.problem.device)
+
+    @property
+    def T(self) -> torch.Tensor:
+        return self.B if self.method.tukey == 1 else self._T
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        new = task.columns_seen - len(self.n)
+        self.n = torch.nn.functional.pad(self.n, (0, new))
+        self._T = torch.nn.functional.pad(self._T, (0, new))
+        if self.method.covariance != "shared" and new:
+            self.moments, self._factors = (
+                torch.cat([kept, self._kept_zeros(new)]) for kept in (self.moments, self._factors)
+            )
+
+    def expects(self, task: Task, round_: int) -> Expectation:
+        M, sums = self.dimension, real(self.dimension, "held")
+        second = real(self.method.entries(M), 1 if self.method.covariance == "shared" else "held")
+        fields = {"n": counts(len(task.columns)), "S": sums, "Q": second}
+        return fields if self.method.tukey == 1 else {**fields, "T": sums}
+
+    def objection(self, upload: Message) -> str:
+        held, sent = int((upload["n"] > 0).sum()), upload["S"].shape[1]
+        return "" if held == sent else f"S has {sent} columns, and n says that {held} classes have samples"
+
+    def absorb(self, client: int, upload: Message) -> None:
+        n = upload["n"].to(self.n)
+        own = self.columns[n > 0]
+        self.n[self.columns] += n
+        self.B[:, own] += upload["S"]
+        if "T" in upload:
+            self._T[:, own] += upload["T"]
+        rows = own if self.method.covariance != "shared" else torch.zeros_like(own[:1])
+        self.moments[rows] += upload["Q"].T.to(self.moments.dtype)
+        self._stale.update(rows.tolist())
+
+    def finish_task(self) -> None:
+        self._tasks += 1
+        super().finish_task()
+
+    @property
+    def euclidean(self) -> bool:
+        """Whether plain class means of the first task still decide."""
+        return self.method.first_task == "euclidean" and self._tasks <= 1
+
+    def solution(self) -> Solution:
+        """The prototypes m_c/|m_c|, or means, as W, after a look at the covariances that changed."""
+        for row in sorted(self._stale):
+            self._found[row] = made = self._whitening(row)
+            self._factors[row] = made.factor if made.factor.ndim == 1 else packed(made.factor)
+        self._stale.clear()
+        condition = max((made.condition for made in self._found.values()), default=1.0)
+        means = self.B / self.n.clamp_min(1)
+        if self.euclidean:
+            return Solution(means, condition)
+        return Solution(directions(self.method.transformed(means), dim=0), condition, self._trouble_found())
+
+    def intercept(self) -> torch.Tensor | None:
+        """-|mean|^2 / 2 for plain means."""
+        return self.W.square().sum(dim=0) / -2 if self.euclidean else None
+
+    def _whitening(self, row: int) -> Whitening:
+        """Of the covariance of class `row`, or of all classes together, shrunk and scaled; the identity of none."""
+        method, held = self.method, self.n > 0
+        own = held if method.covariance == "shared" else torch.arange(len(self.n), device=self.n.device) == row
+        n, T = self.n[own].double(), self.T[:, own].double()
+        freedom = float((n - 1).sum())
+        roots = T / n.sqrt()
+        second = self.moments[row].double()
+        if method.covariance == "diagonal":
+            products = roots.square().sum(dim=1)
+        else:
+            second, products = symmetric(second), roots @ roots.T
+        rounding = relative_rounding(self.problem.dtype, self.problem.wire.dtype, self.moments.dtype)
+        S = scatter(second, products, rounding)
+        if freedom < 1 or not bool(S.any()):
+            return whitening(torch.ones_like(S) if S.ndim == 1 else torch.eye(len(S)).to(S))
+        S /= freedom
+        for _ in range(method.shrinkings):
+            S = shrunk(S, method.a1, method.a2)
+        errors = second.abs() * ((rounding + 8 * EPS) / freedom)
+        if method.correlation:
+            s = deviations(S)
+            S, errors = correlations(S), errors / s / s.unsqueeze(1)
+        # Independent errors of a matrix move its eigenvalues by sqrt(d) of their size, not by d of it.
+        noise = float(errors.max() if errors.ndim == 1 else torch.linalg.matrix_norm(errors) / len(errors) ** 0.5)
+        return whitening(S, noise)
+
+    def _trouble_found(self) -> str:
+        """What is to be told of covariances that are not positive definite; "": none."""
+        short = [made for made in self._found.values() if made.rank < self.dimension]
+        if not short:
+            return ""
+        ranks = [made.rank for made in short]
+        indefinite = sum(made.indefinite for made in short)
+        and_so = f", {indefinite} of them indefinite," if indefinite else ""
+        return (
+            f"covariances are singular to rounding: {len(short)} of {len(self._found)}{and_so} with ranks {min(ranks)}"
+            f" to {max(ranks)} of {self.dimension}; Moore-Penrose inverse; a larger method.a1, and method.a2 no larger"
+            " than it, would make them definite"
+        )
+
+    def scores(self, H: torch.Tensor) -> torch.Tensor:
+        """-D (n, C), or z . mean - |mean|^2 / 2; the lowest number for classes without a sample."""
+        if self.euclidean:
+            scores = super().scores(H)
+        else:
+            scores = -self._distances(directions(self.method.transformed(H), dim=1)).T
+        return scores.masked_fill(self.n == 0, torch.finfo(scores.dtype).min)
+
+    def _distances(self, U: torch.Tensor) -> torch.Tensor:
+        """D (C, n) of samples with directions U (n, M)."""
+        if self.method.covariance == "diagonal":
+            weights = self._factors.to(U).square()  # (C, M)
+            crossed = weights * self.W.T
+            return weights @ U.square().T - 2 * (crossed @ U.T) + (crossed * self.W.T).sum(dim=1, keepdim=True)
+        if self.method.covariance == "shared":
+            factor = triangular(self._factors[0]).to(U)
+            V, w = U @ factor, self.W.T @ factor
+            return V.square().sum(dim=1) - 2 * (w @ V.T) + w.square().sum(dim=1, keepdim=True)
+        D = U.new_zeros(len(self.n), len(U))
+        for number in torch.nonzero(self.n).squeeze(1).tolist():
+            factor = triangular(self._factors[number])  # products in the type that it is kept in
+            D[number] = ((U - self.W[:, number]).to(factor.dtype) @ factor).square().sum(dim=1)
+        return D
+
+    def model(self) -> dict[str, torch.Tensor]:
+        """W, n and the packed whitening factors; plain means come with their `bias` instead."""
+        made = {**super().model(), "n": self.n}
+        return made if self.euclidean else {**made, "whitening": self._factors}
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        kept = {"n": self.n, "moments": self.moments, "tasks": torch.tensor(self._tasks)}
+        return kept if self.method.tukey == 1 else {**kept, "T": self._T}
+
+    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
+        self.n, self._tasks = state["n"], int(state["tasks"])
+        self._T = state["T"].to(self.B) if "T" in state else torch.zeros_like(self.B)
+        self.moments = state["moments"].to(self._factors.dtype)
+        self._factors = torch.zeros_like(self.moments)
+        seen = [0] if self.method.covariance == "shared" else torch.nonzero(self.n).squeeze(1).tolist()
+        self._stale, self._found = set(seen), {}
+
+
+def directions(vectors: torch.Tensor, dim: int) -> torch.Tensor:
+    """Each vector over its length; zero where it is zero."""
+    lengths = torch.linalg.vector_norm(vectors, dim=dim, keepdim=True)
+    return vectors / lengths.clamp_min(torch.finfo(vectors.dtype).tiny)
+
+
+@dataclass
+class FedFeCAM(ClosedFormMethod):
+    """Knobs of FedFeCAM.
+
+    Args:
+        M: number of random features; None (the paper): the backbone's features themselves.
+        scale_scores: no choice here; only false.
+        covariance: "class" (the paper): one of each class; "shared": one within-class covariance of all; "diagonal":
+            variances of each class.
+        tukey: the power of Tukey's transform; other than 1 it takes features that are not negative.
+        a1, a2: shrinkage towards the mean variance and the mean covariance.
+        shrinkings: how often a covariance is shrunk (the public code: twice).
+        correlation: scale covariances to correlations, so that distances of different classes compare.
+        first_task: how the first task's classes are told apart before the second: "mahalanobis" as always, "euclidean"
+            (the public code): by plain class means.
+        memory: the type in which the server keeps a covariance of each class.
+    """
+
+    name: ClassVar[str] = "fedfecam"
+    client_half = FedFeCAMClient
+    server_half = FedFeCAMServer
+
+    M: int | None = knob(None, least=1)
+    covariance: str = knob("class", choices=("class", "shared", "diagonal"))
+    tukey: float = knob(0.5, above=0, most=1, words="above 0, at most 1 (none)")
+    a1: float = knob(1.0, least=0)
+    a2: float = knob(1.0, least=0)
+    shrinkings: int = knob(2, least=0)
+    correlation: bool = True
+    first_task: str = knob("mahalanobis", choices=("mahalanobis", "euclidean"))
+    memory: str = knob("float32", choices=("float32", "float64"))
+
+    def __post_init__(self) -> None:
+        if self.scale_scores:
+            raise UserError(
+                "method.scale_scores=true has no meaning here: scores are distances, not sums over weights",
+                "method.scale_scores=false",
+            )
+        if self.covariance == "diagonal" and self.correlation:
+            raise UserError(
+                "method.covariance=diagonal with method.correlation=true has nothing left: each variance would be 1",
+                "method.correlation=false",
+            )
+
+    def entries(self, M: int) -> int:
+        """Numbers in one covariance."""
+        return M if self.covariance == "diagonal" else M * (M + 1) // 2
+
+    def kept_dtype(self, problem: Problem) -> torch.dtype:
+        """In which the server keeps second moments and what it makes of them."""
+        return problem.dtype if self.covariance != "class" or self.memory == "float64" else torch.float32
+
+    def transformed(self, Z: torch.Tensor) -> torch.Tensor:
+        """Z^tukey, of each entry."""
+        if self.tukey == 1:
+            return Z
+        if Z.numel() and (least := float(Z.min())) < 0:
+            raise UserError(
+                f"method.tukey={self.tukey:g} takes features that are not negative, and here is one of {least:.3g}",
+                "method.tukey=1, or random features, which are not: method.M=2048",
+            )
+        return Z.sqrt() if self.tukey == 0.5 else Z.pow(self.tukey)
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
+        entries, size = self.entries(self.dimension(problem)), self.kept_dtype(problem).itemsize
+        covariances = 1 if self.covariance == "shared" else sum(classes_per_task)
+        require_memory(
+            f"method.covariance={self.covariance}", 2 * covariances * entries * size, f"{covariances} covariances"
+        )
+        require_memory(f"method.covariance={self.covariance}", 8 * max(classes_per_task) * entries, "one upload")

@@ -1,0 +1,216 @@
+"""FedKLDA: kernel discriminants by random Fourier features (KLDA: Momeni, Mazumder and Liu, AAAI 2025), federated.
+
+FedLDA on H = sqrt(2/M) cos(Z Omega + u). The bandwidth of the kernel comes from sums, too, in one more exchange in the
+first task. An ensemble of E maps averages their posteriors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.errors import UserError, require_memory
+from fcl_bench.linalg.product import product
+from fcl_bench.linalg.random_features import KINDS, RandomFeatures, mean_squared_distance
+from fcl_bench.linalg.solve import DOUBTFUL, relative_rounding
+from fcl_bench.methods.closed_form.base import projection_seed
+from fcl_bench.methods.closed_form.fedlda import FedLDA, FedLDAClient, FedLDAServer
+from fcl_bench.protocol.expected import Expectation, counts, real
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.task import Task
+
+#: The stage of the first task in which clients send what the bandwidth is made of.
+BANDWIDTH = "bandwidth"
+#: `method.bandwidth`: by the mean squared distance.
+AUTO = "auto"
+
+
+class FedKLDAClient(FedLDAClient):
+    """Exact statistics of the client's Fourier features."""
+
+    method: FedKLDA
+
+    def __init__(self, method: FedKLDA, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._drawn: tuple[int, float, RandomFeatures] | None = None
+
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """As FedLDA's; before that, where the bandwidth is asked for, sum z (d), sum |z|^2 (1) and their number."""
+        if broadcast.stage != BANDWIDTH:
+            return super().update(shard, broadcast, state)
+        z = shard.inputs
+        samples = torch.tensor([len(z)], dtype=torch.int32)
+        upload = {"total": z.sum(dim=0), "squares": z.square().sum().reshape(1), "samples": samples}
+        return Message(upload, stage=BANDWIDTH, summed=upload), state
+
+    def random_features(self, broadcast: Message) -> RandomFeatures:
+        if "projection" in broadcast:
+            given = {
+                name: broadcast[name].to(self.problem.device, self.problem.dtype)
+                for name in ("projection", "phases")
+                if name in broadcast
+            }
+            return RandomFeatures.given(**given, maps=self.method.maps)
+        seed, bandwidth = int(broadcast["seed"]), float(broadcast["bandwidth"]) if "bandwidth" in broadcast else 1.0
+        if self._drawn is None or self._drawn[:2] != (seed, bandwidth):
+            self._drawn = seed, bandwidth, self.method.features(self.problem, seed, bandwidth)
+        return self._drawn[2]
+
+
+class FedKLDAServer(FedLDAServer):
+    """FedLDA's, once the bandwidth is known: b^2 = 2 (sum |z|^2 / N - |mean z|^2), the mean squared distance.
+
+    Attributes:
+        bandwidth: b; 1 before the first task has told it, and for features that have none.
+    """
+
+    method: FedKLDA
+
+    def __init__(self, method: FedKLDA, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self.bandwidth = 1.0
+        #: Of the first exchange: sum z, sum |z|^2 and N.
+        self._sums: tuple[torch.Tensor, float, int] = self.zeros(problem.inputs), 0.0, 0
+        self._use(1.0 if isinstance(method.bandwidth, str) else method.bandwidth)
+
+    def _use(self, bandwidth: float) -> None:
+        self.bandwidth = bandwidth
+        self.random_features = self.method.features(self.problem, projection_seed(self.problem), bandwidth)
+
+    def stages(self, task: Task) -> Sequence[str]:
+        first = self.method.fourier and self.method.bandwidth == AUTO and task.index == 0
+        return [*([BANDWIDTH] if first else []), *super().stages(task)]
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        """Nothing where the bandwidth is asked for; then as FedLDA's, with the bandwidth or (whole) the phases."""
+        if self.stages(task)[round_] == BANDWIDTH:
+            return Message({}, stage=BANDWIDTH)
+        message = super().broadcast(task, round_)
+        phases = self.random_features.phases
+        if phases is None:
+            return message
+        if "projection" in message:
+            return message.with_tensors({**message, "phases": phases.to(torch.float64)})
+        return message.with_tensors({**message, "bandwidth": torch.tensor(self.bandwidth, dtype=torch.float64)})
+
+    def expects(self, task: Task, round_: int) -> Expectation:
+        if self.stages(task)[round_] == BANDWIDTH:
+            return {"total": real(self.problem.inputs), "squares": real(1, least=0), "samples": counts(1)}
+        return super().expects(task, round_)
+
+    def absorb(self, client: int, upload: Message) -> None:
+        if upload.stage != BANDWIDTH:
+            super().absorb(client, upload)
+            return
+        total, squares, samples = self._sums
+        self._sums = total + upload["total"], squares + float(upload["squares"]), samples + int(upload["samples"])
+
+    def finish_round(self) -> None:
+        total, squares, samples = self._sums
+        if samples:
+            self._sums = torch.zeros_like(total), 0.0, 0
+            self._use(self._heuristic(total, squares, samples))
+        super().finish_round()
+
+    def _heuristic(self, total: torch.Tensor, squares: float, samples: int) -> float:
+        """The bandwidth, or 1 where all samples are alike."""
+        squared = mean_squared_distance(total, squares, samples)
+        dtypes = self.problem.dtype, self.problem.wire.dtype
+        rounding = torch.finfo(torch.float64).eps + relative_rounding(*dtypes)
+        if squared * DOUBTFUL <= rounding * squares / samples:
+            self.notices.tell(
+                BANDWIDTH,
+                f"{self.method.name}: the samples' distances are lost in rounding, so the bandwidth"
+                f" {math.sqrt(squared) or 1.0:.3g} is arbitrary; method.bandwidth=NUMBER, or wire.dtype=float64",
+            )
+        return math.sqrt(squared) or 1.0
+
+    def scores(self, H: torch.Tensor) -> torch.Tensor:
+        """H W + b of one map; of several the logarithm of their mean posterior."""
+        maps = self.method.maps
+        if maps == 1:
+            return super().scores(H)
+        assert self.bias is not None
+        parts = zip(H.chunk(maps, dim=1), self.W.chunk(maps), self.bias, strict=True)
+        posteriors = [torch.log_softmax(product(W.T, own.T).T + b, dim=1) for own, W, b in parts]
+        return torch.logsumexp(torch.stack(posteriors), dim=0) - math.log(maps)
+
+    def model(self) -> dict[str, torch.Tensor]:
+        phases = self.random_features.phases
+        return super().model() if phases is None else {**super().model(), "phases": phases}
+
+    def report(self) -> dict[str, Any]:
+        """`bandwidth` besides, where there is one."""
+        return {**super().report(), **({"bandwidth": self.bandwidth} if self.method.fourier else {})}
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        return {**super().statistics(), "bandwidth": torch.tensor(self.bandwidth, dtype=torch.float64)}
+
+    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_statistics(state)
+        self._use(float(state["bandwidth"]))
+
+
+@dataclass
+class FedKLDA(FedLDA):
+    """Knobs of FedKLDA.
+
+    Args:
+        M: number of random features of each map; None: the backbone's features themselves, which makes it FedLDA.
+        kind: "cos", random Fourier features; "relu", FedLDA's.
+        bandwidth: b of the kernel exp(-|z - z*|^2 / (2 b^2)); "auto": the root of the mean squared distance of the
+            first task's samples.
+        ensemble: E, independent maps whose posteriors are averaged.
+        shrinkage, target, divide, prior, centre: as in FedLDA.
+    """
+
+    name: ClassVar[str] = "fedklda"
+    client_half = FedKLDAClient
+    server_half = FedKLDAServer
+
+    M: int | None = knob(2048, least=1)
+    kind: str = knob("cos", choices=KINDS)
+    bandwidth: float | str = knob(AUTO, above=0, choices=(AUTO,))
+    ensemble: int = knob(1, least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.M is None and self.ensemble > 1:
+            raise UserError(
+                f"method.ensemble={self.ensemble} needs random maps, and method.M=null has none",
+                "method.ensemble=1, or method.M=2048",
+            )
+        if not self.fourier and self.bandwidth != AUTO:
+            which = "method.M=null" if self.M is None else f"method.kind={self.kind}"
+            raise UserError(f"method.bandwidth={self.bandwidth} has no meaning with {which}", "method.bandwidth=auto")
+
+    @property
+    def fourier(self) -> bool:
+        """Whether H are random Fourier features."""
+        return self.kind == "cos" and self.M is not None
+
+    @property
+    def maps(self) -> int:
+        return self.ensemble
+
+    def features(self, problem: Problem, seed: int, bandwidth: float) -> RandomFeatures:
+        """All maps, side by side."""
+        outputs = None if self.M is None else self.dimension(problem)
+        like = problem.dtype, problem.device
+        return RandomFeatures(seed, problem.inputs, outputs, *like, self.kind, bandwidth, self.maps)
+
+    def dimension(self, problem: Problem) -> int:
+        """E M, the width of H."""
+        return super().dimension(problem) * self.maps
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        M, matrices = super().dimension(problem), self.matrices() - 1 + self.maps
+        if self.M is not None:
+            require_memory(f"method.M={M}", 8 * problem.inputs * M * self.maps, f"{self.maps} projections")
+        require_memory(f"method.M={M}", 8 * matrices * M * M, f"{matrices} matrices of {M} x {M}")

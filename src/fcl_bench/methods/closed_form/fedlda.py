@@ -1,0 +1,222 @@
+"""FedLDA: linear discriminants with a shared covariance (SLDA: Hayes and Kanan, CVPRW 2020), federated and exact.
+
+One round per task. Each client sends its Gram matrix, class sums and counts; the server adds them up over clients and
+tasks. The within-class covariance is a difference of these sums, so the classifier is the centralised one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.linalg.discriminant import contradiction, noise_of, oas_share, solve_discriminant, within_scatter
+from fcl_bench.linalg.gram import add_class_sums, add_gram
+from fcl_bench.linalg.solve import Solution, relative_rounding
+from fcl_bench.methods.closed_form.base import ClosedFormClient
+from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, DiscriminantServer, counted
+from fcl_bench.protocol.expected import Expectation, counts, real
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.task import Task
+
+#: The stages of a task: in the first one the mean of all features, where sums are centred; then the statistics.
+OFFSET, STATISTICS = "offset", "statistics"
+
+
+class FedLDAClient(ClosedFormClient):
+    """Exact statistics of the client's samples, of H minus the offset where the server has sent one."""
+
+    method: FedLDA
+
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """G = H'H (M, M), S = H'Y (M, c_t) and n (c_t); in the stage before, the sum of all h (M) and their number."""
+        columns = broadcast["columns"]
+        n = counted(shard, columns)
+        sums = shard.inputs.new_zeros(len(columns), self.dimension)
+        if broadcast.stage == OFFSET:
+            for H, which in self.blocks(shard, broadcast):
+                add_class_sums(sums, H, which)
+            total = {"total": sums.sum(dim=0), "samples": n.sum(dim=0, keepdim=True, dtype=torch.int32)}
+            return Message(total, stage=OFFSET, summed=total), state
+        maps = self.method.maps
+        M = self.dimension // maps
+        grams = {name: shard.inputs.new_zeros(M, M) for name in gram_names(maps)}
+        for H, which in self.blocks(shard, broadcast):
+            if "offset" in broadcast:
+                H = H - broadcast["offset"].to(H)
+            add_class_sums(sums, H, which)
+            for G, own in zip(grams.values(), H.split(M, dim=1), strict=True):
+                add_gram(G, own)
+        upload = {**grams, "S": sums.T, "n": n}
+        return Message(upload, symmetric=grams, per_class=["S"], summed=upload), state
+
+
+def gram_names(maps: int) -> list[str]:
+    """The names of the Gram matrices of `maps` maps, each with its own."""
+    return ["G"] if maps == 1 else [f"G{number}" for number in range(maps)]
+
+
+class FedLDAServer(DiscriminantServer):
+    """Sigma = (G - S diag(1/n) S') / (N - C), W = ((1 - eps) Sigma + eps I)^-1 mu, b_c = -mu_c'w_c / 2 + log prior_c.
+
+    With an offset o, mu_c is the mean of h - o, and b_c has -o'w_c besides: each sample's scores then differ from those
+    without by one number, the same for all classes.
+
+    With several maps side by side in H, each has its own G and its own discriminants; the rows of W are theirs, one
+    map after the other, and b has a row for each.
+
+    Attributes:
+        grams: (maps, M, M) sum of (h - o)(h - o)'; B is the class sums of h - o, too.
+        offset: o (M,), what clients subtract; None: nothing.
+        shares: of the identity in the covariance of each map, as last solved.
+    """
+
+    method: FedLDA
+
+    def __init__(self, method: FedLDA, problem: Problem) -> None:
+        super().__init__(method, problem)
+        M = self.dimension // method.maps
+        self.grams = self.zeros(method.maps, M, M)
+        self.offset: torch.Tensor | None = None
+        self.shares: list[float] = []
+        self._task = self._stage = 0
+        #: Of the first exchange.
+        self._total, self._samples = self.zeros(self.dimension), 0
+
+    def stages(self, task: Task) -> Sequence[str]:
+        """What each round of the task is for."""
+        first = self.method.centre == "all_tasks" and task.index == 0
+        return [OFFSET, STATISTICS] if first else [STATISTICS]
+
+    def rounds(self, task: Task) -> int:
+        return len(self.stages(task))
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        self._task = task.index
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        """The projection and the task's columns; the offset, too, once there is one."""
+        stage = self.stages(task)[round_]
+        offset = {} if self.offset is None else {"offset": self.offset}
+        return Message({**super().broadcast(task, round_), **offset}, stage=stage, kept=offset)
+
+    def expects(self, task: Task, round_: int) -> Expectation:
+        if self.stages(task)[round_] == OFFSET:
+            return {"total": real(self.dimension), "samples": counts(1)}
+        M, classes = self.grams.shape[-1], len(task.columns)
+        grams = {name: real(M, M) for name in gram_names(self.method.maps)}
+        return {**grams, "S": real(self.dimension, classes), "n": counts(classes)}
+
+    def absorb(self, client: int, upload: Message) -> None:
+        if upload.stage == OFFSET:
+            self._total += upload["total"]
+            self._samples += int(upload["samples"])
+            return
+        super().absorb(client, upload)
+        for G, name in zip(self.grams, gram_names(self.method.maps), strict=True):
+            G += upload[name]
+
+    def finish_round(self) -> None:
+        if self._samples:
+            self.offset, self._samples = self._total / self._samples, 0
+
+    def finish_task(self) -> None:
+        if self.method.centre == "later_tasks" and self._task == 0:
+            self._centre()
+        super().finish_task()
+
+    def _centre(self) -> None:
+        """Make the grand mean so far the offset: sum (h - o)(h - o)' = G - N o o'."""
+        N = int(self.n.sum())
+        self.offset = self.B.sum(dim=1) / max(N, 1)
+        for G, own in zip(self.grams, self.offset.split(self.grams.shape[-1]), strict=True):
+            add_gram(G, own.unsqueeze(0), -N)
+        self.B -= torch.outer(self.offset, self.n.to(self.offset))
+
+    def solution(self) -> Solution:
+        """The discriminants of each map; the largest condition number, and the first trouble."""
+        maps = self.method.maps
+        parts = self.B.chunk(maps), self.means().to(torch.float64).chunk(maps)
+        solved = [self._discriminants(G, S, means) for G, S, means in zip(self.grams, *parts, strict=True)]
+        self.shares = [share for share, _ in solved]
+        found = [solution for _, solution in solved]
+        trouble = next((solution.trouble for solution in found if solution.trouble), "")
+        W = torch.cat([solution.W for solution in found]).to(self.B)
+        return Solution(W, max(solution.condition for solution in found), trouble)
+
+    def _discriminants(self, G: torch.Tensor, S: torch.Tensor, means: torch.Tensor) -> tuple[float, Solution]:
+        """The share of the identity, and W (M, C) of one map."""
+        rounding = relative_rounding(self.problem.dtype, self.problem.wire.dtype)
+        scatter = within_scatter(G, S, self.n)
+        if objection := contradiction(scatter, G, rounding):
+            kind, _, _ = objection.partition(":")
+            self.notices.tell(kind, f"{self.method.name}, {self.B.shape[1]} classes seen: {objection}")
+        N, C = int(self.n.sum()), int((self.n > 0).sum())
+        freedom = max(N - C if self.method.divide == "N-C" else N, 1)
+        Sigma = scatter.div_(freedom)
+        trace = max(float(Sigma.trace()), 0.0)
+        if self.method.shrinkage == "oas":
+            share = oas_share(trace, float(Sigma.square().sum()), len(Sigma), N)
+        else:
+            share = float(self.method.shrinkage)
+        mean = self.method.shrinkage == "oas" or self.method.target == "mean"
+        level = trace / len(Sigma) if mean else 1.0
+        return share, solve_discriminant(Sigma, means, share, level, noise_of(G, rounding) / freedom)
+
+    def biases(self) -> torch.Tensor:
+        """-mu_c'w_c / 2 + log prior_c, less o'w_c: (C,), and (maps, C) with several maps."""
+        held = (self.n > 0).to(self.W)
+        prior = held if self.method.prior == "uniform" else self.n.to(self.W)
+        points = self.means() / 2 if self.offset is None else self.means() / 2 + self.offset.unsqueeze(1)
+        b = (prior / prior.sum()).log() - (points * self.W).unflatten(0, (self.method.maps, -1)).sum(dim=1)
+        return b[0] if self.method.maps == 1 else b
+
+    def report(self) -> dict[str, Any]:
+        """`shrinkage`: the share of the identity in the covariance, the mean over the maps."""
+        return {**super().report(), "shrinkage": math.fsum(self.shares) / max(len(self.shares), 1)}
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        offset = {} if self.offset is None else {"offset": self.offset}
+        return {**super().statistics(), "G": self.grams, **offset}
+
+    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_statistics(state)
+        self.grams = state["G"].to(self.grams)
+        self.offset = state["offset"].to(self.grams) if "offset" in state else None
+
+
+@dataclass
+class FedLDA(DiscriminantMethod):
+    """Knobs of FedLDA.
+
+    Args:
+        M: number of random features; None: the backbone's features themselves, H = Z.
+        shrinkage: eps, the share of the identity in the covariance; "oas": by oracle-approximating shrinkage.
+        target: "unit": of I (SLDA), or "mean": of I times the mean variance, so that the scale of H does not count.
+            With `oas` always the mean.
+        divide: the scatter by "N-C" or "N".
+        prior: "uniform" (SLDA) or "counts", the classes' shares of the samples.
+        centre: which tasks' sums are of H minus an offset, the mean of the first task: "none"; "later_tasks", which
+            costs M numbers down; "all_tasks", which costs a round of M + 1 numbers up in the first task besides.
+    """
+
+    name: ClassVar[str] = "fedlda"
+    client_half: ClassVar[type[FedLDAClient]] = FedLDAClient
+    server_half: ClassVar[type[FedLDAServer]] = FedLDAServer
+
+    shrinkage: float | str = knob(1e-4, least=0, most=1, words="0 to 1", choices=("oas",))
+    target: str = knob("unit", choices=("unit", "mean"))
+    divide: str = knob("N-C", choices=("N-C", "N"))
+    prior: str = knob("uniform", choices=("uniform", "counts"))
+    centre: str = knob("none", choices=("none", "later_tasks", "all_tasks"))
+
+    @property
+    def maps(self) -> int:
+        """How many maps lie side by side in H."""
+        return 1

@@ -1,0 +1,82 @@
+"""FedNCM: nearest class mean (Legate et al., "Guiding The Last Layer in Federated Learning with Pre-Trained Models").
+
+One round per task. Each client sends its class sums and counts; the server adds them up and classifies by the nearest
+mean, by cosine or Euclidean distance. It has no second-order part: the floor of the closed-form methods.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.linalg.gram import add_class_sums
+from fcl_bench.linalg.solve import Solution
+from fcl_bench.methods.closed_form.base import ClosedFormClient
+from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, DiscriminantServer, counted
+from fcl_bench.protocol.expected import Expectation, counts, real
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.problem import Shard, State
+from fcl_bench.protocol.task import Task
+
+
+class FedNCMClient(ClosedFormClient):
+    """First-order statistics of the client's samples."""
+
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """S = H'Y (M, c_t) and the counts n (c_t)."""
+        columns = broadcast["columns"]
+        sums = shard.inputs.new_zeros(len(columns), self.dimension)
+        for H, which in self.blocks(shard, broadcast):
+            add_class_sums(sums, H, which)
+        upload = {"S": sums.T, "n": counted(shard, columns)}
+        return Message(upload, per_class=["S"], summed=["S", "n"]), state
+
+
+class FedNCMServer(DiscriminantServer):
+    """mu_c = S_c / n_c, and the scores of the nearest mean."""
+
+    method: FedNCM
+
+    def expects(self, task: Task, round_: int) -> Expectation:
+        return {"S": real(self.dimension, len(task.columns)), "n": counts(len(task.columns))}
+
+    def solution(self) -> Solution:
+        """The means, for the cosine of length 1. Nothing is solved, so nothing can be ill-conditioned."""
+        means = self.means()
+        return Solution(torch.nn.functional.normalize(means, dim=0) if self.method.cosine else means, 1.0)
+
+    def biases(self) -> torch.Tensor:
+        """-|mu_c|^2 / 2 for the distance, 0 for the cosine."""
+        return torch.zeros_like(self.W[0]) if self.method.cosine else -self.W.square().sum(dim=0) / 2
+
+    def scores(self, H: torch.Tensor) -> torch.Tensor:
+        """cos(h, mu_c), or h'mu_c - |mu_c|^2 / 2 = (|h|^2 - |h - mu_c|^2) / 2."""
+        return super().scores(torch.nn.functional.normalize(H, dim=1) if self.method.cosine else H)
+
+
+@dataclass
+class FedNCM(DiscriminantMethod):
+    """Knobs of FedNCM.
+
+    Args:
+        M: number of random features; None: the backbone's features themselves, H = Z.
+        similarity: "cosine" of a sample and the class mean, or "euclid", their distance.
+    """
+
+    name: ClassVar[str] = "fedncm"
+    client_half = FedNCMClient
+    server_half = FedNCMServer
+
+    similarity: str = knob("cosine", choices=("cosine", "euclid"))
+
+    @property
+    def cosine(self) -> bool:
+        """Whether lengths do not count."""
+        return self.similarity == "cosine"
+
+    def matrices(self) -> int:
+        """None: a vector for each class is all there is."""
+        return 0

@@ -1,0 +1,229 @@
+"""FedRanPAC: ridge regression on random features whose ridge is cross-validated (McDonnell et al., NeurIPS 2023).
+
+RanPAC is STSA with a ridge that each task chooses anew. Generalised cross-validation needs what STSA's clients send
+anyway. For a choice on samples that are held out, clients send the sums of every fold of their samples apart, and the
+server gets the squared error on them from these sums alone. The result is the centralised one, whatever the partition.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.errors import UserError
+from fcl_bench.linalg.folds import fold_numbers, hash_factors
+from fcl_bench.linalg.held_out import Sums, cross_validated, held_out_errors, least
+from fcl_bench.linalg.ridge import AUTO, GCV, mean_share
+from fcl_bench.methods.closed_form.base import ClosedFormMethod
+from fcl_bench.methods.closed_form.stsa import STSAClient, STSAServer
+from fcl_bench.protocol.expected import Expectation, counts, real
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.task import Task
+from fcl_bench.randomness import generator
+
+#: What `method.ridge` may say beside a number, `auto` and `gcv`: one fold is held out, or each in turn.
+HELD_OUT, FOLDS = "held_out", "folds"
+
+
+class RanPACClient(STSAClient):
+    """STSA's statistics: of all samples, or of every part of them."""
+
+    method: RanPAC
+
+    def __init__(self, method: RanPAC, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._factors = hash_factors(generator(problem.seed, "folds"), problem.inputs)
+
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """G, C as STSA; or G_p (M, M) and C_p (M, c_t) of each part p, and how many samples that has, n (parts)."""
+        parts = self.method.parts
+        if not parts:
+            return super().update(shard, broadcast, state)
+        # Of two parts, the first is fold 0 and the second all other folds.
+        part = fold_numbers(shard.inputs, self._factors, self.method.folds).clamp_max(parts - 1)
+        tensors: dict[str, torch.Tensor] = {}
+        for number in range(parts):
+            own = part == number
+            sub = dataclasses.replace(shard, inputs=shard.inputs[own], labels=shard.labels[own])
+            sums, _ = super().update(sub, broadcast, {})
+            tensors |= {f"G_{number}": sums["G"], f"C_{number}": sums["C"]}
+        grams, columns = [f"G_{p}" for p in range(parts)], [f"C_{p}" for p in range(parts)]
+        tensors["n"] = torch.bincount(part, minlength=parts).to(torch.int32)
+        return Message(tensors, symmetric=grams, per_class=columns, summed=tensors.keys()), state
+
+
+class RanPACServer(STSAServer):
+    """STSA's sums, and those of the parts; W = (G + lambda I)^-1 C with the task's choice of lambda.
+
+    Attributes:
+        parts: sums over the samples of each part: of all tasks so far, or of the task at hand (`scope`).
+        chosen: lambda of each task so far.
+        errors: mean squared error per sample on what was held out for it; NaN where nothing was.
+    """
+
+    method: RanPAC
+
+    def __init__(self, method: RanPAC, problem: Problem) -> None:
+        super().__init__(method, problem)
+        M = self.dimension
+        self.parts = [Sums(self.zeros(M, M), self.zeros(M, 0), 0) for _ in range(method.parts)]
+        self.chosen: list[float] = []
+        self.errors: list[float] = []
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        more = task.columns_seen
+        if self.method.scope == "task":
+            self.parts = [Sums(part.G.zero_(), self.zeros(self.dimension, more), 0) for part in self.parts]
+        else:
+            grown = (torch.nn.functional.pad(part.S, (0, more - part.S.shape[1])) for part in self.parts)
+            self.parts = [part._replace(S=S) for part, S in zip(self.parts, grown, strict=True)]
+
+    def expects(self, task: Task, round_: int) -> Expectation:
+        if not self.parts:
+            return super().expects(task, round_)
+        M, numbers = self.dimension, range(len(self.parts))
+        fields = {f"G_{p}": real(M, M) for p in numbers} | {f"C_{p}": real(M, len(task.columns)) for p in numbers}
+        return {**fields, "n": counts(len(numbers))}
+
+    def objection(self, upload: Message) -> str:
+        for p, samples in enumerate(upload["n"].tolist() if self.parts else []):
+            if not samples and bool(upload[f"C_{p}"].any()):
+                return f"C_{p} is not zero, and n says that there is no sample"
+        return super().objection(upload)
+
+    def absorb(self, client: int, upload: Message) -> None:
+        if not self.parts:
+            super().absorb(client, upload)
+            return
+        for p, samples in enumerate(upload["n"].tolist()):
+            G, S, before = self.parts[p]
+            own_G, own_S = upload[f"G_{p}"], upload[f"C_{p}"]
+            self.estimate.matrix.add_(own_G)
+            self.add_class_sums(own_S)
+            S[:, self.columns] += own_S
+            self.parts[p] = Sums(G.add_(own_G), S, before + samples)
+        self.count(upload)
+
+    def finish_task(self) -> None:
+        ridge, error = self._cross_validated() if self.parts else (super().choose_ridge(), math.nan)
+        self.chosen.append(ridge)
+        self.errors.append(error)
+        self._tell_edge(ridge)
+        super().finish_task()
+
+    def choose_ridge(self) -> float:
+        """What the last task chose: a resumed run has no other choice."""
+        return self.chosen[-1]
+
+    def candidates(self) -> torch.Tensor:
+        return torch.tensor(self.method.grid, dtype=torch.float64)
+
+    def _cross_validated(self) -> tuple[float, float]:
+        """The lambda with the least squared error on the samples held out, and that error per sample."""
+        held = self.parts if self.method.ridge == FOLDS else self.parts[:1]
+        samples = sum(part.samples for part in held)
+        if not samples or sum(part.samples > 0 for part in self.parts) < 2:
+            self.notices.tell(HELD_OUT, f"ranpac: a fold has no sample, so the ridge is as with method.ridge={AUTO}")
+            return mean_share(self.trace(), self.dimension), math.nan
+        grid = self.method.grid
+        errors = cross_validated(held, grid) if len(held) > 1 else held_out_errors(self.parts[1], held[0], grid)
+        best = least(errors, samples)
+        return grid[best], float(errors[best]) / samples
+
+    def _tell_edge(self, ridge: float) -> None:
+        grid, knob_ = self.method.grid, self.method.ridge
+        if knob_ not in (GCV, HELD_OUT, FOLDS) or len(grid) < 2 or ridge not in (grid[0], grid[-1]):
+            return
+        which, key = ("least", "lowest") if ridge == grid[0] else ("largest", "highest")
+        self.notices.tell(
+            f"edge {key}",
+            f"ranpac, {self.B.shape[1]} classes seen: method.ridge={knob_} chose the {which} candidate, {ridge:g};"
+            f" method.{key}_ridge says where they end",
+            logging.INFO,
+        )
+
+    def report(self) -> dict[str, Any]:
+        """`ridges`: lambda of each task; `held_out_errors`: squared error per sample held out, null where none was."""
+        known = [None if math.isnan(error) else error for error in self.errors]
+        return {**super().report(), "ridges": self.chosen, **({"held_out_errors": known} if self.parts else {})}
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        choices = torch.tensor([self.chosen, self.errors], dtype=torch.float64)
+        kept = [] if self.method.scope == "task" else self.parts
+        sums = {f"{name}_{p}": value for p, part in enumerate(kept) for name, value in (("G", part.G), ("S", part.S))}
+        n = torch.tensor([part.samples for part in kept], dtype=torch.int64)
+        return {**super().statistics(), "choices": choices, **sums, "n": n}
+
+    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_statistics(state)
+        self.chosen, self.errors = state["choices"].tolist()
+        for p, samples in enumerate(state["n"].tolist()):
+            self.parts[p] = Sums(state[f"G_{p}"].to(self.B), state[f"S_{p}"].to(self.B), samples)
+
+
+@dataclass
+class RanPAC(ClosedFormMethod):
+    """Knobs of FedRanPAC.
+
+    Args:
+        M: number of random features; None: the backbone's features themselves, H = Z.
+        ridge: lambda: a number, "auto" (1 % of the mean eigenvalue of G), or chosen after each task from a grid: "gcv"
+            by generalised cross-validation, "held_out" by the squared error on one fold of the samples (as RanPAC),
+            "folds" by that on each fold in turn.
+        folds: F, the folds; of "held_out" one is held out.
+        scope: what "held_out" and "folds" look at: "all" tasks so far, or the "task" at hand alone (as RanPAC).
+        lowest_ridge, highest_ridge: ends of the grid.
+        per_decade: candidates for each power of ten.
+        scale_scores: divide each class's scores by the root of their sum over the class's own samples.
+    """
+
+    name: ClassVar[str] = "ranpac"
+    client_half = RanPACClient
+    server_half = RanPACServer
+
+    ridge: float | str = knob(GCV, above=0, choices=(AUTO, GCV, HELD_OUT, FOLDS))
+    folds: int = knob(5, least=2)
+    scope: str = knob("all", choices=("all", "task"))
+    lowest_ridge: float = knob(1e-8, above=0)
+    highest_ridge: float = knob(1e8, above=0)
+    per_decade: int = knob(1, least=1)
+
+    def __post_init__(self) -> None:
+        if self.lowest_ridge > self.highest_ridge:
+            raise UserError(
+                f"method.lowest_ridge={self.lowest_ridge:g} is above method.highest_ridge={self.highest_ridge:g}",
+                "ends of a grid in ascending order",
+            )
+        if self.scope == "task" and self.ridge not in (HELD_OUT, FOLDS):
+            raise UserError(
+                f"method.scope=task says nothing with method.ridge={self.ridge}",
+                f"method.ridge={HELD_OUT} or {FOLDS}",
+            )
+
+    @property
+    def penalty(self) -> float | str:
+        return self.ridge
+
+    @property
+    def parts(self) -> int:
+        """Of how many parts of the samples the sums travel apart; 0: they travel together, as STSA's."""
+        return {HELD_OUT: 2, FOLDS: self.folds}.get(str(self.ridge), 0)
+
+    @property
+    def grid(self) -> list[float]:
+        """The candidates, ascending."""
+        begin = math.log10(self.lowest_ridge)
+        steps = math.floor((math.log10(self.highest_ridge) - begin) * self.per_decade + 1e-9)
+        return [10.0 ** (begin + step / self.per_decade) for step in range(steps + 1)]
+
+    def matrices(self) -> int:
+        """Besides STSA's: the parts' sums at the server, as many in an upload, and three to choose with."""
+        return super().matrices() + (2 * self.parts + 3 if self.parts else 0)

@@ -1,0 +1,65 @@
+"""A stage before a task's rounds in which clients say how many samples of each class they have (FedDisco, FedGen)."""
+
+from __future__ import annotations
+
+import torch
+
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.client import GradientClient
+from fcl_bench.methods.gradient.server import GradientServer
+from fcl_bench.protocol.expected import Expectation, counts
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.task import Task
+from fcl_bench.training.heads import Heads
+from fcl_bench.training.optimisers import with_prefix
+
+#: The stage; a method names it in `stages`.
+COUNTS = "counts"
+#: Before the clients' numbers in the server's state.
+_PREFIX = "counts."
+
+
+class CountingClient(GradientClient):
+    """Counts its samples in the stage; else as its method has it."""
+
+    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """`counts` (c,) int32, of the task's classes."""
+        columns = torch.tensor(Heads.from_message(broadcast).task, device=shard.labels.device)
+        found = torch.bincount(torch.searchsorted(columns, shard.labels), minlength=len(columns))
+        return Message({"counts": found.to(torch.int32)}), state
+
+
+class CountingServer(GradientServer):
+    """Keeps each client's counts until the next task.
+
+    Attributes:
+        counts: client -> (c,) samples of each of the task's classes.
+    """
+
+    def __init__(self, method: GradientMethod, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self.counts: dict[int, torch.Tensor] = {}
+
+    def start_task(self, task: Task) -> None:
+        if len(self.tasks) == task.index:
+            self.counts = {}
+        super().start_task(task)
+
+    def expects_answer(self) -> Expectation:
+        return {"counts": counts(len(self.tasks[-1]))}
+
+    def objection(self, upload: Message) -> str:
+        empty = self.stage == COUNTS and not bool(upload["counts"].any())
+        return "it counts no sample" if empty else super().objection(upload)
+
+    def absorb_answer(self, client: int, upload: Message) -> None:
+        self.counts[client] = upload["counts"].long()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {**super().state_dict(), **{f"{_PREFIX}{client}": value for client, value in self.counts.items()}}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        found = with_prefix(state, _PREFIX)
+        self.counts = {int(client): value.to(self.problem.device) for client, value in found.items()}

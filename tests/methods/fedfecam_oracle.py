@@ -1,0 +1,59 @@
+"""FeCAM in plain NumPy, float64, from its equations, on all data in one place.
+
+Z (n, d), labels (n,). Distances (n, C) of samples `queries`; inf to a class without a sample.
+"""
+
+import numpy as np
+
+
+def unit(vectors):
+    lengths = np.sqrt((vectors**2).sum(axis=-1, keepdims=True))
+    return np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
+
+
+def shrink(S, a1, a2):
+    """S + a1 V1 I + a2 V2 (1 1' - I); V2 over the entries beside the diagonal that are not zero."""
+    d = len(S)
+    beside = S[~np.eye(d, dtype=bool)]
+    beside = beside[beside != 0]
+    V1, V2 = np.diag(S).mean(), (beside.mean() if len(beside) else 0.0)
+    return S + a1 * V1 * np.eye(d) + a2 * V2 * (np.ones((d, d)) - np.eye(d))
+
+
+def correlation(S):
+    s = np.sqrt(np.diag(S))
+    return S / np.outer(s, s)
+
+
+def prepared(deviations, freedom, knobs):
+    """The covariance of centred rows, shrunk and scaled; the identity where nothing varies."""
+    S = deviations.T @ deviations / max(freedom, 1)
+    if freedom < 1 or not S.any():
+        return np.eye(deviations.shape[1])
+    if knobs["covariance"] == "diagonal":
+        S = np.diag(np.diag(S))
+    for _ in range(knobs["shrinkings"]):
+        S = shrink(S, knobs["a1"], knobs["a2"])
+    return correlation(S) if knobs["correlation"] else S
+
+
+def distances(Z, labels, queries, knobs):
+    power = knobs["tukey"]
+    h, C = Z**power, 1 + labels.max()
+    u = unit(queries**power)
+    centred = np.concatenate([h[labels == c] - h[labels == c].mean(axis=0) for c in range(C) if (labels == c).any()])
+    shared = prepared(centred, len(Z) - len(np.unique(labels)), knobs)
+    D = np.full((len(queries), C), np.inf)
+    for c in np.unique(labels):
+        own = labels == c
+        S = shared if knobs["covariance"] == "shared" else prepared(h[own] - h[own].mean(axis=0), own.sum() - 1, knobs)
+        r = u - unit(Z[own].mean(axis=0) ** power)
+        D[:, c] = np.einsum("ni,ij,nj->n", r, np.linalg.pinv(S, hermitian=True), r)
+    return D
+
+
+def lda_scores(Z, labels, queries, S, power):
+    """Linear discriminants of normalised vectors under one covariance S: u'S^-1 m_c - m_c'S^-1 m_c / 2."""
+    prototypes = np.stack([unit(Z[labels == c].mean(axis=0) ** power) for c in range(1 + labels.max())])
+    weights = np.linalg.solve(S, prototypes.T)
+    return unit(queries**power) @ weights - (prototypes.T * weights).sum(axis=0) / 2

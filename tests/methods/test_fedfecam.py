@@ -1,0 +1,368 @@
+"""FedFeCAM against the oracle on pooled data, hand values, limits and invariances."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fcl_bench.config import typed_instance
+from fcl_bench.engine.codec import encoded
+from fcl_bench.errors import UserError
+from fcl_bench.linalg.mahalanobis import correlations, shrunk, whitening
+from fcl_bench.linalg.triangle import packed, symmetric, triangular
+from fcl_bench.methods.closed_form.fedfecam import FedFeCAM
+from tests.methods import fedfecam_oracle as oracle
+from tests.methods.harness import (
+    Tasks,
+    dealt,
+    draw_tasks,
+    learn,
+    learn_task,
+    problem_of,
+    random_tasks,
+    shard_of,
+    stream_of,
+    turn,
+)
+from tests.methods.test_recurring_classes import blurred_tasks
+
+#: In float64, so that what differs from the oracle is the formula.
+EXACT = {"memory": "float64"}
+VARIANTS = {
+    "class": {},
+    "class, not scaled": {"correlation": False},
+    "class, shrunk once": {"a1": 0.3, "a2": 0.2, "shrinkings": 1},
+    "class, plain features": {"tukey": 1.0},
+    "class, power .3": {"tukey": 0.3},
+    "shared": {"covariance": "shared"},
+    "shared, not scaled, plain features": {"covariance": "shared", "correlation": False, "tukey": 1.0},
+    "diagonal": {"covariance": "diagonal", "correlation": False},
+}
+variants = pytest.mark.parametrize("knobs", VARIANTS.values(), ids=VARIANTS.keys())
+
+
+def positive(tasks: Tasks) -> Tasks:
+    return [[(np.abs(Z), labels) for Z, labels in clients] for clients in tasks]
+
+
+def pooled(tasks: Tasks) -> tuple[np.ndarray, np.ndarray]:
+    parts = [part for clients in tasks for part in clients]
+    return np.concatenate([Z for Z, _ in parts]), np.concatenate([labels for _, labels in parts]).astype(int)
+
+
+def queries(d: int = 8, n: int = 40) -> np.ndarray:
+    return np.abs(np.random.default_rng(99).standard_normal((n, d)))
+
+
+def scores(server, Q: np.ndarray) -> np.ndarray:
+    return server.predict(torch.from_numpy(Q)).numpy()
+
+
+def error(server, D: np.ndarray, Q: np.ndarray) -> float:
+    """Largest difference over the largest distance; a class without a sample must be far below all others."""
+    ours, seen = scores(server, Q), np.isfinite(D).all(axis=0)
+    assert (ours[:, ~seen] < ours[:, seen].min() - 1).all()
+    return float(np.abs(ours[:, seen] + D[:, seen]).max() / D[:, seen].max())
+
+
+def knobs_of(method: FedFeCAM) -> dict:
+    return {name: getattr(method, name) for name in ("covariance", "tukey", "a1", "a2", "shrinkings", "correlation")}
+
+
+@variants
+@pytest.mark.parametrize("seed", range(5))
+def test_it_agrees_with_the_oracle_on_pooled_data_after_every_task(seed, knobs):
+    tasks, Q, method = positive(random_tasks(seed, 12)), queries(), FedFeCAM(**EXACT, **knobs)
+    problem = problem_of(8)
+    server = method.server(problem)
+    for t, task in enumerate(stream_of(tasks)):
+        learn_task(method, problem, server, task, tasks[t])
+        assert error(server, oracle.distances(*pooled(tasks[: t + 1]), Q, knobs_of(method)), Q) < 1e-8
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    clients=st.integers(1, 100),
+    beta=st.sampled_from([0.05, 0.5, 100]),
+    covariance=st.sampled_from(["class", "shared", "diagonal"]),
+)
+def test_it_is_the_centralised_solution_for_any_partition_and_order(seed, clients, beta, covariance):
+    rng = np.random.default_rng(seed)
+    tasks, Q = positive(draw_tasks(rng, 5, [3, 2], [[60], [50]])), queries(5)
+    method = FedFeCAM(covariance=covariance, correlation=covariance != "diagonal", **EXACT)
+    server, _ = learn(method, problem_of(5), dealt(rng, tasks, clients, beta))
+    assert error(server, oracle.distances(*pooled(tasks), Q, knobs_of(method)), Q) < 1e-8
+
+
+@variants
+def test_classes_that_come_back_add_to_their_sums(knobs):
+    tasks, Z, labels = blurred_tasks(np.random.default_rng(4))
+    Q, method = queries(), FedFeCAM(**EXACT, **knobs)
+    server, _ = learn(method, problem_of(8), positive(tasks))
+    assert error(server, oracle.distances(np.abs(Z), labels, Q, knobs_of(method)), Q) < 1e-8
+
+
+def test_random_features_are_what_it_works_on():
+    tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2], [[40, 30], [50, 9]])
+    method = FedFeCAM(M=20, **EXACT)
+    server, _ = learn(method, problem_of(6), tasks)
+    P = server.model()["projection"].numpy()
+    Z, labels = pooled(tasks)
+    Q = np.random.default_rng(1).standard_normal((30, 6))
+    H, HQ = np.maximum(Z @ P, 0), np.maximum(Q @ P, 0)
+    assert error(server, oracle.distances(H, labels, HQ, knobs_of(method)), Q) < 1e-8
+
+
+def test_shrinkage_and_correlation_by_hand():
+    S = torch.tensor([[2.0, 1.0], [1.0, 4.0]], dtype=torch.float64)
+    once = shrunk(S, 1, 1)
+    assert torch.equal(once, torch.tensor([[5.0, 2.0], [2.0, 7.0]], dtype=torch.float64))
+    assert float(correlations(once)[0, 1]) == pytest.approx(2 / 35**0.5) == pytest.approx(0.338062, abs=1e-6)
+    assert torch.equal(shrunk(once, 1, 1), torch.tensor([[11.0, 4.0], [4.0, 13.0]], dtype=torch.float64))
+    # Entries that are zero do not count among those beside the diagonal.
+    wide = torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    wide[0, 1] = wide[1, 0] = 0.6
+    assert shrunk(wide, 0, 1)[0].tolist() == [1.0, 1.2, 0.6]
+
+
+def test_distances_in_two_features_by_hand():
+    """Class 0: (4, 0), (0, 4) and (4, 4); h = z^.5. Means of z (8/3, 8/3), of h (4/3, 4/3): m/|m| = (1, 1)/sqrt 2."""
+    Z = np.array([[4.0, 0], [0, 4], [4, 4], [1, 0], [0, 9]])
+    labels = np.array([0, 0, 0, 1, 2])
+    server, _ = learn(FedFeCAM(shrinkings=0, **EXACT), problem_of(2), [[(Z, labels)]])
+    # Sigma = 4/3 [[1, -1/2], [-1/2, 1]], its correlation -1/2, the inverse 4/3 [[1, 1/2], [1/2, 1]].
+    r = 1 - 0.5**0.5, -(0.5**0.5)
+    first = 4 / 3 * (r[0] ** 2 + r[1] ** 2 + r[0] * r[1])
+    # Classes 1 and 2 have one sample each: the identity.
+    np.testing.assert_allclose(scores(server, np.array([[9.0, 0.0]])), [[-first, 0, -2]], atol=1e-12)
+
+
+@variants
+@pytest.mark.parametrize("scale", [1e-3, 100.0])
+def test_the_scale_of_features_does_not_matter(knobs, scale):
+    tasks, Q = positive(draw_tasks(np.random.default_rng(2), 8, [3, 2], [[40, 30], [50, 9]])), queries()
+    method = FedFeCAM(**EXACT, **knobs)
+    plain, _ = learn(method, problem_of(8), tasks)
+    scaled, _ = learn(method, problem_of(8), [[(scale * Z, labels) for Z, labels in clients] for clients in tasks])
+    # Only what is not scaled to correlations grows: by the square of h's scale, for all classes alike.
+    factor = 1 if method.correlation else scale ** (2 * method.tukey)
+    np.testing.assert_allclose(factor * scores(scaled, scale * Q), scores(plain, Q), rtol=1e-9)
+
+
+@pytest.mark.parametrize("rank", [1, 4, 9, 10])
+def test_whitening_by_cholesky_and_by_eigenvalues_is_the_pseudo_inverse(rank):
+    A = np.random.default_rng(rank).standard_normal((rank if rank < 10 else 40, 10))
+    S = A.T @ A
+    made = whitening(torch.from_numpy(S))
+    T = made.factor
+    assert (made.rank, made.indefinite) == (rank, False)
+    assert torch.equal(T, T.triu())
+    np.testing.assert_allclose((T @ T.T).numpy(), np.linalg.pinv(S, rcond=1e-12, hermitian=True), rtol=1e-8, atol=1e-10)
+    values = np.linalg.eigvalsh(S)[10 - rank :]
+    assert made.condition == pytest.approx(values[-1] / values[0], rel=0.1)
+
+
+def test_whitening_leaves_out_what_is_noise_or_negative():
+    S = torch.diag(torch.tensor([4.0, 1.0, 1e-9], dtype=torch.float64))
+    assert (whitening(S).rank, whitening(S, noise=1e-6).rank) == (3, 2)
+    assert whitening(torch.diag(S), noise=1e-6).factor.tolist() == [0.5, 1, 0]
+    indefinite = whitening(torch.diag(torch.tensor([4.0, -1.0], dtype=torch.float64)))
+    assert (indefinite.rank, indefinite.indefinite) == (1, True)
+    assert (indefinite.factor @ indefinite.factor.T).tolist() == [[0.25, 0], [0, 0]]
+
+
+def test_triangles_are_packed_and_come_back():
+    S = torch.tensor([[1.0, 2, 3], [2, 4, 5], [3, 5, 6]])
+    assert packed(S).tolist() == [1, 2, 3, 4, 5, 6]
+    assert torch.equal(symmetric(packed(S)), S)
+    assert torch.equal(triangular(packed(S)), S.triu())
+
+
+def test_the_diagonal_variant_is_the_elementwise_formula():
+    tasks, Q = positive(draw_tasks(np.random.default_rng(3), 6, [3], [[50, 40]])), queries(6)
+    method = FedFeCAM(covariance="diagonal", correlation=False, a1=0.5, shrinkings=1)
+    server, _ = learn(method, problem_of(6), tasks)
+    Z, labels = pooled(tasks)
+    h, u = np.sqrt(Z), oracle.unit(np.sqrt(Q))
+    for c in range(3):
+        variances = h[labels == c].var(axis=0, ddof=1)
+        variances = variances + 0.5 * variances.mean()
+        r = u - oracle.unit(np.sqrt(Z[labels == c].mean(axis=0)))
+        np.testing.assert_allclose(scores(server, Q)[:, c], -(r**2 / variances).sum(axis=1), rtol=1e-10)
+
+
+def test_a_shared_covariance_is_linear_discriminant_analysis_of_normalised_vectors():
+    tasks, Q = positive(draw_tasks(np.random.default_rng(5), 6, [3, 2], [[50, 40], [30, 60]])), queries(6)
+    server, _ = learn(FedFeCAM(covariance="shared", shrinkings=0, correlation=False), problem_of(6), tasks)
+    Z, labels = pooled(tasks)
+    h = np.sqrt(Z)
+    means = np.stack([h[labels == c].mean(axis=0) for c in range(5)])
+    S = (h - means[labels]).T @ (h - means[labels]) / (len(h) - 5)
+    expected = oracle.lda_scores(Z, labels, Q, S, 0.5)
+    ours = scores(server, Q) / 2
+    # The same but for a number per sample, u'S^-1 u / 2, which favours no class.
+    differences = ours - expected
+    np.testing.assert_allclose(differences - differences[:, :1], 0, atol=1e-10)
+
+
+def test_float32_memory_changes_little():
+    tasks, Q = positive(draw_tasks(np.random.default_rng(6), 8, [3, 2], [[50, 40], [30, 60]])), queries()
+    problem = problem_of(8, wire="float32")
+    coarse, _ = learn(FedFeCAM(), problem, tasks)
+    D = oracle.distances(*pooled(tasks), Q, knobs_of(FedFeCAM()))
+    assert coarse.moments.dtype == torch.float32
+    assert 0 < error(coarse, D, Q) < 1e-5
+
+
+def test_the_first_task_by_plain_means_and_the_next_by_distances():
+    tasks, Q = positive(draw_tasks(np.random.default_rng(7), 8, [3, 2], [[50, 40], [30, 60]])), queries()
+    method, problem = FedFeCAM(first_task="euclidean", **EXACT), problem_of(8)
+    server = method.server(problem)
+    first, second = stream_of(tasks)
+    learn_task(method, problem, server, first, tasks[0])
+    Z, labels = pooled(tasks[:1])
+    means = np.stack([Z[labels == c].mean(axis=0) for c in range(3)])
+    nearest = ((Q[:, None] - means) ** 2).sum(axis=2).argmin(axis=1)
+    assert (scores(server, Q).argmax(axis=1) == nearest).all()
+    model = server.model()
+    np.testing.assert_allclose(Q @ model["W"].numpy() + model["bias"].numpy(), scores(server, Q), rtol=1e-12)
+    learn_task(method, problem, server, second, tasks[1])
+    assert error(server, oracle.distances(*pooled(tasks), Q, knobs_of(method)), Q) < 1e-8
+
+
+@variants
+def test_the_saved_model_predicts(knobs):
+    tasks, Q, method = positive(random_tasks(3, 12)), queries(), FedFeCAM(**EXACT, **knobs)
+    server, _ = learn(method, problem_of(8), tasks)
+    model = {name: tensor.numpy() for name, tensor in server.model().items()}
+    u, C = oracle.unit(Q**method.tukey), len(model["n"])
+    for c in range(C):
+        packed_factor = model["whitening"][0 if method.covariance == "shared" else c]
+        T = np.diag(packed_factor)
+        if method.covariance != "diagonal":
+            T = np.zeros((8, 8))
+            T[np.triu_indices(8)] = packed_factor
+        D = (((u - model["W"][:, c]) @ T) ** 2).sum(axis=1)
+        np.testing.assert_allclose(scores(server, Q)[:, c], -D, rtol=1e-8, atol=1e-10)
+
+
+@variants
+@pytest.mark.parametrize("wire", ["float64", "float32", "float16"])
+def test_an_upload_has_the_size_of_its_formula(knobs, wire):
+    """f held (2 d + d (d + 1) / 2) + 4 c_t, with less where there is no second sum or a smaller covariance."""
+    Z, labels = queries(8, 20), np.repeat([0, 2], 10)
+    method, problem = FedFeCAM(**knobs), problem_of(8, wire=wire)
+    [task] = stream_of([[(Z, labels), (Z, labels + 1)]])
+    server = method.server(problem)
+    server.start_task(task)
+    upload = turn(method.client(problem), shard_of(0, 0, Z, labels), server.broadcast(task, 0))
+    matrices = [held := 2, held] if method.tukey != 1 else [held := 2]
+    covariances = 1 if method.covariance == "shared" else held
+    entries = 8 if method.covariance == "diagonal" else 36
+    size = {"float64": 8, "float32": 4, "float16": 2}[wire]
+    scales = 4 * (sum(matrices) + covariances) if wire == "float16" else 0
+    assert encoded(upload, problem.wire).nbytes == size * (8 * sum(matrices) + covariances * entries) + 4 * 4 + scales
+
+
+@variants
+def test_a_resumed_run_is_an_uninterrupted_one(knobs):
+    tasks, _, _ = blurred_tasks(np.random.default_rng(8))
+    tasks, method, problem = positive(tasks), FedFeCAM(first_task="euclidean", **knobs), problem_of(8)
+    whole, resumed = method.server(problem), None
+    for t, task in enumerate(stream_of(tasks)):
+        learn_task(method, problem, whole, task, tasks[t])
+        if resumed is None:
+            resumed = method.server(problem)
+            resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
+        else:
+            learn_task(method, problem, resumed, task, tasks[t])
+        assert torch.equal(whole.predict(torch.from_numpy(queries())), resumed.predict(torch.from_numpy(queries())))
+        for one, other in (whole.model(), resumed.model()), (whole.state_dict(), resumed.state_dict()):
+            assert one.keys() == other.keys()
+            assert all(torch.equal(value, other[name]) for name, value in one.items())
+        assert whole.report() == resumed.report()
+
+
+def test_without_shrinkage_few_samples_are_told_and_scored_by_the_pseudo_inverse(caplog):
+    tasks, Q = positive(draw_tasks(np.random.default_rng(9), 12, [2], [[8, 9]])), queries(12)
+    method = FedFeCAM(shrinkings=0, **EXACT)
+    with caplog.at_level(logging.WARNING):
+        server, _ = learn(method, problem_of(12), tasks)
+    [told] = [record.message for record in caplog.records]
+    Z, labels = pooled(tasks)
+    assert np.bincount(labels).tolist() == [4, 13]
+    assert "covariances are singular to rounding: 1 of 2 with ranks 3 to 3 of 12; Moore-Penrose inverse" in told
+    knobs = knobs_of(method)
+    D = np.zeros((len(Q), 2))
+    for c in range(2):
+        h = np.sqrt(Z[labels == c])
+        S = oracle.prepared(h - h.mean(axis=0), len(h) - 1, knobs)
+        r = oracle.unit(np.sqrt(Q)) - oracle.unit(np.sqrt(Z[labels == c].mean(axis=0)))
+        D[:, c] = np.einsum("ni,ij,nj->n", r, np.linalg.pinv(S, rcond=1e-10, hermitian=True), r)
+    assert error(server, D, Q) < 1e-7
+
+
+@variants
+@pytest.mark.parametrize("wire", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_dead_constant_and_huge_features_give_finite_scores(knobs, wire, scale):
+    tasks = positive(draw_tasks(np.random.default_rng(0), 8, [2, 2], [[20, 3], [15, 1]]))
+    for clients in tasks:
+        for Z, _ in clients:
+            Z *= scale
+            Z[:, 0], Z[:, 1], Z[:, 2] = 0, scale, Z[:, 3]
+    server, _ = learn(FedFeCAM(**knobs), problem_of(8, wire=wire), tasks)
+    Q = np.concatenate([scale * queries(), np.zeros((1, 8))])
+    assert np.isfinite(scores(server, Q)).all()
+    assert np.isfinite(server.report()["condition"])
+
+
+@pytest.mark.parametrize(
+    ("knobs", "told"),
+    [
+        ({"scale_scores": True}, r"method\.scale_scores=true has no meaning here.*\(method\.scale_scores=false\)"),
+        ({"covariance": "diagonal"}, r"method\.covariance=diagonal with method\.correlation=true.*correlation=false\)"),
+        ({"tukey": 0}, r"method\.tukey=0\.0 is out of range \(above 0, at most 1 \(none\)\)"),
+        ({"covariance": "full"}, r"method\.covariance=full is not known \(choices: class, diagonal, shared\)"),
+        ({"memory": "float16"}, r"method\.memory=float16 is not known .*float32, float64"),
+    ],
+)
+def test_impossible_knobs_are_told(knobs, told):
+    with pytest.raises(UserError, match=f"^{told}"):
+        typed_instance(FedFeCAM, knobs, "method")
+
+
+def test_features_below_zero_are_told_in_training_and_tests():
+    tasks = draw_tasks(np.random.default_rng(0), 6, [3], [[20]])
+    with pytest.raises(UserError, match=r"^method\.tukey=0\.5 takes features that are not negative, and here is one"):
+        learn(FedFeCAM(), problem_of(6), tasks)
+    server, _ = learn(FedFeCAM(), problem_of(6), positive(tasks))
+    with pytest.raises(UserError, match=r"method\.tukey=1, or random features"):
+        scores(server, np.full((1, 6), -1.0))
+    plain, _ = learn(FedFeCAM(tukey=1.0), problem_of(6), tasks)
+    assert np.isfinite(scores(plain, np.full((1, 6), -1.0))).all()
+
+
+def test_more_covariances_than_memory_are_refused_before_any_work():
+    with pytest.raises(UserError, match=r"^method\.covariance=class needs .* GiB for 100000 covariances"):
+        FedFeCAM().check(problem_of(2048), [1000] * 100)
+    FedFeCAM(covariance="shared").check(problem_of(2048), [1000] * 100)
+
+
+def test_uploads_that_contradict_themselves_are_refused():
+    method, problem = FedFeCAM(), problem_of(6)
+    tasks = positive(draw_tasks(np.random.default_rng(0), 6, [3], [[20]]))
+    [task] = stream_of(tasks)
+    server = method.server(problem)
+    server.start_task(task)
+    upload = turn(method.client(problem), shard_of(0, 0, *tasks[0][0]), server.broadcast(task, 0))
+    assert server.objection(upload) == ""
+    told = server.objection(upload.with_tensors({**upload, "n": upload["n"] * torch.tensor([0, 1, 1])}))
+    assert told == "S has 3 columns, and n says that 2 classes have samples"

@@ -1,0 +1,255 @@
+"""FedKLDA: its bandwidth from sums, its classifier against the centralised one, and the limits that it has."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fcl_bench.config import typed_instance
+from fcl_bench.engine.codec import encoded
+from fcl_bench.errors import UserError
+from fcl_bench.methods.closed_form.fedklda import FedKLDA
+from fcl_bench.methods.closed_form.fedlda import FedLDA
+from tests.methods import discriminant_oracle as oracle
+from tests.methods.harness import (
+    dealt,
+    draw_tasks,
+    learn,
+    learn_task,
+    problem_of,
+    relative_error,
+    shard_of,
+    stream_of,
+    turn,
+)
+
+
+def logits(
+    server, Z: np.ndarray, labels: np.ndarray, X: np.ndarray, ensemble: int, first: np.ndarray, **knobs
+) -> list[np.ndarray]:
+    """Scores of X by each map, from the pooled data and the maps that the server says it has.
+
+    Args:
+        first: the samples whose mean is the offset; none: without one.
+    """
+    model = {name: tensor.numpy() for name, tensor in server.model().items()}
+    maps = zip(*(np.split(model[name], ensemble, axis=-1) for name in ("projection", "phases")), strict=True)
+    found = []
+    for Omega, u in maps:
+        offset = oracle.fourier(first, Omega, u).mean(axis=0) if len(first) else 0.0
+        W, b = oracle.lda(oracle.fourier(Z, Omega, u), labels, **knobs, offset=offset)
+        found.append(oracle.fourier(X, Omega, u) @ W + b)
+    return found
+
+
+@pytest.mark.parametrize("ensemble", [1, 3])
+@settings(max_examples=10, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    clients=st.integers(1, 40),
+    beta=st.sampled_from([0.05, 100]),
+    knobs=st.sampled_from([{}, {"shrinkage": "oas"}, {"shrinkage": 0.01, "prior": "counts", "divide": "N"}]),
+    centre=st.sampled_from(["none", "all_tasks"]),
+)
+def test_scores_are_the_centralised_ones_for_any_partition_and_order(ensemble, seed, clients, beta, knobs, centre):
+    rng = np.random.default_rng(seed)
+    tasks = dealt(rng, draw_tasks(rng, 5, [3, 2], [[60], [50]], offset=1.0), clients, beta)
+    method, problem = FedKLDA(M=24, ensemble=ensemble, centre=centre, **knobs), problem_of(5)
+    server, X = method.server(problem), rng.standard_normal((20, 5))
+    for task, own, (Z, labels) in zip(stream_of(tasks), tasks, oracle.pooled(tasks), strict=True):
+        learn_task(method, problem, server, task, own, rng.permutation(len(own)))
+        if task.index == 0:
+            assert server.report()["bandwidth"] == pytest.approx(oracle.mean_squared_distance(Z) ** 0.5, rel=1e-9)
+            first = Z if centre == "all_tasks" else Z[:0]
+        parts = logits(server, Z, labels, X, ensemble, first, **knobs)
+        found = server.predict(torch.from_numpy(X)).numpy()
+        if ensemble == 1:
+            assert np.abs(found - parts[0]).max() < 1e-8 * np.abs(parts[0]).max()
+        else:
+            expected = np.mean([oracle.softmax(part) for part in parts], axis=0)
+            assert np.abs(np.exp(found) - expected).max() < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("kernel", "plain"),
+    [
+        ({"M": None}, {"M": None}),
+        ({"M": None, "shrinkage": "oas", "prior": "counts"}, {"M": None, "shrinkage": "oas", "prior": "counts"}),
+        ({"M": 20, "kind": "relu"}, {"M": 20}),
+    ],
+)
+def test_of_the_kind_identity_or_relu_it_is_fedlda_bit_for_bit(kernel, plain):
+    tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2], [[20, 30], [20, 10]])
+    [ours, theirs] = [learn(method, problem_of(6), tasks)[0].model() for method in (FedKLDA(**kernel), FedLDA(**plain))]
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+def test_a_huge_bandwidth_is_the_linear_discriminant():
+    """cos(z'w + u) = cos u - sin(u) z'w + O(|z|^2 / b^2): affine in z.
+
+    The features' variance is of order b^-2 in d directions and b^-4 in the others, so with a share of b^-3 the former
+    count in full and the latter not at all, each but for a part of order 1/b.
+    """
+    rng = np.random.default_rng(0)
+    tasks, X = draw_tasks(rng, 4, [3, 2], [[70, 50], [60, 40]]), 2 * rng.standard_normal((200, 4))
+    linear = learn(FedLDA(shrinkage=0.0), problem_of(4), tasks)[0].predict(torch.from_numpy(X)).numpy()
+    linear -= linear.mean(axis=1, keepdims=True)
+    errors = []
+    for bandwidth in (1e1, 1e3, 1e4):
+        method = FedKLDA(M=60, bandwidth=bandwidth, shrinkage=bandwidth**-3, centre="all_tasks")
+        server, _ = learn(method, problem_of(4), tasks)
+        scores = server.predict(torch.from_numpy(X)).numpy()
+        scores -= scores.mean(axis=1, keepdims=True)
+        errors.append(np.abs(scores - linear).max() / np.abs(linear).max())
+    assert errors[0] > 0.1
+    assert errors[1] < 0.05
+    assert errors[2] < 2e-3
+
+
+def test_it_tells_a_ball_from_the_shell_around_it_which_no_line_does():
+    rng = np.random.default_rng(0)
+
+    def rings(samples: int) -> tuple[np.ndarray, np.ndarray]:
+        labels = np.arange(samples) % 2
+        Z = rng.standard_normal((samples, 3))
+        return Z / np.linalg.norm(Z, axis=1, keepdims=True) * (1 + 2 * labels)[:, None], labels
+
+    tasks, (X, truth) = [[rings(200), rings(200)]], rings(400)
+    share = {}
+    for method in (FedLDA(), FedKLDA(M=200), FedKLDA(M=200, ensemble=3)):
+        server, _ = learn(method, problem_of(3), tasks)
+        hits = server.predict(torch.from_numpy(X)).argmax(dim=1).numpy() == truth
+        share[method.name, method.maps] = hits.mean()
+    assert share["fedlda", 1] < 0.65
+    assert share["fedklda", 1] > 0.95
+    assert share["fedklda", 3] > 0.95
+
+
+def test_the_exchange_before_the_first_task():
+    """d + 2 numbers up, nothing down; 8 bytes of bandwidth beside the seed in each later broadcast."""
+    tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2], [[20], [20]])
+    problem, (first, second) = problem_of(6, wire="float32"), stream_of(tasks)
+    for knobs, stages in (
+        ({}, ["bandwidth", "statistics"]),
+        ({"bandwidth": 2.5}, ["statistics"]),
+        ({"centre": "all_tasks"}, ["bandwidth", "offset", "statistics"]),
+        ({"kind": "relu"}, ["statistics"]),
+    ):
+        method = FedKLDA(M=20, **knobs)
+        server = method.server(problem)
+        assert list(server.stages(first)) == stages
+        assert server.rounds(second) == 1
+        learn_task(method, problem, server, first, tasks[0])
+        assert ("bandwidth" in server.broadcast(second, 0)) == ("kind" not in knobs)
+        assert server.report().get("bandwidth") == (None if "kind" in knobs else server.bandwidth)
+    method = FedKLDA(M=20)
+    server, client = method.server(problem), method.client(problem)
+    asked = server.broadcast(first, 0)
+    assert asked.nbytes == 0
+    upload = encoded(turn(client, shard_of(0, 0, *tasks[0][0]), asked), problem.wire)
+    assert upload.nbytes == 4 * (6 + 1) + 4
+    learn_task(method, problem, server, first, tasks[0])
+    assert server.broadcast(second, 0).nbytes == 8 + 8 + 4 * 2
+
+
+@pytest.mark.parametrize(("ensemble", "gram"), [(1, "full"), (3, "full"), (3, "packed")])
+def test_upload_bytes(ensemble, gram):
+    tasks = draw_tasks(np.random.default_rng(0), 6, [4], [[30]])
+    problem, [task] = problem_of(6, wire="float32", gram=gram), stream_of(tasks)
+    method = FedKLDA(M=20, ensemble=ensemble, bandwidth=1.0)
+    upload = turn(method.client(problem), shard_of(0, 0, *tasks[0][0]), method.server(problem).broadcast(task, 0))
+    each = {"full": 400, "packed": 210}[gram] + 20 * 4
+    assert encoded(upload, problem.wire).nbytes == 4 * ensemble * each + 4 * 4
+
+
+def test_the_whole_projection_on_the_wire_is_the_same_map():
+    tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2], [[20, 30], [20, 10]])
+    [seed, matrix] = [
+        learn(FedKLDA(M=20, ensemble=2), problem_of(6, projection=kind), tasks)[0].model()
+        for kind in ("seed", "matrix")
+    ]
+    assert all(torch.equal(tensor, matrix[name]) for name, tensor in seed.items())
+
+
+def test_samples_that_are_all_alike_are_told_and_give_finite_scores(caplog):
+    Z, labels = np.full((10, 4), 3.0), np.arange(10) % 2
+    with caplog.at_level(logging.WARNING):
+        server, _ = learn(FedKLDA(M=20), problem_of(4), [[(Z, labels)]])
+    assert "the samples' distances are lost in rounding" in caplog.records[0].message
+    assert "method.bandwidth=NUMBER" in caplog.records[0].message
+    assert server.bandwidth > 0
+    assert torch.isfinite(server.predict(torch.from_numpy(Z))).all()
+
+
+@pytest.mark.parametrize("ensemble", [1, 2])
+def test_an_absent_class_never_wins(ensemble):
+    rng = np.random.default_rng(0)
+    Z, labels = rng.standard_normal((40, 4)), 2 * (np.arange(40) % 2)
+    server, _ = learn(FedKLDA(M=20, ensemble=ensemble), problem_of(4), [[(Z, labels)]])
+    scores = server.predict(torch.from_numpy(Z))
+    assert torch.isfinite(scores).all()
+    assert not (scores.argmax(dim=1) == 1).any()
+
+
+def test_posteriors_of_hopeless_classes_are_still_ranked():
+    """Their logarithm is what is averaged: exp(-800) would be zero, and all of them equal."""
+    rng = np.random.default_rng(0)
+    Z = np.repeat(100 * rng.standard_normal((6, 4)), 20, axis=0) + 0.01 * rng.standard_normal((120, 4))
+    server, _ = learn(FedKLDA(M=30, ensemble=2, shrinkage=1e-9), problem_of(4), [[(Z, np.repeat(np.arange(6), 20))]])
+    scores = server.predict(torch.from_numpy(Z[:1]))
+    assert float(scores.min()) < -800
+    assert len(scores.unique()) == 6
+
+
+@pytest.mark.parametrize("ensemble", [1, 2])
+def test_a_server_that_was_saved_goes_on_bit_for_bit(ensemble):
+    tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2], [[20, 30], [20, 10]])
+    method, problem = FedKLDA(M=20, ensemble=ensemble), problem_of(6)
+    first, second = stream_of(tasks)
+    server = method.server(problem)
+    learn_task(method, problem, server, first, tasks[0])
+    again = method.server(problem)
+    again.load_state_dict({name: tensor.clone() for name, tensor in server.state_dict().items()})
+    for one in (server, again):
+        learn_task(method, problem, one, second, tasks[1])
+    assert server.bandwidth == again.bandwidth
+    assert all(torch.equal(tensor, again.model()[name]) for name, tensor in server.model().items())
+
+
+@pytest.mark.parametrize(
+    ("knobs", "told"),
+    [
+        ({"bandwidth": 0}, "method.bandwidth=0.0 is out of range"),
+        ({"bandwidth": "median"}, "method.bandwidth=median is not known"),
+        ({"ensemble": 0}, "method.ensemble=0 is out of range"),
+        ({"ensemble": 2, "M": None}, "method.ensemble=2 needs random maps, and method.M=null has none"),
+        ({"bandwidth": 2, "M": None}, "method.bandwidth=2.0 has no meaning with method.M=null"),
+        ({"bandwidth": 2, "kind": "relu"}, "method.bandwidth=2.0 has no meaning with method.kind=relu"),
+        ({"kind": "sin"}, "method.kind=sin is not known"),
+        ({"scale_scores": True}, "method.scale_scores=true makes no sense for fedklda"),
+    ],
+)
+def test_knobs_that_can_not_be(knobs, told):
+    with pytest.raises(UserError) as error:
+        typed_instance(FedKLDA, knobs, "method")
+    assert str(error.value).startswith(told)
+
+
+def test_one_map_of_an_ensemble_in_a_run_of_its_own():
+    """Each map has its own discriminants: their mean posterior is that of runs with one map each."""
+    tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2], [[20, 30], [20, 10]])
+    server, _ = learn(FedKLDA(M=20, ensemble=3, bandwidth=4.0), problem_of(6), tasks)
+    model = server.model()
+    assert model["W"].shape == (60, 5)
+    assert model["bias"].shape == (3, 5)
+    *_, (Z, labels) = oracle.pooled(tasks)
+    for e, (Omega, u) in enumerate(zip(model["projection"].chunk(3, dim=1), model["phases"].chunk(3), strict=True)):
+        W, b = oracle.lda(oracle.fourier(Z, Omega.numpy(), u.numpy()), labels)
+        assert relative_error(model["W"].chunk(3)[e], W) < 1e-8
+        assert relative_error(model["bias"][e], b) < 1e-8

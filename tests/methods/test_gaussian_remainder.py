@@ -1,0 +1,288 @@
+"""The centred sketch with the Gaussian remainder against its oracle, and its properties."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fcl_bench.config import typed_instance
+from fcl_bench.engine.codec import encoded
+from fcl_bench.errors import UserError
+from fcl_bench.methods.closed_form.centred_sketch import CentredSketch, GaussianRemainderServer
+from fcl_bench.methods.closed_form.stsa import STSA
+from fcl_bench.papers.byte_conventions import accounting, centred_sketch_values
+from tests.methods import gaussian_remainder_oracle as oracle
+from tests.methods.harness import (
+    Tasks,
+    draw_tasks,
+    learn,
+    learn_task,
+    over_the_wire,
+    problem_of,
+    projection_of,
+    random_tasks,
+    relative_error,
+    shard_of,
+    stream_of,
+    turn,
+)
+
+GAUSSIAN = CentredSketch(M=25, rank=4, input_rank=3, remainder="gaussian")
+
+
+def knobs(**changes) -> CentredSketch:
+    return dataclasses.replace(GAUSSIAN, **changes)
+
+
+def gram_of(server) -> np.ndarray:
+    assert isinstance(server, GaussianRemainderServer)
+    return server.gram().numpy()
+
+
+def hidden(tasks: Tasks, P: np.ndarray | None) -> np.ndarray:
+    """H of all samples."""
+    return np.concatenate([Z if P is None else np.maximum(Z @ P, 0) for clients in tasks for Z, _ in clients])
+
+
+def recurring(seed: int) -> Tasks:
+    """Three tasks; the second has a class of the first again, and the third no new one."""
+    tasks = draw_tasks(np.random.default_rng(seed), 8, [3, 2], [[20, 1, 12], [15, 0, 9]])
+    (Z, labels), *others = tasks[1]
+    labels = labels.copy()
+    labels[:4] = 1
+    return [tasks[0], [(Z, labels), *others], [(Z[::-1].copy(), labels[::-1].copy()), tasks[0][2]]]
+
+
+@pytest.mark.parametrize("mix", [0.1, 0.3, 1.0])
+@pytest.mark.parametrize(("M", "rank"), [(None, 0), (None, 3), (None, 8), (14, 0), (14, 8), (14, 14), (40, 8)])
+@pytest.mark.parametrize("seed", range(2))
+def test_scores_agree_with_the_oracle(seed, M, rank, mix):
+    """At rank 0, at 8, and at the rank of everything; M null takes Sigma for Q."""
+    tasks, ridge = recurring(seed) if seed else random_tasks(seed, 9), 10.0**-seed
+    for input_rank in (0, 3, 8) if M == 14 else (3,):
+        method = knobs(M=M, rank=rank, input_rank=input_rank, mix=mix, ridge=ridge)
+        server, classifiers = learn(method, problem_of(8, seed), tasks)
+        P = projection_of(server)
+        for ours, theirs in zip(
+            classifiers, oracle.gaussian_remainder(tasks, P, rank, input_rank, mix, ridge), strict=True
+        ):
+            assert relative_error(ours, theirs) < 1e-8
+        G, _, terms = oracle.states(tasks, P, rank, input_rank, mix)[-1]
+        assert np.abs(gram_of(server) - G).max() < 1e-11 * np.abs(G).max()
+        # Every upload's rest is replaced by something positive semidefinite, in the oracle as here.
+        assert all(np.linalg.eigvalsh(term)[0] > -1e-10 * np.abs(G).max() for term in terms)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    rank=st.integers(0, 25),
+    input_rank=st.integers(0, 8),
+    mix=st.floats(0, 1),
+    M=st.sampled_from([25, None]),
+)
+def test_the_trace_is_kept_at_every_rank_and_no_eigenvalue_is_below_zero(seed, rank, input_rank, mix, M):
+    tasks = random_tasks(seed, 9)
+    method = knobs(M=M, rank=min(rank, 8 if M is None else M), input_rank=input_rank, mix=mix)
+    server, _ = learn(method, problem_of(8), tasks)
+    G = gram_of(server)
+    assert np.trace(G) == pytest.approx(np.square(hidden(tasks, projection_of(server))).sum(), rel=1e-10)
+    assert np.abs(G - G.T).max() <= 1e-14 * np.abs(G).max()
+    assert np.linalg.eigvalsh(G)[0] > -1e-12 * np.trace(G)
+
+
+@pytest.mark.parametrize("M", [None, 40])
+@pytest.mark.parametrize("seed", range(3))
+def test_mix_one_is_the_isotropic_remainder(seed, M):
+    tasks = random_tasks(seed, 9)
+    even, W = learn(knobs(M=M, mix=1.0, ridge=1.0), problem_of(8), tasks)
+    isotropic, expected = learn(knobs(M=M, remainder="isotropic", ridge=1.0), problem_of(8), tasks)
+    np.testing.assert_allclose(gram_of(even), isotropic.gram().numpy(), rtol=0, atol=1e-11 * gram_of(even).trace())
+    for ours, theirs in zip(W, expected, strict=True):
+        assert relative_error(ours, theirs.numpy()) < 1e-8
+
+
+@pytest.mark.parametrize("rank", [45, 90])
+@pytest.mark.parametrize("mix", [0.0, 0.3])
+def test_a_rank_that_covers_every_client_gives_stsa(rank, mix):
+    tasks = draw_tasks(np.random.default_rng(0), 8, [3, 2], [[40, 1, 12], [25, 0, 30]])
+    _, ours = learn(knobs(M=90, rank=rank, mix=mix, ridge=1.0), problem_of(8), tasks)
+    _, exact = learn(STSA(M=90, gamma=1.0), problem_of(8), tasks)
+    for W, theirs in zip(ours, exact, strict=True):
+        assert relative_error(W, theirs.numpy()) < 1e-8
+
+
+def test_gaussian_classes_are_estimated_far_better_than_evenly():
+    """What it is for: one task of many Gaussian samples, dropped wholly (rank 0), against the exact Gram matrix."""
+    rng = np.random.default_rng(0)
+    tasks = draw_tasks(rng, 8, [3], [[1500, 1500]])
+    error = {}
+    for remainder, mix in (("isotropic", 0.3), ("gaussian", 0.0), ("gaussian", 0.3)):
+        server, _ = learn(knobs(M=60, rank=0, input_rank=8, remainder=remainder, mix=mix), problem_of(8), tasks)
+        H = hidden(tasks, projection_of(server))
+        error[remainder, mix] = np.linalg.norm(server.gram().numpy() - H.T @ H) / np.linalg.norm(H.T @ H)
+    assert error["gaussian", 0.0] < 0.1 * error["isotropic", 0.3]
+    assert error["gaussian", 0.3] == pytest.approx(0.3 * error["isotropic", 0.3], rel=0.1)
+
+
+@pytest.mark.parametrize("M", [None, 25])
+def test_the_order_of_clients_does_not_matter(M):
+    """Nor do groups of columns: 30 clients of rank 4 are stacked five times."""
+    tasks, problem = draw_tasks(np.random.default_rng(5), 8, [3, 2], [[9] * 30, [7] * 30]), problem_of(8)
+    method, made = knobs(M=M, ridge=1.0), []
+    for seed in (0, 1):
+        server, rng = method.server(problem), np.random.default_rng(seed)
+        for task, clients in zip(stream_of(tasks), tasks, strict=True):
+            learn_task(method, problem, server, task, clients, order=rng.permutation(30).tolist())
+        made.append(server.W)
+    assert relative_error(made[0], made[1].numpy()) < 1e-10
+
+
+@pytest.mark.parametrize("scale_scores", [False, True])
+@pytest.mark.parametrize("M", [None, 25])
+def test_a_restored_server_goes_on_bit_for_bit(M, scale_scores):
+    tasks, problem = draw_tasks(np.random.default_rng(6), 6, [2, 2, 2], [[20, 9], [14, 1], [30, 8]]), problem_of(6)
+    method = knobs(M=M, scale_scores=scale_scores)
+    whole, _ = learn(method, problem, tasks)
+    before, _ = learn(method, problem, tasks[:2])
+    after = method.server(problem)
+    after.load_state_dict({name: tensor.clone() for name, tensor in before.state_dict().items()})
+    learn_task(method, problem, after, stream_of(tasks)[2], tasks[2])
+    assert torch.equal(after.model()["W"], whole.model()["W"])
+
+
+def test_no_factor_is_kept_once_a_task_is_over():
+    """All that remains is G, B, Sigma and numbers."""
+    tasks = draw_tasks(np.random.default_rng(6), 8, [2], [[20, 9, 30]])
+    server, _ = learn(GAUSSIAN, problem_of(8), tasks)
+    shapes = {name: tuple(tensor.shape) for name, tensor in server.state_dict().items()}
+    assert shapes == {"B": (25, 2), "G": (25, 25), "scatter": (8, 8), "delta": (), "uploads": (), "samples": ()}
+    assert server._sketches == []
+
+
+@pytest.mark.parametrize("M", [None, 25])
+def test_samples_alone_in_their_class_leave_nothing_to_sketch(M):
+    """A = 0, Sigma = 0, Q = 0: the class sums are everything, and the solution exact."""
+    rng = np.random.default_rng(2)
+    tasks = [[(rng.standard_normal((3, 8)), np.arange(3)), (rng.standard_normal((1, 8)), np.array([0]))]]
+    server, [W] = learn(knobs(M=M, ridge=1.0), problem_of(8), tasks)
+    _, [exact] = learn(STSA(M=M, gamma=1.0), problem_of(8), tasks)
+    assert relative_error(W, exact.numpy()) < 1e-10
+    assert not server.state_dict()["scatter"].any()
+
+
+def test_inputs_without_variance_and_dead_features_stay_finite():
+    """Features that no sample moves: s_i = 0 for some random features, and all of them for one class."""
+    rng = np.random.default_rng(3)
+    Z = rng.standard_normal((30, 8))
+    Z[:, 2:] = 0
+    tasks = [[(Z[:20], np.arange(20) % 2), (Z[20:], np.arange(10) % 2)]]
+    problem, method = problem_of(8), knobs(M=25, ridge=1.0)
+    server = method.server(problem)
+    server.random_features.projection[:2, :5] = 0  # these five see the dead inputs only
+    [task] = stream_of(tasks)
+    server.start_task(task)
+    broadcast = {**server.broadcast(task, 0), "projection": server.random_features.projection}
+    del broadcast["seed"]
+    message = server.broadcast(task, 0).with_tensors(broadcast)
+    for k, (inputs, labels) in enumerate(tasks[0]):
+        server.absorb(k, over_the_wire(turn(method.client(problem), shard_of(k, 0, inputs, labels), message), problem))
+    server.finish_task()
+    G = gram_of(server)
+    assert np.isfinite(G).all()
+    assert np.trace(G) == pytest.approx(np.square(hidden(tasks, projection_of(server))).sum(), rel=1e-10)
+    assert torch.isfinite(server.W).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"factors": "int8"}, {"columns": "held"}, {"projection": "matrix"}])
+@pytest.mark.parametrize("wire", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("M", "rank"), [(None, 7), (30, 12), (30, 30)])
+def test_coarse_wires_leave_the_estimate_positive(M, rank, wire, options):
+    """Rounding may make e negative, V oblique, and sigma^2 smaller than what is spread evenly."""
+    tasks = draw_tasks(np.random.default_rng(7), 8, [3, 2], [[30, 12, 1], [25, 0, 9]])
+    for mix in (0.0, 0.3):
+        method = knobs(M=M, rank=rank, input_rank=8, ridge=1.0, mix=mix)
+        server, classifiers = learn(method, problem_of(8, wire=wire, **options), tasks)
+        G = gram_of(server)
+        exact = np.square(hidden(tasks, projection_of(server))).sum()
+        assert np.linalg.eigvalsh(G)[0] > -1e-9
+        assert np.trace(G) == pytest.approx(exact, rel=0.02)
+        assert all(torch.isfinite(W).all() for W in classifiers)
+
+
+def upload_of(method: CentredSketch, samples: int, classes: int, **wire):
+    problem = problem_of(8, **wire)
+    Z = np.random.default_rng(4).standard_normal((samples, 8))
+    tasks = [[(Z, np.arange(samples) % classes)]]
+    [task] = stream_of(tasks)
+    server = method.server(problem)
+    server.start_task(task)
+    return encoded(turn(method.client(problem), shard_of(0, 0, *tasks[0][0]), server.broadcast(task, 0)), problem.wire)
+
+
+@pytest.mark.parametrize(("rank", "input_rank"), [(6, 3), (0, 3), (6, 0), (40, 8)])
+@pytest.mark.parametrize("samples", [30, 5])
+def test_the_upload_has_the_documented_size(rank, input_rank, samples):
+    """docs/centred_sketch.md, in float32, in bfloat16, and with 8-bit factors."""
+    M, d, c = 40, 8, 5
+    r, k = min(rank, samples - c), min(input_rank, samples - c)
+    method = knobs(M=M, rank=rank, input_rank=input_rank)
+    values = M * r + r + 1 + M * c + c + d * c + d * k + k + 1
+    assert values == centred_sketch_values(M, r, c, True) + centred_sketch_values(d, k, c, False)
+    assert upload_of(method, samples, c, wire="float32").nbytes == 4 * values
+    sums = 2 * M * c + 4 * c + 4 * c + 2 * d * c + 4 * c
+    half = 2 * M * r + 8 * r + 4 + 2 * d * k + 8 * k + 4
+    assert upload_of(method, samples, c, wire="bfloat16").nbytes == half + sums
+    eighth = M * r + 4 * r + 4 + d * k + 4 * k + 4
+    assert upload_of(method, samples, c, wire="bfloat16", factors="int8").nbytes == eighth + sums
+
+
+def test_without_random_features_nothing_is_sent_twice():
+    upload = upload_of(knobs(M=None, rank=3), 30, 5, wire="float32")
+    assert set(upload) == {"V", "sigma", "E", "S", "n"}
+    assert upload.nbytes == 4 * centred_sketch_values(8, 3, 5, True)
+
+
+@pytest.mark.parametrize("M", [None, 40])
+def test_the_papers_conventions_count_what_is_sent(M):
+    """At the nominal ranks, in float32 as STSA's table: one upload of 30 samples reaches them."""
+    method = knobs(M=M, rank=6, input_rank=3)
+    sent = upload_of(method, 30, 5, wire="float32").nbytes
+    assert accounting(method, problem_of(8), [5])["stsa_mib"] * 2**20 == pytest.approx(sent)
+
+
+def test_the_isotropic_message_is_as_before():
+    upload = upload_of(knobs(remainder="isotropic"), 30, 5, wire="float32")
+    assert set(upload) == {"V", "sigma", "tau", "S", "n"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"mix": 1.5}, "method.mix=1.5 is out of range"),
+        ({"mix": -0.1}, "method.mix=-0.1 is out of range"),
+        ({"input_rank": -1}, "method.input_rank=-1 is out of range"),
+        ({"remainder": "gauss"}, "method.remainder=gauss is not known"),
+    ],
+)
+def test_impossible_knobs_are_refused(given, said):
+    with pytest.raises(UserError, match=said):
+        typed_instance(CentredSketch, given, "method")
+
+
+def test_what_does_not_fit_the_problem_is_refused():
+    with pytest.raises(UserError, match=r"method.remainder=gaussian needs .*method.centre=true"):
+        knobs(centre=False).check(problem_of(8), [2])
+    with pytest.raises(UserError, match="method.input_rank=9 is more than the backbone's 8 features"):
+        knobs(input_rank=9).check(problem_of(8), [2])
+    knobs(input_rank=9, M=None).check(problem_of(8), [2])  # not used
+    knobs(input_rank=9, remainder="isotropic").check(problem_of(8), [2])
+    crowd = dataclasses.replace(problem_of(8), clients=10**12)
+    with pytest.raises(UserError, match="method.rank=4 needs .* for the factors of 1000000000000 clients"):
+        GAUSSIAN.check(crowd, [2])
+    knobs(remainder="isotropic").check(crowd, [2])
