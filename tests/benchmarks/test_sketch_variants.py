@@ -7,9 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import sketch_variants as script
+import sketch_variants
 import torch
-from sketch_variants import Local, Server, Stream, Variant
+from sketches.experiment import experiment
+from sketches.gaussian import Covariance, modelled
+from sketches.local import Local
+from sketches.rounding import rounded
+from sketches.server import Server
+from sketches.stream import Stream
+from sketches.uploads import ranks_of
+from sketches.variants import ALL, Variant, variants
 
 from fcl_bench.data.sources.feature_file import FeatureFile
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
@@ -31,7 +38,7 @@ def servers_of(stream: Stream, *chosen: Variant) -> dict[str, Server]:
     named = [replace(v, name=str(number)) for number, v in enumerate(chosen)]
     # An unused first variant: it says how many directions are found at most.
     widest = replace(PLAIN, name="widest", rank=M, input_rank=12)
-    servers = script.experiment(stream, [widest, *named], M, SEED, remainder=torch.float64)[1]
+    servers = experiment(stream, [widest, *named], M, SEED, remainder=torch.float64)[1]
     return {name: server for name, server in servers.items() if name != "widest"}
 
 
@@ -89,7 +96,7 @@ def test_a_remainder_that_is_all_isotropic_is_the_isotropic_one(stream):
         {"own_counts": True},
         {"own_means": True},
         {"linear": 6},
-        {"linear": 6, "linear_inputs": script.ALL, "input_rank": script.ALL},
+        {"linear": 6, "linear_inputs": ALL, "input_rank": ALL},
         {"own_basis": 6},
         {"diagonal": "input"},
     ],
@@ -141,9 +148,9 @@ def test_ranks_by_energy_share_out_the_same_total():
         )
         for number, n in enumerate(sizes)
     ]
-    equal = script.ranks_of(replace(PLAIN, rank=10), clients)
-    total = script.ranks_of(replace(PLAIN, rank=10, ranks="total"), clients)
-    capped = script.ranks_of(replace(PLAIN, rank=10, ranks="capped"), clients)
+    equal = ranks_of(replace(PLAIN, rank=10), clients)
+    total = ranks_of(replace(PLAIN, rank=10, ranks="total"), clients)
+    capped = ranks_of(replace(PLAIN, rank=10, ranks="capped"), clients)
     spectra = [one.hidden.top.sigma for one in clients]
     assert equal == [10, 10, len(spectra[2])]
     assert sum(total) == sum(equal)
@@ -154,7 +161,7 @@ def test_ranks_by_energy_share_out_the_same_total():
     assert max(capped) <= 10
     assert sum(capped) == 3 * sum(equal) // 4
     for ranks in ("total", "relative"):
-        assert script.ranks_of(replace(PLAIN, rank=10, ranks=ranks), clients[:1]) == [10]
+        assert ranks_of(replace(PLAIN, rank=10, ranks=ranks), clients[:1]) == [10]
 
 
 def test_the_model_is_the_scatter_of_rectified_gaussians():
@@ -169,11 +176,11 @@ def test_the_model_is_the_scatter_of_rectified_gaussians():
     for parts in of_group.values():
         centre = sum(size * mean for size, mean, _ in parts) / sum(size for size, _, _ in parts)
         expected += sum(size * (cov + np.outer(mean - centre, mean - centre)) for size, mean, cov in parts)
-    C = script.Covariance(torch.from_numpy(root @ root.T), torch.from_numpy(P))
+    C = Covariance(torch.from_numpy(root @ root.T), torch.from_numpy(P))
     tensors = [torch.from_numpy(array) for array in (P, means, sizes, group)]
     errors = []
     for order in (1, 2, 12):
-        Q = script.modelled(tensors[0], C, *tensors[1:], order).numpy()
+        Q = modelled(tensors[0], C, *tensors[1:], order).numpy()
         errors.append(np.abs(Q - expected).max() / np.abs(expected).max())
     assert errors[2] < 0.01 < errors[1] < errors[0]
 
@@ -200,22 +207,22 @@ def test_bytes_are_those_of_the_formula(stream):
 
 def test_rounding_keeps_columns_of_length_one_and_is_finer_with_more_bits():
     V = torch.linalg.qr(torch.from_numpy(np.random.default_rng(2).standard_normal((200, 6))))[0]
-    errors = [float((script.rounded(V, bits) - V).norm()) for bits in (3, 4, 8, 32)]
+    errors = [float((rounded(V, bits) - V).norm()) for bits in (3, 4, 8, 32)]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] == 0
-    mixed = script.rounded(V, 4, fine=2)
-    assert torch.equal(mixed[:, :2], script.rounded(V, 8)[:, :2])
-    assert torch.equal(mixed[:, 2:], script.rounded(V, 4)[:, 2:])
+    mixed = rounded(V, 4, fine=2)
+    assert torch.equal(mixed[:, :2], rounded(V, 8)[:, :2])
+    assert torch.equal(mixed[:, 2:], rounded(V, 4)[:, 2:])
     close(torch.linalg.vector_norm(mixed, dim=0), torch.ones(6, dtype=V.dtype))
 
 
 def test_the_script_tries_every_variant(tmp_path, capsys):
     file, out = write_features(tmp_path / "features.npz"), tmp_path / "found.json"
     options = ["--tasks", "2", "--clients", "3", "--beta", "0.5", "--M", "30", "--rank", "4", "--input-rank", "4"]
-    script.main(["--features", str(file), *options, "--seeds", "0", "1", "--coding", "--out", str(out)])
+    sketch_variants.main(["--features", str(file), *options, "--seeds", "0", "1", "--coding", "--out", str(out)])
     table = capsys.readouterr().out
     found = json.loads(out.read_text())
-    names = [v.name for v in script.variants()]
+    names = [v.name for v in variants()]
     assert all(f"| {name} | " in table for name in names)
     for seed in found["results"]:
         assert list(seed) == names
@@ -224,4 +231,4 @@ def test_the_script_tries_every_variant(tmp_path, capsys):
         assert np.mean(seed["full Gram"]["A"]) > 60
     assert all(0.3 < share < 2 for name, share in found["coding"] if not name.startswith("entropy"))
     with pytest.raises(SystemExit):
-        script.main(["--features", str(file), "--only", "no such"])
+        sketch_variants.main(["--features", str(file), "--only", "no such"])
