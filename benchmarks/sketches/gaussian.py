@@ -3,65 +3,66 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
 
 import torch
 
 from fcl_bench.linalg.gram import add_gram, class_sums, gram
+from fcl_bench.linalg.relu_covariance import relu_covariance
 
 Tensor = torch.Tensor
 
 
-class Covariance:
-    """Of P'z for z ~ N(., Sigma): standard deviations s (M,) and correlations R (M, M) in the type of P."""
-
-    def __init__(self, Sigma: Tensor, P: Tensor) -> None:
-        values, vectors = torch.linalg.eigh(Sigma)
-        kept = values > values[-1] * 1e-12
-        self.root = (vectors[:, kept] * values[kept].sqrt()).T.to(P) @ P
-        self.s = torch.linalg.vector_norm(self.root, dim=0).clamp_min(1e-30)
-
-    @cached_property
-    def R(self) -> Tensor:
-        return gram((self.root / self.s).contiguous())
+def deviation(P: Tensor, Sigma: Tensor) -> Tensor:
+    """(M,) standard deviations of P'z for z ~ N(., Sigma)."""
+    return ((Sigma @ P) * P).sum(0).clamp_min(1e-30).sqrt()
 
 
-def rectified(mean: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """For x ~ N(mean, s^2): m = mean/s, Phi(m), phi(m), and the mean of relu(x); mean (M, j), s (M,)."""
-    m = mean / s[:, None]
-    Phi, phi = torch.special.ndtr(m), torch.exp(-m.square() / 2) / math.sqrt(2 * math.pi)
-    return m, Phi, phi, s[:, None] * (m * Phi + phi)
+def rectified(mean: Tensor, s: Tensor) -> Tensor:
+    """The mean of relu(x) for x ~ N(mean, s^2); mean (M, j), s (M,)."""
+    m, s = mean / s[:, None], s[:, None]
+    return s * (m * torch.special.ndtr(m) + density(m))
 
 
-def modelled(P: Tensor, C: Covariance, means: Tensor, sizes: Tensor, group: Tensor, order: int) -> Tensor:
-    """Q (M, M): the scatter of relu(P'z) about the means of its groups, for `sizes` samples of each N(means, Sigma).
+def density(m: Tensor) -> Tensor:
+    return torch.exp(-m.square() / 2) / math.sqrt(2 * math.pi)
 
-    Hermite series: Cov[relu(x_i), relu(x_j)] = sum_k a_ik a_jk R_ij^k / k!, a_1 = s Phi(m), a_k = s phi(m) He_k-2(m) up
-    to a sign; the diagonal is exact.
+
+def modelled(P: Tensor, Sigma: Tensor, means: Tensor, sizes: Tensor, group: Tensor, order: int) -> Tensor:
+    """Q (M, M): the scatter of relu(P'z) about the means of groups of Gaussians, in the type of P.
+
+    Args:
+        P: (d, M).
+        Sigma: (d, d) covariance of every Gaussian.
+        means, sizes, group: (d, j), (j,), (j,) means, samples and groups of the Gaussians.
+        order: of the Hermite series; its diagonal is exact.
     """
     held = sizes > 0
-    means, sizes, group = means[:, held].to(P), sizes[held].to(P), group[held]
-    m, Phi, phi, mean = rectified(P.T @ means, C.s)
-    weight, s = sizes.sqrt(), C.s[:, None]
-    Q = gram(((s * Phi) * weight).T.contiguous()).mul_(C.R)
-    power, before, hermite = C.R, torch.zeros_like(m), torch.ones_like(m)
-    for k in range(2, order + 1):
-        power = power * C.R
-        Q.addcmul_(gram(((s * phi * hermite) * weight).T.contiguous()), power, value=1 / math.factorial(k))
-        before, hermite = hermite, m * hermite - (k - 2) * before
-    variance = (s.square() * ((m.square() + 1) * Phi + m * phi) - mean.square()).clamp_min(0)
-    Q.diagonal().copy_((variance * sizes).sum(1))
+    Sigma, means, sizes, group = Sigma.to(P), means[:, held].to(P), sizes[held].to(P), group[held]
+    Q = relu_covariance(P, Sigma, means, sizes)
+    if order != 2:
+        move_order(Q, P, Sigma, means, sizes, order)
     _, group = torch.unique(group, return_inverse=True)
     groups = int(group.max()) + 1
     if groups < len(group):
+        mean = rectified(P.T @ means, deviation(P, Sigma))
         total = class_sums((mean * sizes).T, group, groups) / torch.bincount(group, sizes, groups)
-        add_gram(Q, ((mean - total[:, group]) * weight).T.contiguous())
+        add_gram(Q, ((mean - total[:, group]) * sizes.sqrt()).T.contiguous())
     return Q
 
 
-def leading_directions(G: Tensor, q: int) -> Tensor:
-    """About the q leading eigenvectors of a positive semidefinite G, by subspace iteration."""
-    X = torch.randn(len(G), min(q, len(G)), generator=torch.Generator().manual_seed(0), dtype=G.dtype)
-    for _ in range(5):
-        X = torch.linalg.qr(G @ X)[0]
-    return X @ torch.linalg.eigh(X.T @ G @ X)[1].flip(1)
+def move_order(Q: Tensor, P: Tensor, Sigma: Tensor, means: Tensor, sizes: Tensor, order: int) -> None:
+    """Let the series of Q end after `order` and not after 2, in place; the diagonal is exact in any case.
+
+    The terms are sum_c n_c a_k a_k' o R^k / k!, a_k = s phi(m) He_k-2(m) up to a sign.
+    """
+    s, diagonal = deviation(P, Sigma), Q.diagonal().clone()
+    scaled = P / s
+    R, m = scaled.T @ Sigma @ scaled, (P.T @ means) / s[:, None]
+    a, power = s[:, None] * density(m) * sizes.sqrt(), R.square()
+    before, hermite = torch.zeros_like(m), torch.ones_like(m)
+    if order < 2:
+        Q.addcmul_(gram(a.T.contiguous()), power, value=-0.5)
+    for k in range(3, order + 1):
+        power, before, hermite = power * R, hermite, m * hermite - (k - 3) * before
+        Q.addcmul_(gram((a * hermite).T.contiguous()), power, value=1 / math.factorial(k))
+    Q.diagonal().copy_(diagonal)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from fcl_bench.linalg.gram import add_gram, gram
-from sketches.gaussian import Covariance, modelled
+from sketches.gaussian import modelled
 from sketches.local import Local
 from sketches.rounding import rounded
 from sketches.uploads import Sent
@@ -24,7 +23,7 @@ def add_dropped(
     Sigma: Tensor,
     sent: Sequence[Sent],
     clients: Sequence[Local],
-    shared: dict[tuple, Any],
+    shared: dict[tuple, Tensor],
 ) -> None:
     """G += what the sketches drop.
 
@@ -34,7 +33,7 @@ def add_dropped(
         P: (d, M), in the type that models are computed in.
         Sigma: (d, d), the pooled covariance of the backbone's features.
         sent, clients: the task's uploads, and what they are of.
-        shared: what variants with the same Sigma have in common in this task.
+        shared: Q of this task, which variants with the same Sigma have in common.
     """
     M = len(G)
     mixes = [v.mix_samples / (v.mix_samples + one.samples) if v.mix_samples else v.mix for one in sent]
@@ -45,13 +44,11 @@ def add_dropped(
     elif v.own_counts:
         means = sum(one.S_z for one in sent) / sum(one.n for one in sent).clamp_min(1)
         for one, mix in zip(sent, mixes, strict=True):
-            C = pooled(v, P, Sigma, shared)
-            if v.own_sigma:
-                C = Covariance(v.own_sigma * one.sigma / one.samples + (1 - v.own_sigma) * Sigma, P)
-            Q = modelled(P, C, means, one.n, torch.arange(len(one.n)), v.order)
+            mixed = v.own_sigma * one.sigma / one.samples + (1 - v.own_sigma) * Sigma
+            Q = modelled(P, mixed, means, one.n, torch.arange(len(one.n)), v.order)
             add_remainders(G, Q, [one], [mix])
     else:
-        key = ("Q", v.own_means, v.order, *origin(v))
+        key = (v.own_means, v.order, *origin(v))
         if v.own_means or v.clusters > 1:
             c = len(sent[0].n)
             means, sizes = (torch.cat([getattr(one, name) for one in sent], -1) for name in ("means", "sizes"))
@@ -60,7 +57,7 @@ def add_dropped(
             sizes = sum(one.n for one in sent)
             means, group = sum(one.S_z for one in sent) / sizes.clamp_min(1), torch.arange(len(sizes))
         if key not in shared:
-            shared[key] = modelled(P, pooled(v, P, Sigma, shared), means, sizes, group, v.order)
+            shared[key] = modelled(P, Sigma, means, sizes, group, v.order)
         add_remainders(G, shared[key], sent, mixes)
     if v.diagonal == "hidden":
         added = G - before
@@ -78,18 +75,10 @@ def origin(v: Variant) -> tuple:
     return (v.input_rank, v.bits, v.diagonal == "input", v.centre, v.clusters, v.linear)
 
 
-def pooled(v: Variant, P: Tensor, Sigma: Tensor, shared: dict[tuple, Any]) -> Covariance:
-    """Of the hidden units under the pooled Sigma."""
-    key = origin(v)
-    if key not in shared:
-        shared[key] = Covariance(Sigma, P)
-    return shared[key]
-
-
 def add_difference(G: Tensor, v: Variant, P: Tensor, one: Sent, local: Local) -> None:
     """G += model + V diag(l) V', V the directions in which A'A differs most from the client's model of it."""
-    M, C = len(G), Covariance(one.sigma / one.samples, P)
-    model = modelled(P, C, one.means, one.sizes, one.group, v.order)
+    M = len(G)
+    model = modelled(P, one.sigma / one.samples, one.means, one.sizes, one.group, v.order)
     model *= (1 - v.mix) * local.hidden.energy / float(model.trace())
     model.diagonal().add_(v.mix * local.hidden.energy / M)
     A, rng = local.hidden.A.to(model), torch.Generator().manual_seed(0)
@@ -105,7 +94,12 @@ def add_difference(G: Tensor, v: Variant, P: Tensor, one: Sent, local: Local) ->
 
 
 def add_remainders(G: Tensor, Q: Tensor, sent: Sequence[Sent], mixes: Sequence[float]) -> None:
-    """G += sum of rest [(1 - mix) Pi Q Pi / tr(Pi Q Pi) + mix Pi / (M - r)], Pi = I - V V', in place."""
+    """G += sum of rest [(1 - mix) Pi Q Pi / tr(Pi Q Pi) + mix Pi / (M - r)], Pi = I - V V', in place.
+
+    As `fcl_bench.linalg.remainder.add_sketches` does it for sketches of leading directions, all with one mix. That one
+    raises kept eigenvalues that lie below the even part, as no leading ones do. Directions that the server or a model
+    chose may, and would gain energy.
+    """
     V = torch.cat([one.V for one in sent], dim=1).to(Q)
     QV, left, first, second = Q @ V, [], 0.0, 0.0
     for one, part, mix in zip(sent, QV.split([one.V.shape[1] for one in sent], dim=1), mixes, strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -11,12 +10,11 @@ from fcl_bench.linalg.gram import add_gram
 from fcl_bench.linalg.ridge import AUTO, GCV, SHARE, gcv, mean_share
 from fcl_bench.linalg.ridge import Spectrum as Eigenvalues
 from fcl_bench.linalg.solve import solve_symmetric
-from sketches.gaussian import leading_directions
 from sketches.local import Local
 from sketches.remainders import add_difference, add_dropped
 from sketches.rounding import factor_bytes, rounded, sums_bytes
 from sketches.sums import added_up
-from sketches.uploads import Uploads, ranks_of
+from sketches.uploads import Uploads, leading_directions, ranks_of
 from sketches.variants import FIRST, Variant
 
 Tensor = torch.Tensor
@@ -41,7 +39,7 @@ class Server:
         self.up = self.down = 0
         self.ridge = 0.0
 
-    def learn(self, clients: Sequence[Local], shared: dict[tuple, Any]) -> None:
+    def learn(self, clients: Sequence[Local], shared: dict[tuple, Tensor]) -> None:
         """One task; `shared` keeps what variants with the same Sigma have in common."""
         v = self.variant
         basis = self.broadcast(clients[0])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fcl_bench.linalg.gram import gram
-from sketches.gaussian import Covariance, leading_directions, modelled, rectified
+from sketches.gaussian import deviation, modelled, rectified
 from sketches.local import Local
 from sketches.rounding import factor_bytes, rounded, rounded_sums, sums_bytes
 from sketches.variants import Variant
@@ -67,6 +67,14 @@ def ranks_of(v: Variant, clients: Sequence[Local]) -> list[int]:
     return torch.bincount(chosen, minlength=len(clients)).tolist()
 
 
+def leading_directions(G: Tensor, q: int) -> Tensor:
+    """About the q leading eigenvectors of a positive semidefinite G, by subspace iteration."""
+    X = torch.randn(len(G), min(q, len(G)), generator=torch.Generator().manual_seed(0), dtype=G.dtype)
+    for _ in range(5):
+        X = torch.linalg.qr(G @ X)[0]
+    return X @ torch.linalg.eigh(X.T @ G @ X)[1].flip(1)
+
+
 class Uploads:
     """One variant's clients: what they send, and the bytes of it."""
 
@@ -84,8 +92,7 @@ class Uploads:
         factor = V * values
         up += factor_bytes(M, V.shape[1], v.bits, v.fine) + sums_bytes(M, c, v.sums_bits) + 4 * c + 4
         if v.own_basis:
-            C = Covariance(sigma / one.n.sum(), self.P_remainder)
-            Q = modelled(self.P_remainder, C, means, one.sizes, one.group, v.order)
+            Q = modelled(self.P_remainder, sigma / one.n.sum(), means, one.sizes, one.group, v.order)
             basis = leading_directions(Q, v.own_basis).to(V)
         if basis is not None:
             extra, R = torch.linalg.qr(basis - V @ (V.T @ basis))
@@ -98,8 +105,7 @@ class Uploads:
         up += 2 * M if v.diagonal == "hidden" else 0
         S = one.S
         if v.predicted:
-            s = ((sigma @ self.P) * self.P).sum(0).clamp_min(1e-30).div(one.n.sum()).sqrt()
-            guess = rectified(self.P.T @ means, s)[3] * one.n
+            guess = rectified(self.P.T @ means, deviation(self.P, sigma / one.n.sum())) * one.n
             S = guess + rounded_sums(S - guess, v.sums_bits)
         else:
             S = rounded_sums(S, v.sums_bits)

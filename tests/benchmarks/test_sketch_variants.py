@@ -10,7 +10,7 @@ import pytest
 import sketch_variants
 import torch
 from sketches.experiment import experiment
-from sketches.gaussian import Covariance, modelled
+from sketches.gaussian import modelled
 from sketches.local import Local
 from sketches.rounding import rounded
 from sketches.server import Server
@@ -56,6 +56,12 @@ def own_method(stream: Stream, method: CentredSketch | STSA) -> torch.Tensor:
 def test_with_everything_off_it_is_the_projects_centred_sketch(stream, rank):
     [server] = servers_of(stream, replace(PLAIN, remainder="isotropic", rank=rank)).values()
     close(server.W, own_method(stream, CentredSketch(M=M, rank=rank, ridge=1.0)))
+
+
+def test_the_base_is_the_projects_gaussian_remainder(stream):
+    [server] = servers_of(stream, PLAIN).values()
+    project = CentredSketch(M=M, rank=5, ridge=1.0, remainder="gaussian", input_rank=4)
+    torch.testing.assert_close(server.W, own_method(stream, project), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -176,11 +182,10 @@ def test_the_model_is_the_scatter_of_rectified_gaussians():
     for parts in of_group.values():
         centre = sum(size * mean for size, mean, _ in parts) / sum(size for size, _, _ in parts)
         expected += sum(size * (cov + np.outer(mean - centre, mean - centre)) for size, mean, cov in parts)
-    C = Covariance(torch.from_numpy(root @ root.T), torch.from_numpy(P))
-    tensors = [torch.from_numpy(array) for array in (P, means, sizes, group)]
+    tensors = [torch.from_numpy(array) for array in (P, root @ root.T, means, sizes, group)]
     errors = []
     for order in (1, 2, 12):
-        Q = modelled(tensors[0], C, *tensors[1:], order).numpy()
+        Q = modelled(*tensors, order).numpy()
         errors.append(np.abs(Q - expected).max() / np.abs(expected).max())
     assert errors[2] < 0.01 < errors[1] < errors[0]
 
