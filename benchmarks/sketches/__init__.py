@@ -1,0 +1,1 @@
+"""Variants of the centred sketch, side by side: what `sketch_variants.py` runs."""
