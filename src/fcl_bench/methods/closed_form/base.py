@@ -220,32 +220,8 @@ class ClosedFormServer(Server):
             self.notices.tell(kind, f"{self.method.name}, {self.B.shape[1]} classes seen: {solution.trouble}")
 
     def choose_ridge(self) -> float:
-        """The ridge of the next solve: the knob's, or chosen by what is known so far."""
-        penalty = self.method.penalty
-        if not isinstance(penalty, str):
-            return float(penalty)
-        found = None
-        if penalty == GCV:
-            found = gcv(self.spectrum(), self.samples, self.candidates(), self.squares())
-        if penalty == GCV and found is None:
-            self.notices.tell(GCV, f"{self.method.name}: no ridge fits the statistics by gcv, so it is as with {AUTO}")
-        return mean_share(self.trace(), self.dimension) if found is None else found
-
-    def candidates(self) -> torch.Tensor | None:
-        """(k,) what `gcv` chooses from, ascending; None: ridges around the mean eigenvalue."""
-        return None
-
-    def squares(self) -> float:
-        """The sum of the squared labels so far, each weighted as in G and B."""
-        return self.samples
-
-    def trace(self) -> float:
-        """Of the estimate of the Gram matrix."""
-        raise NotImplementedError
-
-    def spectrum(self) -> Spectrum:
-        """Of the estimate of the Gram matrix, with B."""
-        raise NotImplementedError
+        """The ridge of the next solve; 0 for a method without one."""
+        return 0.0
 
     @abstractmethod
     def solution(self) -> Solution:
@@ -318,8 +294,44 @@ class ClosedFormServer(Server):
         """Take over what `statistics` returned, already on the device."""
 
 
-class RidgeServer(ClosedFormServer):
-    """A `ClosedFormServer` that keeps an estimate of the Gram matrix and solves (G + (offset + ridge) I) W = B.
+class RegularisedServer(ClosedFormServer):
+    """A `ClosedFormServer` whose solve has a ridge: a number, or chosen by the statistics."""
+
+    def objection(self, upload: Message) -> str:
+        missing = self.method.penalty == GCV and upload.samples is None and "n" not in upload
+        return "it does not say how many samples it is of, and the ridge is to be chosen by gcv" if missing else ""
+
+    def choose_ridge(self) -> float:
+        """The ridge of the next solve: the knob's, or chosen by what is known so far."""
+        penalty = self.method.penalty
+        if not isinstance(penalty, str):
+            return float(penalty)
+        found = None
+        if penalty == GCV:
+            found = gcv(self.spectrum(), self.samples, self.candidates(), self.squares())
+        if penalty == GCV and found is None:
+            self.notices.tell(GCV, f"{self.method.name}: no ridge fits the statistics by gcv, so it is as with {AUTO}")
+        return mean_share(self.trace(), self.dimension) if found is None else found
+
+    def candidates(self) -> torch.Tensor | None:
+        """(k,) what `gcv` chooses from, ascending; None: ridges around the mean eigenvalue."""
+        return None
+
+    def squares(self) -> float:
+        """The sum of the squared labels so far, each weighted as in G and B."""
+        return self.samples
+
+    @abstractmethod
+    def trace(self) -> float:
+        """Of the estimate of the Gram matrix."""
+
+    @abstractmethod
+    def spectrum(self) -> Spectrum:
+        """Of the estimate of the Gram matrix, with B."""
+
+
+class RidgeServer(RegularisedServer):
+    """A `RegularisedServer` that keeps an estimate of the Gram matrix and solves (G + (offset + ridge) I) W = B.
 
     Attributes:
         estimate: G (M, M), a sum over all uploads so far.
@@ -333,10 +345,6 @@ class RidgeServer(ClosedFormServer):
         super().__init__(method, problem)
         self.estimate = Estimate(self.dimension, problem.dtype, problem.device, low_rank)
         self.uploads = 0
-
-    def objection(self, upload: Message) -> str:
-        missing = self.method.penalty == GCV and upload.samples is None and "n" not in upload
-        return "it does not say how many samples it is of, and the ridge is to be chosen by gcv" if missing else ""
 
     def count(self, upload: Message) -> None:
         """One more upload."""

@@ -15,7 +15,6 @@ from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums
 from fcl_bench.linalg.merging import MERGERS
-from fcl_bench.linalg.ridge import GCV
 from fcl_bench.linalg.ridge import Spectrum as Eigenvalues
 from fcl_bench.linalg.solve import Solution, ill_conditioned, relative_rounding
 from fcl_bench.linalg.spectral import Spectrum, merge, summarise
@@ -23,7 +22,7 @@ from fcl_bench.linalg.subspace import outside
 from fcl_bench.methods.closed_form.base import (
     ClosedFormClient,
     ClosedFormMethod,
-    ClosedFormServer,
+    RegularisedServer,
     positions,
     ridge_knob,
 )
@@ -92,7 +91,7 @@ class FedRANClient(ClosedFormClient):
         return Message(upload, samples=samples, factors=["V"], per_class=["B"], summed=["B"]), state
 
 
-class FedRANServer(ClosedFormServer):
+class FedRANServer(RegularisedServer):
     """Spatial merge over clients, temporal merge over tasks, exact B, ridge in the subspace (Alg. 1, lines 15-23).
 
     Attributes:
@@ -137,8 +136,8 @@ class FedRANServer(ClosedFormServer):
 
     def objection(self, upload: Message) -> str:
         rank = len(upload["sigma"])
-        if self.method.penalty == GCV and upload.samples is None:
-            return "it does not say how many samples it is of, and the ridge is to be chosen by gcv"
+        if said := super().objection(upload):
+            return said
         return "" if rank <= self._limit else f"sigma has {rank} directions, and at most {self._limit} were asked for"
 
     def absorb(self, client: int, upload: Message) -> None:
