@@ -25,6 +25,7 @@ from torch.nn.functional import cross_entropy
 from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Augment, Standardise
 from fcl_bench.errors import UserError
+from fcl_bench.linalg.finite import all_finite
 from fcl_bench.training.generators.batch_norm import Distance, InputStatistics, LayerStatistics
 from fcl_bench.training.generators.images import ImageGenerator, to_bytes
 from fcl_bench.training.generators.replay import ImagePool
@@ -35,8 +36,8 @@ from fcl_bench.training.network import Network
 _BETAS = (0.5, 0.999)
 #: How hard Reptile pulls G towards the copy.
 _PULL = 67.0
-#: Of the student's SGD: first step size, momentum, weight decay, and over how many batches of images it falls to 0.
-_STUDENT_RATE, _STUDENT_MOMENTUM, _STUDENT_DECAY, _STUDENT_PERIOD = 0.2, 0.9, 1e-4, 200
+#: Of the student's SGD: momentum, weight decay, and over how many batches of images its step size falls to 0.
+_MOMENTUM, _DECAY, _PERIOD = 0.9, 1e-4, 200
 
 
 @dataclass
@@ -53,6 +54,7 @@ class Synthesis:
         bn, oh, adv: weights of the terms of L; 0: without.
         meta: how G learns of its copy's steps: maml (the sum of their gradients), reptile (where they led).
         kd_steps: of the student, on batches of what there is so far, after every batch from `warmup` on.
+        lr_student: step size of its SGD at first.
         temperature: T of the student's loss, T^2 KL(softmax(q / T) || softmax(s / T)).
     """
 
@@ -68,6 +70,7 @@ class Synthesis:
     adv: float = knob(1.0, least=0)
     meta: str = knob("maml", choices=("maml", "reptile"))
     kd_steps: int = knob(400, least=0)
+    lr_student: float = knob(0.2, above=0)
     temperature: float = knob(20.0, above=0)
 
 
@@ -104,9 +107,9 @@ class MetaInversion:
         self._meta = torch.optim.Adam(self.generator.parameters(), knobs.lr_g * knobs.g_steps, betas=_BETAS)
         self._optimiser = torch.optim.SGD(
             [value for value in self.student.parameters() if value.requires_grad],
-            lr=_STUDENT_RATE,
-            momentum=_STUDENT_MOMENTUM,
-            weight_decay=_STUDENT_DECAY,
+            lr=knobs.lr_student,
+            momentum=_MOMENTUM,
+            weight_decay=_DECAY,
         )
         self._lessons = 0
         self._distance = Distance()
@@ -200,11 +203,15 @@ class MetaInversion:
         return loss, layers
 
     def teach(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        """The student's steps on images (n, 3, size, size) in uint8."""
+        """The student's steps on images (n, 3, size, size) in uint8.
+
+        Raises:
+            UserError: its weights are no longer finite.
+        """
         knobs = self._knobs
         self.student.train()
         for group in self._optimiser.param_groups:
-            group["lr"] = _STUDENT_RATE * (1 + math.cos(math.pi * self._lessons / _STUDENT_PERIOD)) / 2
+            group["lr"] = knobs.lr_student * (1 + math.cos(math.pi * self._lessons / _PERIOD)) / 2
             for value in group["params"]:
                 value.requires_grad_(True)
         self._lessons += 1
@@ -219,6 +226,11 @@ class MetaInversion:
             self._optimiser.zero_grad()
             loss.backward()
             self._optimiser.step()
+        if not all_finite(*self.student.state().values()):
+            raise UserError(
+                f"method.synthesis.lr_student={knobs.lr_student:g}: the student diverged",
+                "a smaller method.synthesis.lr_student",
+            )
 
     def _add_gradients(self, inner: ImageGenerator) -> None:
         for own, theirs in zip(self.generator.parameters(), inner.parameters(), strict=True):
