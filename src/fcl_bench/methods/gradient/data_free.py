@@ -42,11 +42,6 @@ def made_prefix(task: int) -> str:
     return f"{_MADE}{task}."
 
 
-def to_bytes(pixels: torch.Tensor) -> torch.Tensor:
-    """Images from 0 to 1 as uint8, as they travel and as clients hold their own."""
-    return (pixels.detach().clamp(0, 1) * 255).round().to(torch.uint8)
-
-
 class DataFreeHalf(Half):
     """A half that has to do with images."""
 
@@ -122,7 +117,7 @@ class DataFreeServer(DataFreeHalf, GradientServer):
         shown = {"images": images, "labels": labels, "tasks": torch.full_like(labels, task.index - 1)}
         before = self._shown or {name: value[:0] for name, value in shown.items()}
         self._shown = {name: torch.cat([before[name], value]) for name, value in shown.items()}
-        self._synthetic += len(self.made.get("labels", ()))
+        self._synthetic += len(self.made.get("images", ()))
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         prefix = made_prefix(self.task - 1)

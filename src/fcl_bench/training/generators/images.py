@@ -77,3 +77,8 @@ class ImageGenerator(nn.Module):
 
 def _leaky(maps: torch.Tensor) -> torch.Tensor:
     return nn.functional.leaky_relu(maps, 0.2)
+
+
+def to_bytes(pixels: torch.Tensor) -> torch.Tensor:
+    """Images from 0 to 1 as uint8, as they travel and as clients hold their own."""
+    return (pixels.detach().clamp(0, 1) * 255).round().to(torch.uint8)
