@@ -250,9 +250,8 @@ class AnchoredInversion:
         self.generator.train().noisy.renew()
         self.student.eval()
         pixels = [value.requires_grad_() for value in (self.mean, self.std)]
-        optimiser = torch.optim.Adam(
-            [{"params": self.generator.parameters()}, {"params": pixels, "lr": _PIXEL_RATE}], knobs.lr_g, betas=_BETAS
-        )
+        groups = [{"params": [*self.generator.parameters()], "lr": knobs.lr_g}, {"params": pixels, "lr": _PIXEL_RATE}]
+        optimiser = torch.optim.Adam(groups, betas=_BETAS)
         anchors = self._anchors[labels]
         best, lowest = torch.empty(0), torch.tensor(torch.inf, device=self._device)
         layers: list[LayerStatistics] = []
