@@ -14,7 +14,7 @@ from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.methods.gradient.lander import LANDER
-from fcl_bench.papers.byte_conventions import MIB
+from fcl_bench.papers.byte_conventions import MIB, accounting
 from fcl_bench.protocol.problem import Problem, WireFormat
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.anchors import random_anchors
@@ -141,6 +141,8 @@ def test_stsas_table_5_counts_what_landers_published_code_exchanges():
     assert f"{(exchanged + pictures) / MIB:.1f}" == "79047.8"
     assert f"{(exchanged + pictures + len(later) * images) / MIB:.2f}" == "79047.91"
     assert f"{(exchanged + pictures + len(later) * images) / MIB:.1f}" == "79047.9"
+    counted = accounting(published, problem, [10] * 10)
+    assert counted == {"stsa_mib": pytest.approx((exchanged + pictures + len(later) * images) / MIB, rel=1e-12)}
     # The number speaks for all 41 batches: the 10,000 images that clients use would be another.
     used = exchanged + len(later) * 10_000 * (3072 + 1)
     assert f"{used / MIB:.1f}" == "79034.8"
