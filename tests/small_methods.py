@@ -29,6 +29,11 @@ _SHORT = {
     "fedklda": ("method.M=96",),
     "fot": (*TRAINING, "method.columns=8"),
     "fedprotip": (*TRAINING, "method.columns=8"),
+    "lander": (
+        *TRAINING,
+        *("method.anchor_size=8", "method.synthesis.batch=16", "method.synthesis.warmup=1"),
+        *("method.synthesis.batches=1", "method.synthesis.g_steps=2", "method.synthesis.kd_steps=2"),
+    ),
 }
 
 
