@@ -49,6 +49,8 @@ class Generation:
     Args:
         noise: length of z.
         width: channels of G's first layers.
+        scale: standard deviation of G's images as the network sees them: 1 for a network that standardises by the
+            data's own statistics, as in the paper; about 0.5 for one that takes pixels from -1 to 1.
         steps: of Adam after each task.
         batch_size: images per step.
         lr: of Adam, which starts anew after each task.
@@ -58,6 +60,7 @@ class Generation:
 
     noise: int = knob(1000, least=1)
     width: int = knob(WIDTH, least=2)
+    scale: float = knob(1.0, above=0)
     steps: int = knob(1000, least=1)
     batch_size: int = knob(128, least=2)
     lr: float = knob(1e-3, above=0)
@@ -100,7 +103,7 @@ class Replaying(Objective):
     def loss(self, network: Network, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         knobs, own = self._knobs, len(inputs)
         with torch.no_grad():
-            made = self._made_by(self._made_by.noise(knobs.synthetic, self._random))
+            made = knobs.images(self._made_by, self._made_by.noise(knobs.synthetic, self._random))
             together = torch.cat([inputs, made.to(inputs)]).contiguous(memory_format=torch.channels_last)
             wanted = self._teacher.body(together)
         # One forward pass: batch norm takes its statistics of both.
@@ -163,7 +166,7 @@ class MFCLServer(DataFreeServer):
         optimiser = torch.optim.Adam(generator.parameters(), lr=knobs.lr)
         with InputStatistics(self.network) as statistics:
             for _ in range(knobs.steps):
-                images = generator(generator.noise(knobs.batch_size))
+                images = self.method.images(generator, generator.noise(knobs.batch_size))
                 with self.trainer.autocast():
                     scores = self.network(images)
                 loss = self.loss(images, scores.float(), statistics.layers())
@@ -199,7 +202,7 @@ class MFCLServer(DataFreeServer):
         generator = self.method.new_generator(self.problem).eval()
         generator.load(self.made)
         seed = derived_seed(self.problem.seed, "shown")
-        images = generator(generator.noise(count, torch.Generator().manual_seed(seed)))
+        images = self.method.images(generator, generator.noise(count, torch.Generator().manual_seed(seed)))
         columns = torch.tensor(self.heads.logits, device=images.device)[self.network(images).argmax(dim=1)]
         start = self.start
         mean, std = (torch.tensor(value, device=images.device).view(3, 1, 1) for value in (start.mean, start.std))
@@ -288,3 +291,8 @@ class MFCL(DataFreeMethod):
         size, knobs = self.start(problem).size, self.generator
         made = ImageGenerator(knobs.noise, size, output="tanh", eps=_EPS, width=knobs.width)
         return made.to(problem.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def images(self, generator: ImageGenerator, noise: torch.Tensor) -> torch.Tensor:
+        """What the network sees of G(z), (b, 3, size, size)."""
+        made: torch.Tensor = self.generator.scale * generator(noise)
+        return made
