@@ -15,6 +15,8 @@ from fcl_bench.training.knobs import Training
 
 #: A network and a training of a second or two; what it learns is not asked here.
 TRAINING = ("backbone=tiny", "backbone.width=4", "method.training.rounds=2", "method.training.epochs=1")
+#: A generator of images that takes a second or two.
+_SMALL_GENERATOR = ("method.generator.width=8", "method.generator.noise=8", "method.generator.steps=3")
 #: Overrides of a short run; of a method without an entry none, and of one that trains, `TRAINING`.
 _SHORT = {
     "fedran": ("method.M=96", "method.rank=20", "method.complement=floor"),
@@ -34,6 +36,7 @@ _SHORT = {
         *("method.anchor_size=8", "method.synthesis.batch=16", "method.synthesis.warmup=1"),
         *("method.synthesis.batches=1", "method.synthesis.g_steps=2", "method.synthesis.kd_steps=2"),
     ),
+    "mfcl": (*TRAINING, *_SMALL_GENERATOR, "method.synthetic=8"),
 }
 
 
