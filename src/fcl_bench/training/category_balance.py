@@ -20,11 +20,9 @@ GROUPS = ("separate", "cumulative")
 LEAST, MOST = 0.5, 5.0
 
 
-def magnitudes(scores: torch.Tensor, labels: torch.Tensor, task: int) -> torch.Tensor:
-    """(b,) g of logits (b, C) and labels (b,) in task `task`, from 0; without a gradient."""
-    # 1 - sigma(q) = sigma(-q), which does not round to 0 where sigma(q) rounds to 1.
-    own = scores.detach().gather(1, labels.unsqueeze(1)).squeeze(1).neg().sigmoid()
-    return own.pow(task / (task + 1)) if task else own
+def tempered(magnitude: torch.Tensor, task: int) -> torch.Tensor:
+    """(b,) g of task `task`, from 0, of the magnitudes |sigma(q)[y] - 1|."""
+    return magnitude.pow(task / (task + 1)) if task else magnitude
 
 
 def balanced_weights(
