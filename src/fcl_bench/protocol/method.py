@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +13,21 @@ from fcl_bench.protocol.expected import Expectation
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Prediction, Problem, Shard, State, TestBatch
 from fcl_bench.protocol.task import Task
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Images that a server made or reconstructed, to be looked at.
+
+    Attributes:
+        images: (n, 3, h, w) uint8.
+        labels: (n,) the columns of the classes that they stand for.
+        tasks: (n,) of which task each is, ascending.
+    """
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    tasks: torch.Tensor
 
 
 class Client(ABC):
@@ -116,6 +132,14 @@ class Server(ABC):
 
     def report(self) -> dict[str, Any]:
         """What this method adds to the run record, as JSON (run.json: `report`)."""
+        return {}
+
+    def pictures(self) -> dict[str, Picture]:
+        """Images to be drawn beside the run, by the names of their files."""
+        return {}
+
+    def privacy(self) -> dict[str, int]:
+        """How much the server made, or came to know, of samples: run.json's `privacy`; what is left out is 0."""
         return {}
 
     @abstractmethod

@@ -129,6 +129,7 @@ def _results(record: RunRecord) -> dict[str, Any]:
     if "client_storage_max_bytes" in record:  # which older runs lack
         found["client_storage_mib"] = record["client_storage_max_bytes"] / 2**20
         found["client_samples_kept"] = record["client_samples_kept"]
+    found |= record.get("privacy", {})
     found["A_T_aware"] = record.get("task_aware", {}).get("A_T")
     if rounds := record.get("rounds"):
         found["A_T_best"] = rounds["best"][-1]

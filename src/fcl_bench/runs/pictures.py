@@ -14,6 +14,7 @@ from fcl_bench.audits.chosen import drift_of
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.metrics import accuracy_matrix
 from fcl_bench.engine.reports import BestRounds
+from fcl_bench.protocol.method import Picture
 from fcl_bench.runs.record import test_sizes
 from fcl_bench.runs.run_json import Result
 from fcl_bench.runs.screen import headline
@@ -31,13 +32,15 @@ _MOST_MARKED = 40
 _LINES = 6
 #: Of Matplotlib's usual letters (10 points), with their brackets and the room between two labels.
 _INCHES_A_CHARACTER, _GAP_INCHES = 0.075, 0.06
+#: Images in a row.
+_ACROSS = 16
 #: More names than that are only noise.
 _MOST = 20
 
 
 def drawn(record: Result, federation: Federation) -> dict[str, bytes]:
     """File name -> PNG: accuracy.png, and where measured rounds.png (AFL Fig. 3), drift.png (FedRAN Fig. 2), theory.png
-    (FedProTIP Fig. 2)."""
+    (FedProTIP Fig. 2); and what the server made or reconstructed of images."""
     title, tasks, bounds = headline(record), federation.stream.tasks, record["bounds"]
     matrix = accuracy_matrix(federation.state.answers["correct"], test_sizes(federation))
     seen = [task.columns_seen for task in tasks]
@@ -49,6 +52,8 @@ def drawn(record: Result, federation: Federation) -> dict[str, bytes]:
         figures["drift.png"] = drift_figure(title, drift.matrix(len(tasks)), matrix)
     if bounds and "rho" in bounds[0]:
         figures["theory.png"] = theory_figure(title, bounds)
+    for name, picture in federation.server.pictures().items():
+        figures[f"{name}.png"] = images_figure(f"{title}: {name} images", picture)
     files = {}
     for name, figure in figures.items():
         buffer = io.BytesIO()
@@ -196,6 +201,31 @@ def theory_figure(title: str, rows: list[dict[str, float | None]]) -> Figure:
     interference.set_ylabel(r"old task $\tau$")
     name_tasks(interference, len(rows), inches=3.2)
     figure.colorbar(image, ax=interference, label=r"$\beta_{\tau \to t}$, old gradient left")
+    return figure
+
+
+def images_figure(title: str, picture: Picture) -> Figure:
+    """A row of images for each task, every image with its class.
+
+    Args:
+        title: of the whole figure.
+        picture: of whose tasks the first `_ACROSS` images each are shown.
+    """
+    tasks = picture.tasks.unique().tolist()
+    rows = [(picture.tasks == task).nonzero().squeeze(1)[:_ACROSS] for task in tasks]
+    across = max(len(row) for row in rows)
+    figure = Figure(figsize=(0.62 * across + 0.8, 0.78 * len(rows) + 0.5), layout="constrained")
+    figure.suptitle(title, fontsize=9)
+    grid = figure.subplots(len(rows), across, squeeze=False)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for task, row, places in zip(tasks, rows, grid, strict=True):
+        for index, axes in zip(row.tolist(), places, strict=False):
+            axes.imshow(picture.images[index].permute(1, 2, 0).cpu().numpy(), interpolation="nearest")
+            axes.set_title(str(int(picture.labels[index])), fontsize=7, pad=2)
+        places[0].text(
+            -0.15, 0.5, f"task {task + 1}", transform=places[0].transAxes, ha="right", va="center", fontsize=8
+        )
     return figure
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import cast
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from fcl_bench.papers.byte_conventions import accounting
 from fcl_bench.runs.folder import SCHEMA
 from fcl_bench.runs.inputs import Inputs
 from fcl_bench.runs.plan import Plan
-from fcl_bench.runs.run_json import TASK_AGNOSTIC, Drift, Result, Routing, Runtime
+from fcl_bench.runs.run_json import TASK_AGNOSTIC, Drift, Privacy, Result, Routing, Runtime
 
 
 def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: float) -> Result:
@@ -71,6 +72,7 @@ def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: floa
         "client_storage_bytes": state.client_storage_bytes,
         "client_storage_max_bytes": state.client_storage_max_bytes,
         "client_samples_kept": state.client_samples_kept,
+        "privacy": _privacy(federation),
         "runtime": _runtime(federation, inputs, seconds),
         "environment": environment.describe(device),
     }
@@ -79,6 +81,12 @@ def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: floa
 def test_sizes(federation: Federation) -> np.ndarray:
     """(T,) how many test samples each task has."""
     return np.array([len(indices) for indices in federation.stream.test])
+
+
+def _privacy(federation: Federation) -> Privacy:
+    """What the method says, and 0 for what it leaves out."""
+    none = Privacy(synthetic_images=0, sample_gradients=0, reconstructed_images=0)
+    return cast(Privacy, {**none, **federation.server.privacy()})
 
 
 def _routing(answers: Answers, tests: np.ndarray) -> Routing | None:

@@ -55,6 +55,14 @@ class Drift(TypedDict):
     mean: float | None  # of these
 
 
+class Privacy(TypedDict):
+    """What the server made, or came to know, of samples; what clients keep is in `client_samples_kept`."""
+
+    synthetic_images: int  # that the server made from models alone and sent
+    sample_gradients: int  # gradients of single samples that clients sent
+    reconstructed_images: int  # that the server made of these
+
+
 class Runtime(Seconds):
     """Seconds and memory. What interruptions took is left out."""
 
@@ -107,6 +115,7 @@ class Result(TypedDict):
     client_storage_bytes: dict[str, int]  # the most that one client kept between its turns, by kind
     client_storage_max_bytes: int  # the same of all kinds together
     client_samples_kept: int  # the most raw samples (images, or features) that one client kept between its turns
+    privacy: Privacy
     runtime: Runtime
     environment: Environment
 

@@ -10,7 +10,16 @@ from rich.table import Table
 
 from fcl_bench.engine.reports import BestRounds, Metrics
 from fcl_bench.environment import Environment
-from fcl_bench.runs.run_json import TASK_AGNOSTIC, Adaptation, Communication, Labels, Result, RunRecord, Runtime
+from fcl_bench.runs.run_json import (
+    TASK_AGNOSTIC,
+    Adaptation,
+    Communication,
+    Labels,
+    Privacy,
+    Result,
+    RunRecord,
+    Runtime,
+)
 
 MIB = 2**20
 _CONVENTIONS = {"fedran_mib": "FedRAN's Table 4", "stsa_mib": "STSA's Table 5"}
@@ -48,6 +57,8 @@ def print_record(record: RunRecord, folder: str) -> None:
     console.print(_communication(record["communication"]))
     if record.get("client_storage_bytes"):
         console.print(_storage(record))
+    if any(record.get("privacy", {}).values()):  # older runs lack it
+        console.print(_privacy(record["privacy"]))
     if record["labels"]["rate"] < 1:
         console.print(_labels(record["labels"]))
     if record["bounds"]:
@@ -186,6 +197,17 @@ def _storage(record: RunRecord) -> Table:
         rows |= {"all kinds together": _bytes(record["client_storage_max_bytes"])} if len(kinds) > 1 else {}
         rows["raw samples (images, features)"] = str(record["client_samples_kept"])
     return screen_table("Kept by a client between its turns, at most", ("", "size"), rows.items())
+
+
+def _privacy(privacy: Privacy) -> Table:
+    """What was made of samples, or of the models that learnt them."""
+    counted = {
+        "synthetic images that the server sent": privacy["synthetic_images"],
+        "gradients of single samples that clients sent": privacy["sample_gradients"],
+        "images that the server reconstructed of them": privacy["reconstructed_images"],
+    }
+    told = ((name, f"{count:,}") for name, count in counted.items() if count)
+    return screen_table("Samples that left the clients, or were made", ("", "number"), told)
 
 
 def _runtime(runtime: Runtime, environment: Environment) -> Table:

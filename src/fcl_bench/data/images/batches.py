@@ -117,6 +117,11 @@ class Standardise:
         pixels = pixels.contiguous(memory_format=torch.channels_last)
         return pixels.div_(255).sub_(mean).div_(std)
 
+    def pixels(self, images: torch.Tensor) -> torch.Tensor:
+        """Images (b, 3, size, size) with pixels from 0 to 1, as a generator makes them; differentiable."""
+        mean, std = self._on(images.device)
+        return (images - mean) / std
+
     def _on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         if device not in self._constants:
             self._constants[device] = (self._mean.to(device), self._std.to(device))

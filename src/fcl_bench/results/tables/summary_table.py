@@ -20,6 +20,7 @@ _SHOWN = (
     *("A_avg", "A_T", "forgetting"),
     *("A_T_aware", "A_T_unrouted", "routing"),
     *("up_max_mib", "adapt_up_mib", "client_storage_mib", "client_samples_kept"),
+    *("synthetic_images", "sample_gradients", "reconstructed_images"),
     *("seconds_per_task", "fedran_mib", "stsa_mib"),
 )
 SUMMARY_NOTE = (

@@ -1,0 +1,79 @@
+"""A generator of images, for the data-free methods: noise to images by a linear layer and three convolutions."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.functional import interpolate
+
+from fcl_bench.errors import require_choice
+
+#: What the last layer ends with: sigmoid (pixels from 0 to 1), tanh (standardised images, by a batch norm of its own).
+OUTPUTS = ("sigmoid", "tanh")
+#: Channels of the first and of the later layers, as in TARGET's, LANDER's and MFCL's public code.
+_WIDE, _NARROW = 128, 64
+
+
+class ImageGenerator(nn.Module):
+    """Inputs (n, inputs) to images (n, 3, size, size).
+
+    Linear to (128, s, s) with s = size / 4, batch norm, twice the size, convolution to 128 channels, batch norm, leaky
+    ReLU (0.2), twice the size, convolution to 64 channels, batch norm, leaky ReLU, convolution to 3 channels, `output`.
+    At 32 pixels that is 2,328,899 parameters with 256 inputs (TARGET) and 8,423,939 with 1,000 (MFCL).
+
+    The weights are drawn from torch's own generator, so whoever makes one seeds that.
+
+    Args:
+        inputs: numbers that an image is made of.
+        size: side of the square images in pixels. If it is no multiple of 4, more is made and the centre is taken.
+        output: sigmoid: pixels from 0 to 1; tanh: batch norm without parameters after it, so that images are on the
+            scale of standardised ones.
+        eps: of the batch norm after the first convolution (MFCL: 0.8).
+    """
+
+    def __init__(self, inputs: int, size: int, output: str = "sigmoid", eps: float = 1e-5) -> None:
+        super().__init__()
+        require_choice("output", output, OUTPUTS)
+        self.inputs, self.size = inputs, size
+        self._side = -(-size // 4)
+        self.first = nn.Linear(inputs, _WIDE * self._side**2)
+        self.first_norm = nn.BatchNorm2d(_WIDE)
+        self.second = nn.Conv2d(_WIDE, _WIDE, 3, padding=1)
+        self.second_norm = nn.BatchNorm2d(_WIDE, eps)
+        self.third = nn.Conv2d(_WIDE, _NARROW, 3, padding=1)
+        self.third_norm = nn.BatchNorm2d(_NARROW)
+        self.last = nn.Conv2d(_NARROW, 3, 3, padding=1)
+        self.output = nn.Sigmoid() if output == "sigmoid" else nn.Sequential(nn.Tanh(), nn.BatchNorm2d(3, affine=False))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Images (n, 3, size, size) of `inputs` (n, inputs)."""
+        maps = self.first_norm(self.first(inputs).view(-1, _WIDE, self._side, self._side))
+        maps = _leaky(self.second_norm(self.second(interpolate(maps, scale_factor=2))))
+        maps = _leaky(self.third_norm(self.third(interpolate(maps, scale_factor=2))))
+        before = (4 * self._side - self.size) // 2
+        centre = slice(before, before + self.size)
+        image: torch.Tensor = self.output(self.last(maps)[..., centre, centre])
+        return image
+
+    def noise(self, count: int, generator: torch.Generator | None = None) -> torch.Tensor:
+        """(count, inputs) standard normal.
+
+        Args:
+            generator: on the CPU; None: torch's own.
+        """
+        return torch.randn((count, self.inputs), generator=generator).to(self.first.weight)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """All weights and running statistics, by name."""
+        return {name: value for name, value in self.state_dict().items() if value.is_floating_point()}
+
+    @torch.no_grad()
+    def load(self, values: dict[str, torch.Tensor]) -> None:
+        """Take over what `state` returned."""
+        own = self.state()
+        for name, value in values.items():
+            own[name].copy_(value)
+
+
+def _leaky(maps: torch.Tensor) -> torch.Tensor:
+    return nn.functional.leaky_relu(maps, 0.2)

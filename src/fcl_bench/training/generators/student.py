@@ -1,0 +1,29 @@
+"""A student: a network of the model's form with new weights, which learns from synthetic images."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from fcl_bench.training.network import Network
+
+
+def reinitialised(network: Network) -> Network:
+    """A copy in training mode whose layers all have new weights, drawn as torch does by default."""
+    student = copy.deepcopy(network)
+    for module in student.modules():
+        renew = getattr(module, "reset_parameters", None)
+        if callable(renew):
+            renew()
+    for name, value in student.named_parameters():
+        # What never trains is no part of what is to be learnt anew.
+        value.requires_grad_(name not in student.never_trains)
+        value.grad = None
+    return student.train()
+
+
+def agreement(scores: torch.Tensor, wanted: torch.Tensor, temperature: float) -> torch.Tensor:
+    """KL_T(a || b) = T^2 KL(softmax(wanted / T) || softmax(scores / T)) of each sample, (b,)."""
+    log_said, log_wanted = (scores / temperature).log_softmax(dim=1), (wanted / temperature).log_softmax(dim=1)
+    return temperature**2 * (log_wanted.exp() * (log_wanted - log_said)).sum(dim=1)
