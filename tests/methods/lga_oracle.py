@@ -76,25 +76,22 @@ def radius(features: Sequence[np.ndarray]) -> float:
 
 
 def best_models(
-    accuracies: Sequence[Sequence[float]], signalled: Sequence[Collection[int]], proxy_init: int, best_perf: str
+    accuracies: Sequence[Sequence[float]], proxy_init: int, best_perf: str
 ) -> list[tuple[str | None, str | None]]:
-    """The proxy server's two models after every round; a model is called by its task and round.
+    """The best models of the last task and of the task at hand after every round, called "task.round".
 
     Args:
-        accuracies: [task][round] of the averaged model on the monitor images.
-        signalled: the rounds of each task in which gradients came in.
+        accuracies: [task][round] of the averaged model on the monitor set.
         proxy_init: the first rounds of a task that count as 0.
-        best_perf: before which tasks the best accuracy is forgotten: "task" (every one), "once" (the second),
-            "never".
+        best_perf: before which tasks the best accuracy is forgotten: "task" (every one), "once" (the second), "never".
     """
     b1 = b2 = None
     best, found = 0.0, []
     for task, rounds in enumerate(accuracies):
+        b1 = b2
         if best_perf == "task" or (best_perf == "once" and task == 1):
             best = 0.0
         for round_, accuracy in enumerate(rounds):
-            if round_ in signalled[task]:
-                b1 = b2
             counted = 0.0 if round_ < proxy_init else accuracy
             if counted >= best:
                 best, b2 = counted, f"{task}.{round_}"

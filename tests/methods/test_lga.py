@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from fcl_bench.config import typed_instance
+from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.glfc import GLFC
 from fcl_bench.methods.gradient.lga import LGA, Balanced
 from fcl_bench.training.category_balance import GROUPS
@@ -63,7 +65,8 @@ def slope(q: np.ndarray, y: np.ndarray, old, w: list[float], lam: float) -> np.n
 
 @pytest.mark.parametrize("groups", GROUPS)
 @pytest.mark.parametrize(
-    ("heads", "learnt"), [(HEADS[1], {0, 1}), (HEADS[1], {1}), (HEADS[2], {0, 1, 2}), (HEADS[2], {2}), (BACK, {0, 1, 2})]
+    ("heads", "learnt"),
+    [(HEADS[1], {0, 1}), (HEADS[1], {1}), (HEADS[2], {0, 1, 2}), (HEADS[2], {2}), (BACK, {0, 1, 2})],
 )
 @pytest.mark.parametrize("lam", [1.0, 0.3])
 def test_the_loss_is_the_equations(heads, learnt, groups, lam):
@@ -86,7 +89,7 @@ def test_the_loss_by_hand():
 
 
 def test_the_exponent_and_the_groups_by_hand():
-    """t = 1: samples with |sigma - 1| = .25, .81 of a learnt class and .49 of a new one: g = .5, .9, .7; w = 5/7, 9/7, 1."""
+    """t = 1: .25 and .81 of a learnt class, .49 of a new one: g = .5, .9, .7 and w = 5/7, 9/7, 1."""
     heads = Heads(((0,), (1,)), (1,))
     q = np.zeros((3, 2))
     for row, (column, p) in enumerate([(0, 0.25), (0, 0.81), (1, 0.49)]):
@@ -102,7 +105,9 @@ def test_what_is_learnt_worse_weighs_more_in_the_distillation_too():
     old = torch.full((2, 1), 1.0, dtype=torch.float64)
     w = balanced(heads, {0}, None).weights(torch.from_numpy(q), torch.from_numpy(y))
     with_old, without = (of_ours(balanced(heads, {0}, o), q, y)[1] for o in (old, None))
-    np.testing.assert_allclose((with_old - without)[:, 0], w.numpy() * (lga_oracle.sigma(q[:, 0]) - lga_oracle.sigma(1.0)) / 4)
+    np.testing.assert_allclose(
+        (with_old - without)[:, 0], w.numpy() * (lga_oracle.sigma(q[:, 0]) - lga_oracle.sigma(1.0)) / 4
+    )
 
 
 @pytest.mark.parametrize("lam", [0.5, 1.0, 2.0])
@@ -139,7 +144,7 @@ def test_groups_tell_themselves_apart_from_the_third_task_on():
 
 
 def lga(**knobs) -> LGA:
-    return LGA(**{"training": training(), "memory": 8, **knobs})
+    return LGA(**{"training": training(), "memory": 8, "proxy": "none", **knobs})
 
 
 def model_after(method, tasks: int):
@@ -148,7 +153,7 @@ def model_after(method, tasks: int):
 
 def test_the_first_task_is_glfcs_bit_for_bit_and_the_second_is_not():
     """lam and the groups say nothing where there is no old model."""
-    theirs = GLFC(training=training(), memory=8)
+    theirs = GLFC(training=training(), memory=8, proxy="none")
     assert same(model_after(lga(lam=3.0, groups="cumulative"), 1), model_after(theirs, 1))
     assert not same(model_after(lga(lam=0.5), 2), model_after(theirs, 2))
 
@@ -162,3 +167,24 @@ def test_groups_matter_from_the_third_task_on():
 @pytest.mark.parametrize("signal", ["boundary", "entropy"])
 def test_a_resumed_run_is_an_uninterrupted_one(signal):
     assert_resumes(lambda: made(lga(signal=signal, rise=0.01, training=training(fraction=0.7)), "images"), step=2)
+
+
+# Knobs ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_published_radius_is_refused_and_the_rest_of_the_public_code_is_named():
+    with pytest.raises(UserError, match="variant=published.*real images of all clients") as refused:
+        LGA(variant="published")
+    named = dict(part.split("=") for part in str(refused.value).split("(")[1].split(",")[0].split())
+    knobs = {name.removeprefix("method."): value for name, value in named.items()}
+    assert LGA(**knobs).noise == "squared"
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [{"groups": "paper"}, {"lam": 0}, {"proxy_init": -1}, {"best_perf": "round"}, {"radius": -0.1}, {"noise": "none"}],
+    ids=str,
+)
+def test_wrong_knobs_name_the_key(knobs):
+    with pytest.raises(UserError, match=rf"method\.{next(iter(knobs))}"):
+        typed_instance(LGA, knobs, "method")

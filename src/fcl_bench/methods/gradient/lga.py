@@ -139,9 +139,11 @@ class LGAServer(ProxyServer):
             self.radius = radius_of(n, total.T, second.T)
 
     def accuracy(self) -> float:
-        """The share of features around the monitor set's that the heads classify rightly; 0 in a task's first rounds."""
-        if self._round < self.method.proxy_init:
-            return 0.0
+        """0 in a task's first rounds."""
+        return 0.0 if self._round < self.method.proxy_init else self.accuracy_around()
+
+    def accuracy_around(self) -> float:
+        """The share of features around the monitor set's that the heads classify rightly."""
         seed = derived_seed(self.problem.seed, "monitor", self.task, self._round)
         images = self._augment(self.images, torch.Generator().manual_seed(seed))
         features, labels = augmented_features(
