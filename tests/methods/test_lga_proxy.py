@@ -13,8 +13,9 @@ from fcl_bench.training.inversion.feature_monitor import augmented_features
 from fcl_bench.training.inversion.monitor import RESETS
 from fcl_bench.training.inversion.reconstruction import Reconstruction
 from tests.methods import lga_oracle
-from tests.methods.fedicarl_harness import CLASSES, SIZES, learnt, made, tasks_on, training
+from tests.methods.fedicarl_harness import CLASSES, SIZES, learnt, made, problem_on, tasks_on, training
 from tests.methods.plain_training import state_of
+from tests.methods.training_harness import image_shard, images_stream, learn_image_task
 from tests.methods.whole_runs import assert_resumes, same
 
 
@@ -72,6 +73,27 @@ def test_sums_that_contradict_themselves_are_refused():
     told = {"counts": torch.tensor([0, 2]), "sums": torch.zeros(d, 2), "squares": torch.ones(d, 2)}
     assert "no sample of it" in server.objection(Message(told))
     assert server.objection(Message({**told, "counts": torch.tensor([1, 2])})) == ""
+
+
+@pytest.mark.usefixtures("blank")
+def test_the_server_needs_nothing_but_the_sum_over_clients_and_the_classes_that_they_hold():
+    """What travels in the stage may be added up on the way, and leaves out other classes under wire.columns=held."""
+    method, problem, tasks = proxied(), problem_on("images"), tasks_on("images", SIZES[:1])
+    server, client, told = method.server(problem), method.client(problem), []
+    [task] = images_stream(tasks)
+    learn_image_task(method, problem, server, task, tasks[0])
+    broadcast = server.broadcast(task, method.stages(task).index(RADIUS))
+    for k, (images, labels) in enumerate(tasks[0]):
+        if len(labels):
+            upload, _ = client.update(image_shard(k, 0, images, labels), broadcast, {})
+            assert upload.summed == upload.keys() == {"counts", "sums", "squares"}
+            assert upload.per_class == {"sums", "squares"}
+            told.append(upload)
+    radius = server.radius
+    together = Message({name: sum(upload[name] for upload in told) for name in told[0]})
+    server.absorb_answer(0, together)
+    server.finish_stage()
+    assert server.radius == pytest.approx(radius, rel=1e-5)
 
 
 # The choice -----------------------------------------------------------------------------------------------------------
