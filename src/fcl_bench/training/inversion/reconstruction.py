@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from fcl_bench.environment import exact_kernels
-from fcl_bench.training.inversion.encoder import GradientEncoder
+from fcl_bench.training.inversion.encoder import Factors, GradientEncoder
 from fcl_bench.training.inversion.lbfgs import BatchedLBFGS
 
 #: Numbers that the history of the problems at a time may have.
@@ -62,9 +62,10 @@ def reconstruct(
     start = torch.randn((len(gradients), 3 * height * width), generator=generator, dtype=torch.float64).to(gradients)
     history = min(100, iterations * inner)
     at_once = max(1, _ROOM // (2 * history * start.shape[1]))
+    wanted = encoder.factorised(gradients)
     images, losses = [], []
     for chosen in torch.arange(len(gradients)).split(at_once):
-        found, lost = _descend(encoder, gradients[chosen], labels[chosen], start[chosen], rate, iterations, last, inner)
+        found, lost = _descend(encoder, wanted[chosen], labels[chosen], start[chosen], rate, iterations, last, inner)
         images.append(found)
         losses.append(lost)
     return Reconstruction(torch.cat(images), labels, torch.cat(losses))
@@ -72,7 +73,7 @@ def reconstruct(
 
 def _descend(
     encoder: GradientEncoder,
-    gradients: torch.Tensor,
+    wanted: Factors,
     labels: torch.Tensor,
     start: torch.Tensor,
     rate: float,
@@ -85,7 +86,7 @@ def _descend(
     def evaluate(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.enable_grad(), exact_kernels():
             x = x.detach().requires_grad_()
-            losses = (encoder.gradients(x.unflatten(1, shape), labels) - gradients).square().sum(dim=1)
+            losses = encoder.factors(x.unflatten(1, shape), labels).distances(wanted)
             (slopes,) = torch.autograd.grad(losses.sum(), x)
         return losses.detach(), slopes
 
