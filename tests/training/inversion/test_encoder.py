@@ -120,6 +120,8 @@ def test_factors_are_the_gradients_in_fewer_numbers():
     distances = factors.distances(encoder.factorised(other))
     torch.testing.assert_close(distances, (whole - other).square().sum(dim=1), rtol=1e-12, atol=0)
     assert not bool(encoder.factorised(torch.zeros_like(whole)).features.any())
+    faint = encoder.factorised((1e-25 * whole).float())
+    torch.testing.assert_close(faint.features, factors.features.float(), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("classes", [1, 2, 3, 10, 100, 345])

@@ -130,10 +130,11 @@ class GradientEncoder:
     def factorised(self, gradients: torch.Tensor) -> Factors:
         """The factors of gradients (n, p): what rounding left of others than these in the linear layer is dropped."""
         convolutions, rows, slopes = self._parts(gradients)
-        features = (slopes[:, None] @ rows).squeeze(1) / _length(slopes).clamp(min=torch.finfo(slopes.dtype).tiny)[
-            :, None
-        ]
-        return Factors(convolutions, slopes, features)
+        # In float64 the squares of slopes near 0, of a sample that the encoder is sure of, are numbers still.
+        exact = slopes.double()
+        lengths = _length(exact).clamp(min=torch.finfo(torch.float64).tiny)
+        features = (exact[:, None] @ rows.double()).squeeze(1) / lengths[:, None]
+        return Factors(convolutions, slopes, features.to(rows.dtype))
 
     def labels(self, gradients: torch.Tensor) -> torch.Tensor:
         """(n,) of which class the samples are whose gradients (n, p) these are; exact.
