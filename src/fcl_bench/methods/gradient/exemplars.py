@@ -9,6 +9,7 @@ from torch.nn.functional import normalize
 
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
+from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.problem import Problem, State
 from fcl_bench.tracking.console import Notices
 from fcl_bench.training.memory import Ranking, lists_in, remembered
@@ -42,3 +43,10 @@ class ExemplarClient(GradientClient):
                 " nothing from now on (a larger method.memory)",
             )
         return state
+
+
+class ExemplarServer(GradientServer):
+    """Sends the stage in which exemplars are chosen the model alone."""
+
+    def extra_broadcast(self) -> dict[str, torch.Tensor]:
+        return {} if self.stage == EXEMPLARS else super().extra_broadcast()

@@ -23,9 +23,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, normalize, one
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.methods.gradient.exemplars import EXEMPLARS, ExemplarClient
+from fcl_bench.methods.gradient.exemplars import EXEMPLARS, ExemplarClient, ExemplarServer
 from fcl_bench.methods.gradient.half import MODEL
-from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.expected import Expectation, counts, numbers, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Prediction, Problem, Shard, State, TestBatch
@@ -139,7 +138,7 @@ class FediCaRLClient(ExemplarClient):
         )
 
 
-class FediCaRLServer(GradientServer):
+class FediCaRLServer(ExemplarServer):
     """Averages models and, for `nme`, adds up the sums of the exemplars of all clients.
 
     Attributes:
@@ -174,9 +173,6 @@ class FediCaRLServer(GradientServer):
         self.counts = self.counts.new_zeros(task.columns_seen)
         # What is kept at random needs no model.
         return message if self.method.looks else Message(self.heads.to_message(), EXEMPLARS)
-
-    def extra_broadcast(self) -> dict[str, torch.Tensor]:
-        return {} if self.stage == EXEMPLARS else super().extra_broadcast()
 
     def expects_answer(self) -> Expectation:
         if self.method.classify != "nme":

@@ -6,14 +6,15 @@ entropy of the model's predictions on its samples has risen (`entropy`):
     H = mean_x sum_c -p_c log(p_c + 1e-5),   signal = H - H before > rise.
 
 Its classes of the last task then count as learnt, and it keeps exemplars of them by herding. It trains on its samples
-and all exemplars with the loss of `training.compensation`, in which an old model answers for the old columns: the model
-with which the last task ended.
+and all exemplars with the loss of `training.compensation`, in which an old model answers for the old columns: with
+`proxy: reconstruct` the best of the last task, which the server picks by images that it reconstructs from gradients
+(`methods.gradient.proxy`); with `none` the model with which the last task ended.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -21,10 +22,18 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.methods.gradient.exemplars import EXEMPLARS, ExemplarClient
+from fcl_bench.methods.gradient.exemplars import EXEMPLARS, ExemplarServer
 from fcl_bench.methods.gradient.half import MODEL
-from fcl_bench.methods.gradient.server import GradientServer
+from fcl_bench.methods.gradient.proxy import (
+    GRADIENTS,
+    VERSIONS,
+    Inversion,
+    PrototypeClient,
+    ProxyServer,
+    version_prefix,
+)
 from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.compensation import Compensated, entropy
@@ -32,6 +41,7 @@ from fcl_bench.training.heads import Heads
 from fcl_bench.training.memory import SCOPES, budget_of_each, herd, memory_size, recalled, require_budget, with_memory
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
+from fcl_bench.training.optimisers import with_prefix
 from fcl_bench.training.samples import Samples
 
 #: What a client keeps beside its exemplars: the task, whether it has a signal in the round at hand, and the last H.
@@ -42,20 +52,26 @@ _CURRENT, _LAST, _LEARNT = "classes.current", "classes.last", "classes.learnt"
 _WAITING = ("inputs.", "labels.")
 
 
-class GLFCClient(ExemplarClient):
+class GLFCClient(PrototypeClient):
     """Notices new classes, keeps exemplars, and trains on them beside its samples."""
 
     method: GLFC
+    #: The best models that the server sent last, by version.
+    _best: dict[int, Network] | None = None
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        """As of any gradient method; exemplars count among the samples that a model speaks for."""
+        """As of any gradient method, and with a signal gradients; a model speaks for samples and exemplars."""
         if broadcast.stage == MODEL:
             state = self.noticed(shard, broadcast, state)
         elif broadcast.stage == EXEMPLARS:
             state = self.entered(shard, state)
         upload, state = super().update(shard, broadcast, state)
-        if broadcast.stage == MODEL:
-            upload = dataclasses.replace(upload, samples=(upload.samples or 0) + memory_size(state))
+        if broadcast.stage != MODEL:
+            return upload, state
+        upload = dataclasses.replace(upload, samples=(upload.samples or 0) + memory_size(state))
+        if self.method.reconstructs and bool(state[_SIGNAL]):
+            columns = len(Heads.from_message(broadcast).logits)
+            upload = upload.with_tensors({**upload, GRADIENTS: self.gradients(shard, broadcast, columns)})
         return upload, state
 
     # What it notices --------------------------------------------------------------------------------------------------
@@ -137,16 +153,15 @@ class GLFCClient(ExemplarClient):
 
     def old_model(self, shard: Shard, broadcast: Message, state: State) -> Network | None:
         """What answers for the old columns; None: nothing yet."""
-        return self.teacher(shard, broadcast)
-
-
-class GLFCServer(GradientServer):
-    """Averages models."""
-
-    method: GLFC
-
-    def extra_broadcast(self) -> dict[str, torch.Tensor]:
-        return {} if self.stage == EXEMPLARS else super().extra_broadcast()
+        if not self.method.chooses_by_signal:
+            return self.teacher(shard, broadcast)
+        last, best = broadcast[VERSIONS].tolist()
+        known = self._best or {}
+        self._best = {
+            version: known.get(version) or self.frozen_copy(with_prefix(broadcast, version_prefix(version)))
+            for version in {last, best} - {0}
+        }
+        return self._best.get(best if bool(state[_SIGNAL]) else last)
 
 
 @dataclass
@@ -159,24 +174,29 @@ class GLFC(GradientMethod):
         signal: what tells a client that new classes have come: boundary (its first round in a task), entropy (which
             comes when it comes: until then the client keeps the last task's samples).
         rise: of the entropy, above which there is a signal.
-        variant: working, published.
+        proxy: how the server chooses the old model: reconstruct (the best of the last task by reconstructed images),
+            none (the last model of the last task; no gradients are sent).
+        inversion: knobs of the former.
+        variant: working: as above; published: as the public code has it, with its errors (docs/glfc.md).
     """
 
     name: ClassVar[str] = "glfc"
     client_half = GLFCClient
-    server_half = GLFCServer
-    keeps_teacher = True
 
     memory: int = knob(2000, least=0)
     scope: str = knob("client", choices=SCOPES)
     signal: str = knob("boundary", choices=("boundary", "entropy"))
     rise: float = knob(1.2, above=0)
+    proxy: str = knob("reconstruct", choices=("reconstruct", "none"))
+    inversion: Inversion = field(default_factory=Inversion)
     variant: str = knob("working", choices=("working", "published"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.loss_over != "seen":
             raise UserError("method.loss_over=task: exemplars are of earlier tasks' classes", "method.loss_over=seen")
+        if self.reconstructs and not self.trains_network:
+            raise UserError("method.on=features: method.proxy=reconstruct makes images", "method.proxy=none")
         if self.published:
             wanted = [(f"method.{name}", getattr(self, name), only) for name, only in self.as_published().items()]
             wanted.append((f"{self.training_key}.weighting", self.training.weighting, "uniform"))
@@ -187,11 +207,27 @@ class GLFC(GradientMethod):
     @staticmethod
     def as_published() -> dict[str, str]:
         """The knobs that `variant=published` leaves no choice."""
-        return {"scope": "client", "signal": "entropy"}
+        return {"scope": "client", "signal": "entropy", "proxy": "reconstruct"}
 
     @property
     def published(self) -> bool:
         return self.variant == "published"
+
+    @property
+    def reconstructs(self) -> bool:
+        return self.proxy == "reconstruct"
+
+    @property
+    def chooses_by_signal(self) -> bool:
+        """Whether a client's signal says which of two old models it takes."""
+        return self.published
+
+    @property
+    def keeps_teacher(self) -> bool:  # type: ignore[override]
+        return not self.chooses_by_signal
+
+    def server(self, problem: Problem) -> Server:
+        return ProxyServer(self, problem) if self.reconstructs else ExemplarServer(self, problem)
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)
