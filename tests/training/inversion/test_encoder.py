@@ -81,7 +81,7 @@ def test_scores_are_those_of_plain_loops(strides):
 
 
 def test_gradients_are_finite_differences():
-    """Every 37th number of a sample's gradient, by central differences of the loops above."""
+    """Every 101st number of a sample's gradient, by central differences of the loops above."""
     strides = (2, 1)
     encoder = GradientEncoder((6, 6), 3, 3, strides, torch.float64)
     images, labels = samples(2, 3, side=6)
@@ -89,7 +89,7 @@ def test_gradients_are_finite_differences():
     weights, step = weights_of(encoder), 1e-5
     sizes = np.cumsum([0] + [weight.size for weight in weights])
     assert found.shape == (2, sizes[-1])
-    for number in range(0, sizes[-1], 37):
+    for number in range(0, sizes[-1], 101):
         part = int(np.searchsorted(sizes, number, side="right")) - 1
         place = np.unravel_index(number - sizes[part], weights[part].shape)
         for sample in range(2):
@@ -107,6 +107,21 @@ def test_gradients_of_many_samples_are_each_ones_own():
     alone = torch.cat([encoder.gradients(images[i : i + 1], labels[i : i + 1]) for i in range(4)])
     torch.testing.assert_close(encoder.gradients(images, labels), alone, rtol=1e-12, atol=1e-14)
     assert encoder.gradients(images[:0], labels[:0]).shape == (0, encoder.numbers)
+
+
+def test_factors_are_the_gradients_in_fewer_numbers():
+    encoder = GradientEncoder((8, 8), 5, 0, dtype=torch.float64)
+    (images, labels), (others, theirs) = samples(4, 5), samples(4, 5, seed=1)
+    whole, other = encoder.gradients(images, labels), encoder.gradients(others, theirs)
+    factors = encoder.factorised(whole)
+    for name in ("convolutions", "slopes", "features"):
+        wanted = getattr(encoder.factors(images, labels), name)
+        torch.testing.assert_close(getattr(factors, name), wanted, rtol=1e-12, atol=1e-14)
+    distances = factors.distances(encoder.factorised(other))
+    torch.testing.assert_close(distances, (whole - other).square().sum(dim=1), rtol=1e-12, atol=0)
+    assert not bool(encoder.factorised(torch.zeros_like(whole)).features.any())
+    faint = encoder.factorised((1e-25 * whole).float())
+    torch.testing.assert_close(faint.features, factors.features.float(), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("classes", [1, 2, 3, 10, 100, 345])

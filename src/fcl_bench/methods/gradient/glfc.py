@@ -195,6 +195,8 @@ class GLFC(GradientMethod):
         super().__post_init__()
         if self.loss_over != "seen":
             raise UserError("method.loss_over=task: exemplars are of earlier tasks' classes", "method.loss_over=seen")
+        if self.reconstructs and not self.trains_network:
+            raise UserError("method.on=features: method.proxy=reconstruct makes images", "method.proxy=none")
         if self.published:
             wanted = [(f"method.{name}", getattr(self, name), only) for name, only in self.as_published().items()]
             wanted.append((f"{self.training_key}.weighting", self.training.weighting, "uniform"))
@@ -230,8 +232,6 @@ class GLFC(GradientMethod):
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)
         require_budget(self.memory, self.scope, problem.clients)
-        if self.reconstructs and not self.trains_network:
-            raise UserError("method.on=features: method.proxy=reconstruct makes images", "method.proxy=none")
 
     def budget(self, problem: Problem) -> int:
         """How many samples a client may keep."""

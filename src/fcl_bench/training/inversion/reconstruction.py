@@ -5,12 +5,14 @@ Deep leakage from gradients (Zhu, Liu, Han, NeurIPS 2019), with the label read o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from fcl_bench.environment import exact_kernels
-from fcl_bench.training.inversion.encoder import GradientEncoder
+from fcl_bench.tracking.console import progress
+from fcl_bench.training.inversion.encoder import Factors, GradientEncoder
 from fcl_bench.training.inversion.lbfgs import BatchedLBFGS
 
 #: Numbers that the history of the problems at a time may have.
@@ -62,30 +64,36 @@ def reconstruct(
     start = torch.randn((len(gradients), 3 * height * width), generator=generator, dtype=torch.float64).to(gradients)
     history = min(100, iterations * inner)
     at_once = max(1, _ROOM // (2 * history * start.shape[1]))
+    wanted = encoder.factorised(gradients)
+    groups = torch.arange(len(gradients), device=gradients.device).split(at_once)
     images, losses = [], []
-    for chosen in torch.arange(len(gradients)).split(at_once):
-        found, lost = _descend(encoder, gradients[chosen], labels[chosen], start[chosen], rate, iterations, last, inner)
-        images.append(found)
-        losses.append(lost)
+    with progress(len(groups) * iterations, f"reconstructing {len(gradients)} images", "step") as bar:
+        for chosen in groups:
+            found, left = _descend(
+                encoder, wanted[chosen], labels[chosen], start[chosen], rate, iterations, last, inner, bar.update
+            )
+            images.append(found)
+            losses.append(left)
     return Reconstruction(torch.cat(images), labels, torch.cat(losses))
 
 
 def _descend(
     encoder: GradientEncoder,
-    gradients: torch.Tensor,
+    wanted: Factors,
     labels: torch.Tensor,
     start: torch.Tensor,
     rate: float,
     iterations: int,
     last: int,
     inner: int,
+    told: Callable[[], object],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     shape = (3, *encoder.shape)
 
     def evaluate(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.enable_grad(), exact_kernels():
             x = x.detach().requires_grad_()
-            losses = (encoder.gradients(x.unflatten(1, shape), labels) - gradients).square().sum(dim=1)
+            losses = encoder.factors(x.unflatten(1, shape), labels).distances(wanted)
             (slopes,) = torch.autograd.grad(losses.sum(), x)
         return losses.detach(), slopes
 
@@ -93,6 +101,7 @@ def _descend(
     kept = []
     for iteration in range(iterations):
         solver.iterate(inner)
+        told()
         if iteration >= iterations - last:
             kept.append(solver.x.unflatten(1, shape))
     losses = solver.iterate(0)
