@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 from fcl_bench.methods.gradient import glfc as module
+from fcl_bench.methods.gradient import proxy
 from fcl_bench.methods.gradient.glfc import GLFC, GLFCClient
 from fcl_bench.methods.gradient.proxy import Inversion
 from fcl_bench.training.knobs import Training
@@ -54,6 +57,12 @@ def state_of_client(federation, client: int) -> dict[str, torch.Tensor]:
 
 def classes(federation, client: int, kind: str = "learnt") -> list[int]:
     return state_of_client(federation, client)[f"classes.{kind}"].tolist()
+
+
+@pytest.fixture
+def short_descent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reconstructions that hardly begin, for what does not ask how good they are."""
+    monkeypatch.setattr(proxy, "reconstruct", partial(proxy.reconstruct, inner=1))
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:

@@ -24,6 +24,7 @@ from tests.methods.glfc_harness import (
     made,
     published,
     scripted,
+    short_descent,
     state_of_client,
     tasks_of,
     training,
@@ -33,6 +34,9 @@ from tests.methods.glfc_oracle import Plain, loss
 from tests.methods.training_harness import federation_of, image_tasks, tiny_problem
 from tests.methods.whole_runs import assert_resumes, feature_problem, model_of, same
 from tests.training.test_memory import plain_herding
+
+__all__ = ["short_descent"]
+pytestmark = pytest.mark.usefixtures("short_descent")
 
 NONE = {"proxy": "none"}
 

@@ -23,12 +23,16 @@ from tests.methods.glfc_harness import (
     made,
     published,
     scripted,
+    short_descent,
     tasks_of,
     training,
     turns,
 )
 from tests.methods.training_harness import federation_of, tiny_problem
 from tests.methods.whole_runs import assert_resumes, model_of, same
+
+__all__ = ["short_descent"]
+quickly = pytest.mark.usefixtures("short_descent")
 
 #: Numbers of the encoder's gradient with 8 x 8 pixels and C classes: 3 convolutions, and 12 x 2 x 2 features.
 NUMBERS = {columns: 912 + 2 * 3612 + 49 * columns for columns in (2, 4, 6)}
@@ -46,6 +50,7 @@ def model_rows(federation):
 
 
 @pytest.mark.parametrize(("wire", "number"), [("float32", 4), ("float64", 8), ("float16", 2)])
+@quickly
 def test_gradients_go_up_with_the_signal_and_the_best_model_down_once(wire, number):
     federation = learnt(glfc(), wire=wire)
     body = sum(v.numel() for name, v in model_of(federation).items() if name.startswith("body."))
@@ -62,6 +67,7 @@ def test_gradients_go_up_with_the_signal_and_the_best_model_down_once(wire, numb
         assert row.down_bytes == 4 * (body + 33 * columns) + once + 16 + 4 * (row.task + 1) + (8 if new else 0)
 
 
+@quickly
 def test_as_published_both_models_come_when_they_are_new_and_count_once_per_version(monkeypatch):
     """Signals of the one client in the first rounds of tasks; every model is the best, the monitor having no say."""
     monkeypatch.setattr(ProxyServer, "accuracy", lambda _: 1.0)
@@ -79,6 +85,7 @@ def test_as_published_both_models_come_when_they_are_new_and_count_once_per_vers
     assert federation.server.best.last_version == 3
 
 
+@quickly
 def test_a_client_without_a_signal_sends_no_gradient(monkeypatch):
     federation = learnt(glfc(signal="entropy", rise=100.0))
     assert federation.server.received == 0
@@ -97,6 +104,7 @@ class Wrong(Middleware):
         return message.with_tensors({**message, GRADIENTS: message[GRADIENTS][:-1]})
 
 
+@quickly
 def test_gradients_of_another_encoder_are_refused():
     transport = partial(InProcess.of, middleware=[Wrong()])
     federation = federation_of(glfc(), tiny_problem(), tasks_of(), transport=transport)
@@ -107,6 +115,7 @@ def test_gradients_of_another_encoder_are_refused():
 # What it reconstructs -------------------------------------------------------------------------------------------------
 
 
+@quickly
 def test_classes_are_read_off_exactly_and_privacy_counts_every_gradient():
     federation = learnt(glfc())
     server, expected = federation.server, Counter()
@@ -141,6 +150,7 @@ def test_what_is_not_perturbed_is_reconstructed_to_the_grey_level():
         assert (image.int() - images[nearest].int()).abs().float().mean() < 1
 
 
+@quickly
 def test_the_encoder_follows_from_the_seed_and_never_travels():
     first, second = (made(glfc(), seed=seed).server for seed in (0, 1))
     tasks = made(glfc()).stream.tasks
@@ -178,6 +188,7 @@ def models_by_round(federation) -> dict[tuple[int, int], dict[str, torch.Tensor]
     return found
 
 
+@quickly
 def test_the_old_model_is_the_best_of_the_last_task(monkeypatch):
     """The later of equals, and from nothing in each task."""
     accuracies = [0.2, 0.9, 0.9, 0.5], [0.4, 0.3, 0.1, 0.2], [0.0] * 4
@@ -192,6 +203,7 @@ def test_the_old_model_is_the_best_of_the_last_task(monkeypatch):
             assert same(turn["old"], models[best[task]])
 
 
+@quickly
 def test_as_published_a_client_takes_b2_with_a_signal_and_b1_without(monkeypatch):
     """One client, three rounds of three tasks. The accuracy of the first task's second model is never reached again."""
     accuracies = [0.2, 0.9, 0.5], [0.4, 0.3, 0.1], [0.9, 0.0, 0.0]
@@ -211,6 +223,7 @@ def test_as_published_a_client_takes_b2_with_a_signal_and_b1_without(monkeypatch
             assert same(turn["old"], models[best]), turn["at"]
 
 
+@quickly
 def test_as_published_a_late_signal_takes_the_model_of_the_task_at_hand(monkeypatch):
     monkeypatch.setattr(ProxyServer, "accuracy", lambda _: 1.0)
     scripted(monkeypatch, [2.0, 1.0, 1.0, 3.0])
@@ -222,6 +235,7 @@ def test_as_published_a_late_signal_takes_the_model_of_the_task_at_hand(monkeypa
     assert len([name for name in seen[3]["old"] if name.startswith("heads.")]) == 4
 
 
+@quickly
 def test_gradients_that_come_late_add_to_the_monitor_and_the_best_has_to_win_again(monkeypatch):
     """With half of the clients in each round."""
     reached, rounds = [], 4
@@ -245,6 +259,7 @@ def test_gradients_that_come_late_add_to_the_monitor_and_the_best_has_to_win_aga
     assert all(kept == pytest.approx(found) for kept, found in reached)
 
 
+@quickly
 def test_the_choice_changes_what_clients_learn():
     """An old model of the task's first round is not that of its last."""
     rounds = training(rounds=3)
@@ -270,11 +285,13 @@ def test_the_choice_changes_what_clients_learn():
     [glfc(training=training(fraction=0.7, rounds=3)), glfc(signal="entropy", rise=0.01), published()],
     ids=["working", "entropy", "published"],
 )
+@quickly
 def test_a_resumed_run_is_an_uninterrupted_one(method):
     whole, _ = assert_resumes(lambda: made(method), step=3)
     assert whole.server.received
 
 
+@quickly
 def test_the_seed_decides():
     def run(seed: int):
         return learnt(glfc(), seed=seed).server.state_dict()
@@ -285,11 +302,13 @@ def test_the_seed_decides():
 
 
 @pytest.mark.parametrize("wire", ["float16", "bfloat16", "float64"])
+@quickly
 def test_any_wire_carries_the_labels(wire):
     federation = learnt(glfc(), wire=wire)
     assert set(federation.server.labels.tolist()) == {4, 5}
 
 
+@quickly
 def test_the_network_is_as_it_was_after_the_prototypes(monkeypatch):
     """What is uploaded was copied before; the perturbation changes no weight and leaves no gradient behind."""
     seen, gradients = [], GLFCClient.gradients
