@@ -10,6 +10,7 @@ import yaml
 from fcl_bench.composition import config_dir
 from fcl_bench.config import target_class
 from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.proxy import Inversion
 from fcl_bench.protocol.method import Method
 from fcl_bench.training.knobs import Training
 
@@ -37,7 +38,15 @@ _SHORT = {
         *("method.synthesis.batches=1", "method.synthesis.g_steps=2", "method.synthesis.kd_steps=2"),
     ),
     "mfcl": (*TRAINING, *_SMALL_GENERATOR, "method.synthetic=8"),
+    "glfc": (
+        *TRAINING,
+        "method.inversion.perturbation=2",
+        "method.inversion.iterations=2",
+        "method.inversion.images=2",
+    ),
 }
+#: Knobs that make such methods quick where a test makes the method itself.
+_QUICK: dict[str, dict[str, Any]] = {"glfc": {"inversion": Inversion(perturbation=2, iterations=2, images=2)}}
 
 
 def class_of(name: str) -> Any:
@@ -56,6 +65,11 @@ def trains(name: str) -> bool:
     return issubclass(class_of(name), GradientMethod)
 
 
+def made(name: str, **knobs: Any) -> Method:
+    """The method with these knobs, and else its defaults, but for what would take long."""
+    return class_of(name)(**{**_QUICK.get(name, {}), **knobs})
+
+
 def short_run(name: str) -> tuple[str, ...]:
     """The overrides of a short run of this method."""
     return (f"method={name}", *_SHORT.get(name, TRAINING if trains(name) else ()))
@@ -65,4 +79,4 @@ def unlisted(names: Collection[str]) -> list[Method]:
     """The methods of conf/method that are not among `names`, with small knobs."""
     training = Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none")
     found = [name for name in NAMES if name not in names]
-    return [class_of(name)(training=training) if trains(name) else class_of(name)(M=8) for name in found]
+    return [made(name, training=training) if trains(name) else made(name, M=8) for name in found]
