@@ -23,13 +23,13 @@ from torch.nn.functional import cross_entropy, linear, mse_loss
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.data_free import DataFreeClient, DataFreeMethod, DataFreeServer, to_bytes
+from fcl_bench.methods.gradient.data_free import DataFreeClient, DataFreeMethod, DataFreeServer
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.generators.batch_norm import InputStatistics, LayerStatistics, divergence
-from fcl_bench.training.generators.images import WIDTH, ImageGenerator
+from fcl_bench.training.generators.images import WIDTH, ImageGenerator, to_bytes
 from fcl_bench.training.generators.inversion import BLUR, blurred, imbalance
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
