@@ -12,6 +12,7 @@ from fcl_bench.config import target_class
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.proxy import Inversion
 from fcl_bench.protocol.method import Method
+from fcl_bench.training.generators.meta_inversion import Synthesis
 from fcl_bench.training.knobs import Training
 
 #: A network and a training of a second or two; what it learns is not asked here.
@@ -32,6 +33,11 @@ _SHORT = {
     "fedklda": ("method.M=96",),
     "fot": (*TRAINING, "method.columns=8"),
     "fedprotip": (*TRAINING, "method.columns=8"),
+    "target": (
+        *TRAINING,
+        *("method.synthesis.images=16", "method.synthesis.batch=8", "method.synthesis.noise=8"),
+        *("method.synthesis.warmup=1", "method.synthesis.g_steps=2", "method.synthesis.kd_steps=2"),
+    ),
     "lander": (
         *TRAINING,
         *("method.anchor_size=8", "method.synthesis.batch=16", "method.synthesis.warmup=1"),
@@ -46,7 +52,10 @@ _SHORT = {
     ),
 }
 #: Knobs that make such methods quick where a test makes the method itself.
-_QUICK: dict[str, dict[str, Any]] = {"glfc": {"inversion": Inversion(perturbation=2, iterations=2, images=2)}}
+_QUICK: dict[str, dict[str, Any]] = {
+    "target": {"synthesis": Synthesis(images=16, batch=8, noise=8, warmup=1, g_steps=2, kd_steps=2)},
+    "glfc": {"inversion": Inversion(perturbation=2, iterations=2, images=2)},
+}
 
 
 def class_of(name: str) -> Any:
@@ -59,6 +68,11 @@ _TYPED = sorted(file.stem for file in (config_dir() / "method").glob("*.yaml"))
 NAMES = [name for name in _TYPED if class_of(name).name == name]
 #: Other names that may be typed, and the method that each stands for, with other defaults.
 ALIASES = {name: class_of(name).name for name in _TYPED if name not in NAMES}
+
+
+def made(name: str, **knobs: Any) -> Method:
+    """The method with these knobs, and else its defaults, but for what would take long."""
+    return class_of(name)(**{**_QUICK.get(name, {}), **knobs})
 
 
 def trains(name: str) -> bool:

@@ -126,7 +126,7 @@ def test_a_run_goes_on_with_the_same_images():
 
 def test_features_are_refused():
     with pytest.raises(UserError, match=r"method.on=features: method=echoing makes images"):
-        Echoing(on="features").check(tiny_problem(), [2])
+        Echoing(on="features")
 
 
 def test_every_task_has_a_row_in_the_picture():

@@ -49,7 +49,7 @@ class DataFreeHalf(Half):
     def scale(self) -> Standardise:
         """From images to what the network sees."""
         standardise = self.trainer.standardise
-        assert isinstance(standardise, Standardise)  # `DataFreeMethod.check`
+        assert isinstance(standardise, Standardise)  # `DataFreeMethod.__post_init__`
         return standardise
 
 
@@ -159,6 +159,11 @@ class DataFreeMethod(GradientMethod):
     loss_over: str = knob("task", choices=("seen", "task"))
     send: str = knob("images", choices=("images", "generator"))
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.trains_network:
+            raise UserError(f"method.on=features: method={self.name} makes images", "method.on=images")
+
     @property
     def replays(self) -> bool:
         """Whether anything is made; without, the method is finetune, bit for bit."""
@@ -167,8 +172,3 @@ class DataFreeMethod(GradientMethod):
     @property
     def keeps_teacher(self) -> bool:  # type: ignore[override]  # what nobody learns from is not sent
         return self.replays
-
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
-        if not self.trains_network:
-            raise UserError(f"method.on=features: method={self.name} makes images", "method.on=images")
