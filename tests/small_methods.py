@@ -16,6 +16,13 @@ from fcl_bench.training.knobs import Training
 
 #: A network and a training of a second or two; what it learns is not asked here.
 TRAINING = ("backbone=tiny", "backbone.width=4", "method.training.rounds=2", "method.training.epochs=1")
+#: The same of a method that reconstructs images.
+_INVERTING = (
+    *TRAINING,
+    "method.inversion.perturbation=2",
+    "method.inversion.iterations=2",
+    "method.inversion.images=2",
+)
 #: Overrides of a short run; of a method without an entry none, and of one that trains, `TRAINING`.
 _SHORT = {
     "fedran": ("method.M=96", "method.rank=20", "method.complement=floor"),
@@ -30,15 +37,13 @@ _SHORT = {
     "fedklda": ("method.M=96",),
     "fot": (*TRAINING, "method.columns=8"),
     "fedprotip": (*TRAINING, "method.columns=8"),
-    "glfc": (
-        *TRAINING,
-        "method.inversion.perturbation=2",
-        "method.inversion.iterations=2",
-        "method.inversion.images=2",
-    ),
+    "glfc": _INVERTING,
+    "lga": (*_INVERTING, "method.proxy_init=0"),
 }
 #: Knobs that make such methods quick where a test makes the method itself.
-_QUICK: dict[str, dict[str, Any]] = {"glfc": {"inversion": Inversion(perturbation=2, iterations=2, images=2)}}
+_QUICK: dict[str, dict[str, Any]] = {
+    name: {"inversion": Inversion(perturbation=2, iterations=2, images=2)} for name in ("glfc", "lga")
+}
 
 
 def class_of(name: str) -> Any:
