@@ -106,10 +106,14 @@ class Plain:
         X, velocity = np.hstack([Z, np.ones((len(Z), 1))]), 0.0
         taught = None if old is None else X @ old.T
         for _ in range(self.epochs):
-            slope = gradient(X @ A.T, y, keeper.learnt, taught).T @ X + self.decay * A
+            slope = self.slope(X @ A.T, y, keeper.learnt, taught).T @ X + self.decay * A
             velocity = self.momentum * velocity + slope
             A = A - self.lr * velocity
         return len(y), A
+
+    def slope(self, q: np.ndarray, y: np.ndarray, learnt: Collection[int], old: np.ndarray | None) -> np.ndarray:
+        """dL/dq (b, C)."""
+        return gradient(q, y, learnt, old)
 
     def keep(self, keeper: Keeper, Z: np.ndarray, y: np.ndarray) -> None:
         candidates = dict(keeper.kept)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+
+from tests.methods import glfc_oracle
 
 
 def sigma(q: np.ndarray | float) -> np.ndarray | float:
@@ -67,6 +70,43 @@ def loss(
     soft[:, : old.shape[1]] = sigma(old)
     distilled = sum(w[i] * bce(q[i, c], soft[i, c]) for i in range(rows) for c in range(columns)) / q.size
     return lam * (current + distilled)
+
+
+def gradient(
+    q: np.ndarray,
+    y: Sequence[int],
+    old: np.ndarray | None,
+    first: Sequence[int],
+    learnt: Collection[int],
+    task: int,
+    groups: str,
+    lam: float,
+) -> np.ndarray:
+    """d loss / d q, w constant: (w_i / (b C)) (sigma - y), or (lam w_i / (b C)) (sigma - y + sigma - t)."""
+    w = weights(magnitudes(q, y, task), y, first, learnt, task, groups)
+    hard = np.eye(q.shape[1])[list(y)]
+    found = sigma(q) - hard
+    if old is not None:
+        soft = hard.copy()
+        soft[:, : old.shape[1]] = sigma(old)
+        found = lam * (found + sigma(q) - soft)
+    return np.array(w)[:, None] * found / q.size
+
+
+@dataclass
+class Plain(glfc_oracle.Plain):
+    """GLFC's training on features, with the gradient of LGA."""
+
+    groups: str = "separate"
+    lam: float = 1.0
+
+    def learn(self, tasks: list, heads: list[np.ndarray]) -> list[np.ndarray]:
+        self.first = [task for task, head in enumerate(heads) for _ in head]
+        return super().learn(tasks, heads)
+
+    def slope(self, q: np.ndarray, y: np.ndarray, learnt: Collection[int], old: np.ndarray | None) -> np.ndarray:
+        first = self.first[: q.shape[1]]
+        return gradient(q, y.tolist(), old, first, learnt, first[-1], self.groups, self.lam)
 
 
 def radius(features: Sequence[np.ndarray]) -> float:

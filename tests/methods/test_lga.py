@@ -14,6 +14,8 @@ from fcl_bench.training.category_balance import GROUPS
 from fcl_bench.training.compensation import Compensated
 from fcl_bench.training.heads import Heads
 from tests.methods import lga_oracle
+from tests.methods.classical_harness import assert_as_written_down
+from tests.methods.classical_harness import training as on_features
 from tests.methods.fedicarl_harness import SIZES, learnt, made, training
 from tests.methods.whole_runs import assert_resumes, model_of, same
 
@@ -52,17 +54,6 @@ def first_of(heads: Heads) -> list[int]:
     return [task for task, columns in enumerate(heads.columns) for _ in columns]
 
 
-def slope(q: np.ndarray, y: np.ndarray, old, w: list[float], lam: float) -> np.ndarray:
-    """d loss / d q with w constant: (w_i / (b C)) (sigma - y), or (lam w_i / (b C)) (sigma - y + sigma - t)."""
-    sigma, hard = lga_oracle.sigma(q), np.eye(q.shape[1])[y]
-    found = sigma - hard
-    if old is not None:
-        soft = hard.copy()
-        soft[:, : old.shape[1]] = lga_oracle.sigma(old)
-        found = lam * (found + sigma - soft)
-    return np.array(w)[:, None] * found / q.size
-
-
 @pytest.mark.parametrize("groups", GROUPS)
 @pytest.mark.parametrize(
     ("heads", "learnt"),
@@ -77,8 +68,22 @@ def test_the_loss_is_the_equations(heads, learnt, groups, lam):
         found, gradient = of_ours(balanced(heads, learnt, given, groups, lam), q, y)
         expected = lga_oracle.loss(q, y.tolist(), logits, first, learnt, task, groups, lam)
         assert found == pytest.approx(expected, rel=1e-12)
-        w = lga_oracle.weights(lga_oracle.magnitudes(q, y.tolist(), task), y.tolist(), first, learnt, task, groups)
-        np.testing.assert_allclose(gradient, slope(q, y, logits, w, lam), atol=1e-15)
+        slope = lga_oracle.gradient(q, y.tolist(), logits, first, learnt, task, groups, lam)
+        np.testing.assert_allclose(gradient, slope, atol=1e-15)
+
+
+def test_the_oracles_gradient_is_that_of_its_loss_with_the_weights_held():
+    """By central differences in a column that no weight depends on."""
+    heads, learnt = HEADS[2], {0, 1, 2}
+    q, y, old = drawn(heads, 3)
+    rest = (y.tolist(), old, first_of(heads), learnt, 2, "cumulative", 0.7)
+    slope = lga_oracle.gradient(q, *rest)
+    for row in range(len(q)):
+        column = next(c for c in range(q.shape[1]) if c != y[row])
+        step = np.zeros_like(q)
+        step[row, column] = 1e-6
+        up, down = (lga_oracle.loss(q + s, *rest) for s in (step, -step))
+        assert (up - down) / 2e-6 == pytest.approx(slope[row, column], abs=1e-9)
 
 
 def test_the_loss_by_hand():
@@ -145,6 +150,18 @@ def test_groups_tell_themselves_apart_from_the_third_task_on():
 
 def lga(**knobs) -> LGA:
     return LGA(**{"training": training(), "memory": 8, "proxy": "none", **knobs})
+
+
+@pytest.mark.parametrize("recurring", [False, True])
+@pytest.mark.parametrize("memory", [0, 9])
+@pytest.mark.parametrize("groups", GROUPS)
+def test_training_on_features_is_what_the_equations_say(groups, memory, recurring):
+    """The whole stream: weights, exemplars, old model, average; a client misses a task, one joins late."""
+    method = lga(training=on_features(batch_size=200, epochs=3, lr=0.5), on="features", memory=memory, groups=groups)
+    oracle = lga_oracle.Plain(memory, lr=0.5, groups=groups)
+    if not memory:
+        oracle.keep = lambda *_: None
+    assert_as_written_down(method, oracle, recurring)
 
 
 def model_after(method, tasks: int):

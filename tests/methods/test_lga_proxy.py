@@ -11,12 +11,15 @@ from fcl_bench.methods.gradient.proxy import Inversion
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.inversion.feature_monitor import augmented_features
 from fcl_bench.training.inversion.monitor import RESETS
-from fcl_bench.training.inversion.reconstruction import Reconstruction
 from tests.methods import lga_oracle
 from tests.methods.fedicarl_harness import CLASSES, SIZES, learnt, made, problem_on, tasks_on, training
+from tests.methods.glfc_harness import short_descent
 from tests.methods.plain_training import state_of
 from tests.methods.training_harness import image_shard, images_stream, learn_image_task
 from tests.methods.whole_runs import assert_resumes, same
+
+__all__ = ["short_descent"]
+pytestmark = pytest.mark.usefixtures("short_descent")
 
 
 def proxied(**knobs) -> LGA:
@@ -25,21 +28,9 @@ def proxied(**knobs) -> LGA:
     return LGA(**{**few, **knobs})
 
 
-@pytest.fixture
-def blank(monkeypatch) -> None:
-    """Nothing is reconstructed: every image of the monitor set is grey."""
-
-    def grey(encoder, gradients, seed, rate, iterations, last):
-        images = gradients.new_full((len(gradients), last, 3, *encoder.shape), 0.5)
-        return Reconstruction(images, encoder.labels(gradients), gradients.new_zeros(len(gradients)))
-
-    monkeypatch.setattr("fcl_bench.methods.gradient.proxy.reconstruct", grey)
-
-
 # The radius -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("blank")
 def test_the_radius_is_that_of_all_clients_samples_together():
     """The first task's, under its last model, against numpy.cov of everyone's features."""
     found = []
@@ -56,7 +47,6 @@ def test_the_radius_is_that_of_all_clients_samples_together():
     assert server.report()["radius"] == server.radius
 
 
-@pytest.mark.usefixtures("blank")
 @pytest.mark.parametrize("wire", ["float64", "float32"])
 def test_the_sums_cost_4_2_d_and_1_bytes_per_class_and_client(wire):
     federation = learnt(proxied(), "images", SIZES[:2], wire=wire)
@@ -66,7 +56,6 @@ def test_the_sums_cost_4_2_d_and_1_bytes_per_class_and_client(wire):
     assert {row.up_bytes for row in rows} == {CLASSES[0] * (4 + 2 * number * d)}
 
 
-@pytest.mark.usefixtures("blank")
 def test_sums_that_contradict_themselves_are_refused():
     server = learnt(proxied(), "images", SIZES[:1]).server
     server.stage, d = RADIUS, server.start.dimension
@@ -75,7 +64,6 @@ def test_sums_that_contradict_themselves_are_refused():
     assert server.objection(Message({**told, "counts": torch.tensor([1, 2])})) == ""
 
 
-@pytest.mark.usefixtures("blank")
 def test_the_server_needs_nothing_but_the_sum_over_clients_and_the_classes_that_they_hold():
     """What travels in the stage may be added up on the way, and leaves out other classes under wire.columns=held."""
     method, problem, tasks = proxied(), problem_on("images"), tasks_on("images", SIZES[:1])
@@ -101,7 +89,6 @@ def test_the_server_needs_nothing_but_the_sum_over_clients_and_the_classes_that_
 SCRIPT = [[0.9, 0.5, 0.7], [0.6, 0.8, 0.2], [0.3, 0.1, 0.2]]
 
 
-@pytest.mark.usefixtures("blank")
 @pytest.mark.parametrize("proxy_init", [0, 1, 3])
 @pytest.mark.parametrize("best_perf", RESETS)
 def test_the_old_model_is_the_best_of_the_last_task(monkeypatch, best_perf, proxy_init):
@@ -142,7 +129,6 @@ def test_without_noise_the_accuracy_is_that_of_the_monitor_images():
     assert server.accuracy_around() == float((predicted == server.labels).double().mean())
 
 
-@pytest.mark.usefixtures("blank")
 def test_noise_around_the_features_is_the_monitors(monkeypatch):
     """Radius, labels and kind of noise reach it, five features per image are counted, and seeds differ by round."""
     asked = []
@@ -173,7 +159,6 @@ def test_without_a_proxy_server_nobody_sends_sums_or_gradients():
     assert federation.server.privacy() == {}
 
 
-@pytest.mark.usefixtures("blank")
 def test_what_the_server_came_to_know_is_told():
     """One gradient per client and class of every task."""
     server = learnt(proxied(), "images").server
