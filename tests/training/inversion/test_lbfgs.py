@@ -65,6 +65,36 @@ def test_each_problem_moves_as_in_torch(loss, rate, inner, history):
         np.testing.assert_allclose([float(value[problem]) for value in before], losses, rtol=1e-4, atol=1e-8)
 
 
+def test_the_first_step_is_the_slope_itself_where_that_is_short():
+    """|gradient|_1 is below 1, and nothing is divided by it."""
+    solver = BatchedLBFGS(STARTS / 100, evaluation(bowl), 0.3)
+    solver.iterate(1)
+    torch.testing.assert_close(solver.x, STARTS / 100 * (1 - 0.6 * torch.arange(1, 7)))
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_a_problem_rests_as_soon_as_torchs_does(rate):
+    """By the number of times that the loss is asked for."""
+    asked = 0
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        nonlocal asked
+        asked += 1
+        return bowl(x)
+
+    counts = []
+    for solve in (
+        lambda: by_torch(counted, STARTS[0], rate, 4, 50),
+        lambda: [
+            solver.iterate(50) for solver in [BatchedLBFGS(STARTS[:1], evaluation(counted), rate)] for _ in range(4)
+        ],
+    ):
+        asked = 0
+        solve()
+        counts.append(asked)
+    assert counts[0] == counts[1] < 150
+
+
 def test_it_finds_the_bottom():
     """Each call ends where the loss hardly changes any more, so that it takes several."""
     solver = BatchedLBFGS(STARTS, evaluation(bowl), 1.0)

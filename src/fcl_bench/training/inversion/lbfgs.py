@@ -59,7 +59,7 @@ class BatchedLBFGS:
             self._begun = self._begun | going
             going = going & (vecdot(slope, direction) <= -_STILL)
             self.x = torch.where(going[:, None], self.x + step, self.x)
-            if left:
+            if left and bool(going.any()):
                 before = losses
                 losses, slope = self._look(self.x)
                 gained = (losses - before).abs() >= _STILL
