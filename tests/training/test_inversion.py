@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.training.generators.batch_norm import LayerStatistics, divergence
+from fcl_bench.training.generators.batch_norm import LayerStatistics, divergence, moments
 from fcl_bench.training.generators.images import ImageGenerator
 from fcl_bench.training.generators.inversion import blurred, imbalance
 
@@ -64,6 +64,15 @@ def test_blurring_is_a_mean_of_25_pixels_with_mirrored_borders(sigma):
                     total += weight * images[:, :, at_y, at_x]
                     mass += weight
             np.testing.assert_allclose(found[:, :, y, x], total / mass, atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_moments_are_those_of_torch_with_their_gradients(layout):
+    maps = torch.randn(3, 4, 5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    maps = maps.to(memory_format=layout).requires_grad_()
+    variance, mean = torch.var_mean(maps, dim=(0, 2, 3), correction=0)
+    torch.testing.assert_close(moments(maps), (mean, variance))
+    assert torch.autograd.gradcheck(moments, (maps,))
 
 
 def statistics(v: float, m: float, s: float, mu: float) -> LayerStatistics:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
-from torch.nn.functional import conv2d, pad
 
-#: Side of the kernel of `blurred`; images are mirrored at their borders by half of it.
+#: Side of the kernel of `blurred`; images are mirrored at their borders.
 BLUR = 5
 
 
@@ -25,9 +24,16 @@ def imbalance(scores: torch.Tensor) -> torch.Tensor:
 
 def blurred(images: torch.Tensor, sigma: float = 1.0) -> torch.Tensor:
     """Images (b, 3, h, w), of at least 3 pixels a side, after a Gaussian of width `sigma` over 5 x 5 pixels."""
-    away = torch.arange(BLUR, dtype=images.dtype, device=images.device) - BLUR // 2
-    line = torch.exp(-away.square() / (2 * sigma**2))
-    kernel = torch.outer(line, line) / line.sum() ** 2
-    channels = images.shape[1]
-    mirrored = pad(images, (BLUR // 2,) * 4, mode="reflect")
-    return conv2d(mirrored, kernel.expand(channels, 1, BLUR, BLUR), groups=channels)
+    down, across = (_blur(size, sigma, images) for size in images.shape[2:])
+    # Two products with small matrices are several times faster than a convolution of 3 separate channels.
+    return down @ images @ across.T
+
+
+def _blur(size: int, sigma: float, like: torch.Tensor) -> torch.Tensor:
+    """(size, size): what each blurred pixel of a line takes of every pixel."""
+    away = torch.arange(BLUR, device=like.device) - BLUR // 2
+    weights = torch.exp(-away.to(like.dtype).square() / (2 * sigma**2))
+    last = size - 1
+    source = last - (last - (torch.arange(size, device=like.device)[:, None] + away).abs()).abs()
+    matrix = like.new_zeros(size, size)
+    return matrix.scatter_add_(1, source, (weights / weights.sum()).expand(size, BLUR))
