@@ -11,6 +11,7 @@ from fcl_bench.composition import config_dir
 from fcl_bench.config import target_class
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.protocol.method import Method
+from fcl_bench.training.generators import anchored
 from fcl_bench.training.knobs import Training
 
 #: A network and a training of a second or two; what it learns is not asked here.
@@ -35,6 +36,13 @@ _SHORT = {
         *("method.synthesis.batches=1", "method.synthesis.g_steps=2", "method.synthesis.kd_steps=2"),
     ),
 }
+#: Knobs that make such methods quick where a test makes the method itself.
+_QUICK: dict[str, dict[str, Any]] = {
+    "lander": {
+        "anchor_size": 8,
+        "synthesis": anchored.Synthesis(batch=8, noise=8, warmup=1, batches=1, g_steps=2, kd_steps=2),
+    },
+}
 
 
 def class_of(name: str) -> Any:
@@ -47,6 +55,11 @@ _TYPED = sorted(file.stem for file in (config_dir() / "method").glob("*.yaml"))
 NAMES = [name for name in _TYPED if class_of(name).name == name]
 #: Other names that may be typed, and the method that each stands for, with other defaults.
 ALIASES = {name: class_of(name).name for name in _TYPED if name not in NAMES}
+
+
+def made(name: str, **knobs: Any) -> Method:
+    """The method with these knobs, and else its defaults, but for what would take long."""
+    return class_of(name)(**{**_QUICK.get(name, {}), **knobs})
 
 
 def trains(name: str) -> bool:
@@ -62,4 +75,4 @@ def unlisted(names: Collection[str]) -> list[Method]:
     """The methods of conf/method that are not among `names`, with small knobs."""
     training = Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none")
     found = [name for name in NAMES if name not in names]
-    return [class_of(name)(training=training) if trains(name) else class_of(name)(M=8) for name in found]
+    return [made(name, training=training) if trains(name) else made(name, M=8) for name in found]
