@@ -12,7 +12,7 @@ from fcl_bench.config import target_class
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.proxy import Inversion
 from fcl_bench.protocol.method import Method
-from fcl_bench.training.generators.meta_inversion import Synthesis
+from fcl_bench.training.generators import anchored, meta_inversion
 from fcl_bench.training.knobs import Training
 
 #: A network and a training of a second or two; what it learns is not asked here.
@@ -56,7 +56,11 @@ _SHORT = {
 }
 #: Knobs that make such methods quick where a test makes the method itself.
 _QUICK: dict[str, dict[str, Any]] = {
-    "target": {"synthesis": Synthesis(images=16, batch=8, noise=8, warmup=1, g_steps=2, kd_steps=2)},
+    "target": {"synthesis": meta_inversion.Synthesis(images=16, batch=8, noise=8, warmup=1, g_steps=2, kd_steps=2)},
+    "lander": {
+        "anchor_size": 8,
+        "synthesis": anchored.Synthesis(batch=8, noise=8, warmup=1, batches=1, g_steps=2, kd_steps=2),
+    },
     **{name: {"inversion": Inversion(perturbation=2, iterations=2, images=2)} for name in ("glfc", "lga")},
 }
 
@@ -71,6 +75,11 @@ _TYPED = sorted(file.stem for file in (config_dir() / "method").glob("*.yaml"))
 NAMES = [name for name in _TYPED if class_of(name).name == name]
 #: Other names that may be typed, and the method that each stands for, with other defaults.
 ALIASES = {name: class_of(name).name for name in _TYPED if name not in NAMES}
+
+
+def made(name: str, **knobs: Any) -> Method:
+    """The method with these knobs, and else its defaults, but for what would take long."""
+    return class_of(name)(**{**_QUICK.get(name, {}), **knobs})
 
 
 def trains(name: str) -> bool:

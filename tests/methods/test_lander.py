@@ -16,6 +16,7 @@ from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.lander import LANDER
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
+from fcl_bench.randomness import derived_seed
 from fcl_bench.training.anchors import MappedNetwork, random_anchors
 from fcl_bench.training.bounded import Bounded, Replaying, factors
 from fcl_bench.training.generators.anchored import Synthesis
@@ -305,6 +306,19 @@ def test_a_run_that_stops_before_its_best_round_is_over_knows_the_best(tmp_path)
     again.finish_round()
     assert same(again.network.state(), came[0])
     assert again.ended_with == [0]
+
+
+def test_anchors_are_by_column_in_whatever_order_a_checkpoint_has_them():
+    """By name, the tenth task's come before the second's."""
+    method = lander(pre=0.0)
+    server = method.server(tiny_problem())
+    for index in range(12):
+        server.start_task(Task(index, range(index, index + 1), index + 1))
+    expected = random_anchors(range(12), 6, derived_seed(0, "anchors") % 2**62)
+    assert torch.equal(server.all_anchors(), expected)
+    again = method.server(tiny_problem())
+    again.load_state_dict(dict(sorted(server.state_dict().items())))
+    assert torch.equal(again.all_anchors(), expected)
 
 
 def test_classes_may_come_back_and_clients_come_late():

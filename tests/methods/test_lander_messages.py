@@ -75,7 +75,7 @@ def test_labels_of_images_stay_with_the_server():
     assert server.pictures()["synthetic"].tasks.tolist() == [0] * 16 + [1] * 16
 
 
-def test_with_send_generator_every_client_draws_the_images_that_the_server_shows():
+def test_with_send_generator_every_client_draws_the_same_images():
     method = lander(send="generator")
     server = federation(method).server
     assert server.privacy() == {"synthetic_images": 0}

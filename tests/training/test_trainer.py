@@ -114,6 +114,17 @@ def test_step_sizes_follow_their_formulas(rounds):
         assert knobs.rate(round_) == pytest.approx(step, rel=1e-15)
 
 
+def test_a_cosine_may_end_above_zero():
+    """Torch's cosine annealing from 0.04 towards 0.001 in 100 rounds, as LANDER has it."""
+    optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.04)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 100, eta_min=1e-3)
+    ours = Training(rounds=100, lr=0.04, schedule="cosine_decay", decay=0.025)
+    for round_ in range(100):
+        assert ours.rate(round_) == pytest.approx(theirs.get_last_lr()[0], rel=1e-9)
+        optimiser.step()
+        theirs.step()
+
+
 def test_a_cosine_starts_at_lr_and_only_falls():
     rates = [Training(rounds=9, lr=0.3, schedule="cosine").rate(round_) for round_ in range(9)]
     assert rates[0] == 0.3

@@ -6,7 +6,7 @@ class are drawn into a ball around its anchor, B(a, e) = relu(mse(a, e) - r), bo
     client, first task    CE + ltc B(A phi(x), e_y)
     client, later         cur [CE_N(x) + ltc B(A phi(x), e_y)] + pre [KD_2(q_O(u), q'(u)) + mse(A phi(u), A' phi'(u))]
     factors               cur = c (1 + 1/a) / b, pre = p a b with a = log2(|seen| / 2 + 1), b = sqrt(|O| / |seen|)
-    server, per batch     bn R + ce CE + ltc B(A' phi'(u), e_y) - adv mean 1(student = teacher) KL_1
+    server, per batch     bn R + oh CE + ltc B(A' phi'(u), e_y) - adv mean 1(student = teacher) KL_1
 
 x is of the task's classes N, u of the synthetic images, q', A', phi' of the teacher (the model with which the last task
 ended), O are its columns, KD_T = -mean sum softmax(q'/T) log softmax(q/T), c and p the knobs `cur` and `pre`. A task
@@ -135,14 +135,17 @@ class LANDERServer(DataFreeServer):
         if f"{_ANCHORS}{task.index}" not in self.anchors and self.method.maps:
             self.anchors[f"{_ANCHORS}{task.index}"] = self.method.anchors_of(task, self.problem).to(self.problem.device)
 
+    def all_anchors(self) -> torch.Tensor:
+        """(C, d_e) by column; a checkpoint may have its tensors in any order."""
+        return torch.cat([self.anchors[f"{_ANCHORS}{task}"] for task in range(len(self.anchors))])
+
     def synthesise(self, task: Task) -> None:
         method, network, knobs = self.method, self.network, self.method.synthesis
         assert isinstance(network, MappedNetwork)
-        anchors = torch.cat(list(self.anchors.values()))
         inversion = AnchoredInversion(
             knobs,
             network,
-            anchors,
+            self.all_anchors(),
             method.ltc,
             method.radius,
             self.scale,
@@ -159,7 +162,7 @@ class LANDERServer(DataFreeServer):
     def samples_to_show(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         if self.method.send == "images":
             return super().samples_to_show(count)
-        anchors = torch.cat(list(self.anchors.values()))
+        anchors = self.all_anchors()
         maker = self.method.new_generator(self.start.size, anchors)
         images, labels = drawn_images(maker, self.made, anchors, self.method.synthesis)
         return images[:count], labels[:count]
