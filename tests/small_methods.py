@@ -77,11 +77,6 @@ NAMES = [name for name in _TYPED if class_of(name).name == name]
 ALIASES = {name: class_of(name).name for name in _TYPED if name not in NAMES}
 
 
-def made(name: str, **knobs: Any) -> Method:
-    """The method with these knobs, and else its defaults, but for what would take long."""
-    return class_of(name)(**{**_QUICK.get(name, {}), **knobs})
-
-
 def trains(name: str) -> bool:
     return issubclass(class_of(name), GradientMethod)
 
