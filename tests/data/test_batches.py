@@ -164,9 +164,8 @@ def test_images_in_float_get_the_same_draws_and_their_pixels_gradients(kind):
     augmented = Augment(kind)(in_float, seeded(3))
     assert torch.equal(augmented, in_bytes.double())
     weights = torch.rand(augmented.shape, dtype=torch.float64, generator=seeded(4))
-    (augmented * weights).sum().backward()
+    total = (augmented * weights).sum()
+    total.backward()
     # Linear: so the sum is the inner product of pixels and gradients, and each pixel went to one place at most.
-    assert float((in_float.grad * in_float).sum().detach()) == pytest.approx(
-        float((augmented * weights).sum().detach())
-    )
+    assert float((in_float.grad * in_float).sum().detach()) == pytest.approx(float(total.detach()))
     assert set(in_float.grad.unique().tolist()) <= {0.0, *weights.unique().tolist()}
