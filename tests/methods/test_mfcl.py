@@ -240,7 +240,7 @@ def plain_generator_loss(network, u: torch.Tensor, T: float, spread: float, knob
 )
 def test_the_generators_steps_are_adams_on_the_plain_loss(variant, T, spread):
     given = {} if variant == "published" else {"temperature": T}
-    method = mfcl({**given, "w_smooth": 0.3, "lr": 0.01, "scale": 0.7}, variant=variant)
+    method = mfcl({**given, "w_bn": 0.02, "w_smooth": 3.0, "lr": 0.01, "scale": 0.7}, variant=variant)
     problem, stream = tiny_problem(), tasks()
     server = learn_images(method, problem, stream[:1])
     network = copy.deepcopy(server.network).eval().requires_grad_(False)
@@ -266,6 +266,14 @@ def test_the_generators_steps_are_adams_on_the_plain_loss(variant, T, spread):
         # Those biases move the means of what follows them.
         close = {"atol": 0.02 if "running_mean" in name else 2e-3 if "running" in name else 2e-4, "rtol": 1e-3}
         torch.testing.assert_close(server.made[name], value, **close, msg=lambda told, name=name: f"{name}: {told}")
+
+
+@pytest.mark.parametrize(("variant", "given", "T"), [("working", 1, 1), ("working", 4, 4), ("published", 1, 1000)])
+def test_the_cross_entropy_is_of_the_logits_divided_by_the_temperature(variant, given, T):
+    method = mfcl({"temperature": float(given), "w_ie": 0.0, "w_smooth": 0.0}, variant=variant)
+    q = 5 * np.random.default_rng(0).standard_normal((6, 3))
+    found = method.server(tiny_problem()).loss(torch.zeros(6, 3, 8, 8), torch.from_numpy(q), [])
+    assert float(found) == pytest.approx(cross_entropy(q / T, q.argmax(axis=1)), abs=1e-12)
 
 
 def learnt_generator(temperature: float, steps: int):
