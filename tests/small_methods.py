@@ -11,6 +11,7 @@ from fcl_bench.composition import config_dir
 from fcl_bench.config import target_class
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.protocol.method import Method
+from fcl_bench.training.generators.meta_inversion import Synthesis
 from fcl_bench.training.knobs import Training
 
 #: A network and a training of a second or two; what it learns is not asked here.
@@ -29,6 +30,15 @@ _SHORT = {
     "fedklda": ("method.M=96",),
     "fot": (*TRAINING, "method.columns=8"),
     "fedprotip": (*TRAINING, "method.columns=8"),
+    "target": (
+        *TRAINING,
+        *("method.synthesis.images=16", "method.synthesis.batch=8", "method.synthesis.noise=8"),
+        *("method.synthesis.warmup=1", "method.synthesis.g_steps=2", "method.synthesis.kd_steps=2"),
+    ),
+}
+#: Knobs that make such methods quick where a test makes the method itself.
+_QUICK: dict[str, dict[str, Any]] = {
+    "target": {"synthesis": Synthesis(images=16, batch=8, noise=8, warmup=1, g_steps=2, kd_steps=2)},
 }
 
 
@@ -44,6 +54,11 @@ NAMES = [name for name in _TYPED if class_of(name).name == name]
 ALIASES = {name: class_of(name).name for name in _TYPED if name not in NAMES}
 
 
+def made(name: str, **knobs: Any) -> Method:
+    """The method with these knobs, and else its defaults, but for what would take long."""
+    return class_of(name)(**{**_QUICK.get(name, {}), **knobs})
+
+
 def trains(name: str) -> bool:
     return issubclass(class_of(name), GradientMethod)
 
@@ -57,4 +72,4 @@ def unlisted(names: Collection[str]) -> list[Method]:
     """The methods of conf/method that are not among `names`, with small knobs."""
     training = Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none")
     found = [name for name in NAMES if name not in names]
-    return [class_of(name)(training=training) if trains(name) else class_of(name)(M=8) for name in found]
+    return [made(name, training=training) if trains(name) else made(name, M=8) for name in found]

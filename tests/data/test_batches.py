@@ -153,3 +153,19 @@ def test_a_gpu_sees_the_crops_that_a_cpu_sees():
         here, there = (Augment(kind)(batch, seeded()) for batch in (images, images.cuda()))
         assert torch.equal(here, there.cpu())
         torch.testing.assert_close(standardise(here), standardise(there).cpu())
+
+
+@pytest.mark.parametrize("kind", AUGMENTATIONS)
+def test_images_in_float_get_the_same_draws_and_their_pixels_gradients(kind):
+    """The gradient of a weighted sum of what comes out is the weight of the place to which a pixel went, or 0."""
+    images = random_images(5, 3, 16, 24)
+    in_bytes = Augment(kind)(images, seeded(3))
+    in_float = images.double().requires_grad_()
+    augmented = Augment(kind)(in_float, seeded(3))
+    assert torch.equal(augmented, in_bytes.double())
+    weights = torch.rand(augmented.shape, dtype=torch.float64, generator=seeded(4))
+    total = (augmented * weights).sum()
+    total.backward()
+    # Linear: so the sum is the inner product of pixels and gradients, and each pixel went to one place at most.
+    assert float((in_float.grad * in_float).sum().detach()) == pytest.approx(float(total.detach()))
+    assert set(in_float.grad.unique().tolist()) <= {0.0, *weights.unique().tolist()}

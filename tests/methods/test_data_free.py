@@ -12,11 +12,11 @@ import torch
 from matplotlib.image import imread
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.data_free import DataFreeClient, DataFreeMethod, DataFreeServer, to_bytes
+from fcl_bench.methods.gradient.data_free import DataFreeClient, DataFreeMethod, DataFreeServer
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.protocol.method import Picture
 from fcl_bench.runs.pictures import images_figure
-from fcl_bench.training.generators.images import ImageGenerator
+from fcl_bench.training.generators.images import ImageGenerator, to_bytes
 from fcl_bench.training.generators.replay import ImagePool
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
@@ -126,7 +126,7 @@ def test_a_run_goes_on_with_the_same_images():
 
 def test_features_are_refused():
     with pytest.raises(UserError, match=r"method.on=features: method=echoing makes images"):
-        Echoing(on="features").check(tiny_problem(), [2])
+        Echoing(on="features")
 
 
 def test_every_task_has_a_row_in_the_picture():

@@ -16,7 +16,7 @@ from fcl_bench.protocol.problem import TestBatch
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
 from tests.methods.whole_runs import assert_resumes, feature_problem, learnt, model_of, same
-from tests.small_methods import NAMES, class_of, trains
+from tests.small_methods import NAMES, class_of, made, trains
 from tests.small_runs import interrupted_in, run_in
 
 SIZES = [[9, 6, 0], [8, 1, 7], [6, 6, 6]]
@@ -34,7 +34,7 @@ def test_it_changes_predictions_of_every_method_and_nothing_of_its_training(name
     tasks = image_tasks(np.random.default_rng(0), [2, 2], [[9, 6, 0], [8, 1, 7]])
     models, ways = {}, {}
     for way in ("none", "gaussian"):
-        method = class_of(name)(training=training(rounds=1), replay_head=way, gaussian=Gaussian(samples=20, lr=0.1))
+        method = made(name, training=training(rounds=1), replay_head=way, gaussian=Gaussian(samples=20, lr=0.1))
         federation = learnt(method, tiny_problem(), tasks)
         models[way] = model_of(federation)
         ways[way] = federation

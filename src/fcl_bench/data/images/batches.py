@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch.nn.functional import interpolate
+from torch.nn.functional import interpolate, pad
 
 from fcl_bench.errors import require_choice
 
@@ -53,11 +53,12 @@ class Augment:
         """Each image changed on its own.
 
         Args:
-            images: (b, 3, h, w) uint8 on any device; stays as it is.
+            images: (b, 3, h, w) uint8 on any device; stays as it is. Or float, as a generator makes them: what comes
+                of them is differentiable.
             generator: on the CPU, so that the draws don't depend on the device.
 
         Returns:
-            (b, 3, h, w) uint8 on the same device; `images` itself if nothing can change.
+            (b, 3, h, w) of the same type on the same device; `images` itself if nothing can change.
         """
         if self.kind == "none" or not len(images):
             return images
@@ -73,18 +74,18 @@ class Augment:
         planes = torch.arange(channels, device=images.device) * (down * across)
         rows = torch.arange(height, device=images.device) * across
         starts = corner.to(images.device, non_blocking=True)[:, None, None] + planes[:, None] + rows
+        if images.is_floating_point():
+            # Gradients pass through single pixels; those of the view would take `width` times the images' memory.
+            pixels = starts[..., None] + torch.arange(width, device=images.device)
+            return padded.flatten().index_select(0, pixels.flatten()).view(images.shape)
         spans = padded.as_strided((padded.numel() - width + 1, width), (1, 1))
         return spans.index_select(0, starts.flatten()).view(images.shape)
 
     def _padded(self, images: torch.Tensor) -> torch.Tensor:
         """The images in zeros, and mirrored where that may be drawn: (1 or 2, b, 3, h + 2 h//8, w + 2 w//8)."""
         versions = [images, images.flip(3)] if self.kind == "crop_flip" else [images]
-        count, channels, height, width = images.shape
-        top, left = height // 8, width // 8
-        padded = images.new_zeros(len(versions), count, channels, height + 2 * top, width + 2 * left)
-        for room, version in zip(padded, versions, strict=True):
-            room[:, :, top : top + height, left : left + width] = version
-        return padded
+        top, left = images.shape[2] // 8, images.shape[3] // 8
+        return pad(torch.stack(versions), (left, left, top, top)).contiguous()
 
 
 class Standardise:

@@ -42,11 +42,6 @@ def made_prefix(task: int) -> str:
     return f"{_MADE}{task}."
 
 
-def to_bytes(pixels: torch.Tensor) -> torch.Tensor:
-    """Images from 0 to 1 as uint8, as they travel and as clients hold their own."""
-    return (pixels.detach().clamp(0, 1) * 255).round().to(torch.uint8)
-
-
 class DataFreeHalf(Half):
     """A half that has to do with images."""
 
@@ -54,7 +49,7 @@ class DataFreeHalf(Half):
     def scale(self) -> Standardise:
         """From images to what the network sees."""
         standardise = self.trainer.standardise
-        assert isinstance(standardise, Standardise)  # `DataFreeMethod.check`
+        assert isinstance(standardise, Standardise)  # `DataFreeMethod.__post_init__`
         return standardise
 
 
@@ -122,7 +117,7 @@ class DataFreeServer(DataFreeHalf, GradientServer):
         shown = {"images": images, "labels": labels, "tasks": torch.full_like(labels, task.index - 1)}
         before = self._shown or {name: value[:0] for name, value in shown.items()}
         self._shown = {name: torch.cat([before[name], value]) for name, value in shown.items()}
-        self._synthetic += len(self.made.get("labels", ()))
+        self._synthetic += len(self.made.get("images", ()))
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         prefix = made_prefix(self.task - 1)
@@ -164,6 +159,11 @@ class DataFreeMethod(GradientMethod):
     loss_over: str = knob("task", choices=("seen", "task"))
     send: str = knob("images", choices=("images", "generator"))
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.trains_network:
+            raise UserError(f"method.on=features: method={self.name} makes images", "method.on=images")
+
     @property
     def replays(self) -> bool:
         """Whether anything is made; without, the method is finetune, bit for bit."""
@@ -172,8 +172,3 @@ class DataFreeMethod(GradientMethod):
     @property
     def keeps_teacher(self) -> bool:  # type: ignore[override]  # what nobody learns from is not sent
         return self.replays
-
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
-        if not self.trains_network:
-            raise UserError(f"method.on=features: method={self.name} makes images", "method.on=images")

@@ -59,7 +59,8 @@ class InputStatistics:
         """Of the last forward pass, differentiable in its images; a variance is that of the batch (divided by n)."""
         found = []
         for number, inputs in sorted(self._inputs.items()):
-            variance, mean = torch.var_mean(inputs.float(), dim=(0, 2, 3), correction=0)
+            inputs = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
+            variance, mean = torch.var_mean(inputs, dim=(0, 2, 3), correction=0)
             layer = self._layers[number]
             assert layer.running_mean is not None
             assert layer.running_var is not None

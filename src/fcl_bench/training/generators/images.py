@@ -27,7 +27,7 @@ class ImageGenerator(nn.Module):
         inputs: numbers that an image is made of.
         size: side of the square images in pixels. If it is no multiple of 4, more is made and the centre is taken.
         output: sigmoid: pixels from 0 to 1; tanh: batch norm without parameters after it, so that images are on the
-            scale of standardised ones.
+            scale of standardised ones, and biases in all convolutions.
         eps: of the batch norm after the first convolution (MFCL: 0.8).
     """
 
@@ -38,9 +38,11 @@ class ImageGenerator(nn.Module):
         self._side = -(-size // 4)
         self.first = nn.Linear(inputs, _WIDE * self._side**2)
         self.first_norm = nn.BatchNorm2d(_WIDE)
-        self.second = nn.Conv2d(_WIDE, _WIDE, 3, padding=1)
+        # Batch norm takes a bias out again. MFCL's code has it all the same, and it travels.
+        bias = output == "tanh"
+        self.second = nn.Conv2d(_WIDE, _WIDE, 3, padding=1, bias=bias)
         self.second_norm = nn.BatchNorm2d(_WIDE, eps)
-        self.third = nn.Conv2d(_WIDE, _NARROW, 3, padding=1)
+        self.third = nn.Conv2d(_WIDE, _NARROW, 3, padding=1, bias=bias)
         self.third_norm = nn.BatchNorm2d(_NARROW)
         self.last = nn.Conv2d(_NARROW, 3, 3, padding=1)
         self.output = nn.Sigmoid() if output == "sigmoid" else nn.Sequential(nn.Tanh(), nn.BatchNorm2d(3, affine=False))
@@ -77,3 +79,8 @@ class ImageGenerator(nn.Module):
 
 def _leaky(maps: torch.Tensor) -> torch.Tensor:
     return nn.functional.leaky_relu(maps, 0.2)
+
+
+def to_bytes(pixels: torch.Tensor) -> torch.Tensor:
+    """Images from 0 to 1 as uint8, as they travel and as clients hold their own."""
+    return (pixels.detach().clamp(0, 1) * 255).round().to(torch.uint8)

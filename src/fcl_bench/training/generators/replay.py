@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import torch
 
+from fcl_bench.data.images.batches import Standardise
+from fcl_bench.training.generators.images import ImageGenerator
 from fcl_bench.training.samples import Augmentation
 
 
@@ -47,3 +49,29 @@ class ImagePool:
     def batches_per_pass(self, count: int) -> int:
         """How many batches of `count` a pass has, the last one perhaps smaller."""
         return -(-len(self._labels) // count)
+
+
+class GeneratedImages:
+    """Images that a client draws from a generator that was sent, new ones in every batch.
+
+    Args:
+        generator: with pixels from 0 to 1. It works in training mode: its batch norms use the statistics of the batch,
+            as they did while it learnt, so that running ones need not be sent.
+        seed: of the noise and of augmentation.
+        augment: see `Augment`.
+        standardise: images to what the network sees.
+    """
+
+    def __init__(self, generator: ImageGenerator, seed: int, augment: Augmentation, standardise: Standardise) -> None:
+        self._generator = generator
+        self._augment, self._standardise = augment, standardise
+        self._draws = torch.Generator().manual_seed(seed)
+
+    @torch.no_grad()
+    def pixels(self, count: int) -> torch.Tensor:
+        """(count, 3, size, size) from 0 to 1."""
+        return self._generator.train()(self._generator.noise(count, self._draws))
+
+    def next(self, count: int) -> torch.Tensor:
+        """(count, 3, size, size) as the network sees them."""
+        return self._standardise.pixels(self._augment(self.pixels(count), self._draws))
