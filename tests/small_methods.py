@@ -10,12 +10,15 @@ import yaml
 from fcl_bench.composition import config_dir
 from fcl_bench.config import target_class
 from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.proxy import Inversion
 from fcl_bench.protocol.method import Method
 from fcl_bench.training.generators.meta_inversion import Synthesis
 from fcl_bench.training.knobs import Training
 
 #: A network and a training of a second or two; what it learns is not asked here.
 TRAINING = ("backbone=tiny", "backbone.width=4", "method.training.rounds=2", "method.training.epochs=1")
+#: A generator of images that takes a second or two.
+_SMALL_GENERATOR = ("method.generator.width=8", "method.generator.noise=8", "method.generator.steps=3")
 #: Overrides of a short run; of a method without an entry none, and of one that trains, `TRAINING`.
 _SHORT = {
     "fedran": ("method.M=96", "method.rank=20", "method.complement=floor"),
@@ -35,10 +38,23 @@ _SHORT = {
         *("method.synthesis.images=16", "method.synthesis.batch=8", "method.synthesis.noise=8"),
         *("method.synthesis.warmup=1", "method.synthesis.g_steps=2", "method.synthesis.kd_steps=2"),
     ),
+    "lander": (
+        *TRAINING,
+        *("method.anchor_size=8", "method.synthesis.batch=16", "method.synthesis.warmup=1"),
+        *("method.synthesis.batches=1", "method.synthesis.g_steps=2", "method.synthesis.kd_steps=2"),
+    ),
+    "mfcl": (*TRAINING, *_SMALL_GENERATOR, "method.synthetic=8"),
+    "glfc": (
+        *TRAINING,
+        "method.inversion.perturbation=2",
+        "method.inversion.iterations=2",
+        "method.inversion.images=2",
+    ),
 }
 #: Knobs that make such methods quick where a test makes the method itself.
 _QUICK: dict[str, dict[str, Any]] = {
     "target": {"synthesis": Synthesis(images=16, batch=8, noise=8, warmup=1, g_steps=2, kd_steps=2)},
+    "glfc": {"inversion": Inversion(perturbation=2, iterations=2, images=2)},
 }
 
 
@@ -61,6 +77,11 @@ def made(name: str, **knobs: Any) -> Method:
 
 def trains(name: str) -> bool:
     return issubclass(class_of(name), GradientMethod)
+
+
+def made(name: str, **knobs: Any) -> Method:
+    """The method with these knobs, and else its defaults, but for what would take long."""
+    return class_of(name)(**{**_QUICK.get(name, {}), **knobs})
 
 
 def short_run(name: str) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from fcl_bench.methods.gradient.fedprotip import FedProTIP
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.fot import FOT
 from fcl_bench.methods.gradient.joint_training import JointTraining
+from fcl_bench.methods.gradient.mfcl import MFCL, Generation
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method
 from fcl_bench.protocol.wire import WIRE_DTYPES
@@ -298,6 +299,7 @@ GRADIENT: dict[str, tuple[Method, list[str]]] = {
     "finetune of some clients": (FineTune(training=dataclasses.replace(FAST, fraction=0.5)), [MODEL, MODEL]),
     "joint_training": (JointTraining(training=FAST), ["samples"]),
     "fot": (FOT(training=FAST, columns=8), [MODEL, MODEL, BASES]),
+    "mfcl": (MFCL(training=FAST, synthetic=4, generator=Generation(noise=5, width=4, steps=2)), [MODEL, MODEL]),
     "fedprotip": (FedProTIP(training=FAST, columns=8), [MODEL, MODEL, BASES, REFERENCES]),
     "fedprotip without routes": (FedProTIP(training=FAST, columns=8, tip=None), [MODEL, MODEL, BASES]),
     "fedprotip, updated": (FedProTIP(training=FAST, columns=8, tip=UPDATED), [MODEL, MODEL, BASES, REFERENCES]),

@@ -107,6 +107,8 @@ def test_step_sizes_follow_their_formulas(rounds):
         assert Training(rounds=rounds, lr=0.3).rate(round_) == 0.3
         cosine = 0.15 * (1 + math.cos(math.pi * round_ / rounds))
         assert Training(rounds=rounds, lr=0.3, schedule="cosine").rate(round_) == pytest.approx(cosine, rel=1e-15)
+        knobs = Training(rounds=rounds, lr=0.3, schedule="exponential", decay=0.2)
+        assert knobs.rate(round_) == pytest.approx(0.3 * math.exp(round_ / rounds * math.log(0.2)), rel=1e-15)
         step = 0.3 * (0.5 if round_ >= 2 else 1) * (0.5 if round_ >= 5 else 1)
         knobs = Training(rounds=rounds, lr=0.3, schedule="step", milestones=[2, 5], decay=0.5)
         assert knobs.rate(round_) == pytest.approx(step, rel=1e-15)

@@ -8,6 +8,7 @@ and whether tasks add up.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -19,6 +20,7 @@ from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
+from fcl_bench.methods.gradient.lander import LANDER
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.problem import Problem
 
@@ -30,7 +32,8 @@ def accounting(method: Method, problem: Problem, classes_per_task: Sequence[int]
     """One client's uploads as the papers count them, in MiB; nothing for a method that has no place in their tables.
 
     `fedran_mib` (FedRAN's Table 4): one task's upload in float64 with label columns for all classes of the stream.
-    `stsa_mib` (STSA's Table 5): the uploads of all tasks in float32, each with the task's own classes.
+    `stsa_mib` (STSA's Table 5): the uploads of all tasks in float32, each with the task's own classes. Of LANDER, as
+    there, what is exchanged after the first task, downloads included.
 
     Args:
         method: its class says what it sends.
@@ -82,6 +85,18 @@ def _(method: CentredSketch, problem: Problem, classes_per_task: Sequence[int]) 
         return centred_sketch_values(M, method.rank, classes, method.centre) + of_inputs
 
     return _both(values, classes_per_task)
+
+
+@accounting.register(LANDER)
+def _(method: LANDER, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
+    # After the first task and down as well as up: the model of all classes so far in every round, and once a task all
+    # images that are kept, each with a byte for its label.
+    network = method.build_network(problem)
+    body, row = sum(value.numel() for value in network.state().values()), network.dimension + 1
+    side, images = method.start(problem).size, method.synthesis.kept if method.replays else 0
+    seen = itertools.accumulate(classes_per_task)
+    models = sum(2 * method.training.rounds * (body + row * classes) for classes in list(seen)[1:])
+    return {"stsa_mib": (4 * models + (len(classes_per_task) - 1) * images * (3 * side**2 + 1)) / MIB}
 
 
 def _both(

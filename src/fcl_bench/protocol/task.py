@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -15,13 +15,17 @@ class Task:
             of first appearance in the stream).
         columns_seen: C_t, the number of classes seen up to and including this task.
         columns: of all classes that the task has training samples of, ascending; by default those that are new.
+        classes: the data set's own numbers of the classes in `new_columns`; by default the columns.
     """
 
     index: int
     new_columns: range
     columns_seen: int
     columns: tuple[int, ...] = ()
+    classes: tuple[int, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if not self.columns:
             object.__setattr__(self, "columns", tuple(self.new_columns))
+        if not self.classes:
+            object.__setattr__(self, "classes", tuple(self.new_columns))

@@ -24,10 +24,10 @@ class Training:
         rates: step sizes of their own for the parameters whose names begin so ("heads": 0.1), on the same schedule.
         momentum: of SGD.
         weight_decay: added to the gradients; adamw takes it from the weights instead.
-        schedule: of the step size over a task's rounds: constant; cosine (from lr towards 0); step (times `decay` at
-            each of `milestones`).
+        schedule: of the step size over a task's rounds: constant; cosine (from lr towards 0); cosine_decay and
+            exponential (from lr towards lr times `decay`); step (times `decay` at each of `milestones`).
         milestones: rounds, from 0.
-        decay: factor of a step.
+        decay: factor of a step, or of a whole task's rounds.
         weighting: of the clients' models in the average: samples (their numbers), uniform.
         server_optimizer: what the server makes of the average: average (takes it as it is, FedAvg), momentum (FedAvgM),
             adam (FedAdam; Reddi et al., 2021).
@@ -46,7 +46,7 @@ class Training:
     rates: dict[str, float] = knob(dict, above=0)
     momentum: float = knob(0.0, least=0, below=1)
     weight_decay: float = knob(5e-4, least=0)
-    schedule: str = knob("constant", choices=("constant", "cosine", "step"))
+    schedule: str = knob("constant", choices=("constant", "cosine", "cosine_decay", "exponential", "step"))
     milestones: list[int] = knob(list, least=1)
     decay: float = knob(0.1, above=0)
     weighting: str = knob("samples", choices=("samples", "uniform"))
@@ -65,6 +65,10 @@ class Training:
         """The step size of a round of a task, of the rounds in which models travel."""
         if self.schedule == "cosine":
             return self.lr * (1 + math.cos(math.pi * round_ / self.rounds)) / 2
+        if self.schedule == "cosine_decay":
+            return self.lr * (self.decay + (1 - self.decay) * (1 + math.cos(math.pi * round_ / self.rounds)) / 2)
+        if self.schedule == "exponential":
+            return self.lr * self.decay ** (round_ / self.rounds)
         if self.schedule == "step":
             return self.lr * self.decay ** sum(round_ >= milestone for milestone in self.milestones)
         return self.lr

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from fcl_bench.errors import UserError
 from fcl_bench.protocol.problem import State
 from fcl_bench.training.samples import Samples
 
@@ -26,7 +27,18 @@ def budget_of_each(memory: int, scope: str, clients: int) -> int:
     return memory if scope == "client" else memory // clients
 
 
-def herd(features: torch.Tensor, count: int) -> torch.Tensor:
+def require_budget(memory: int, scope: str, clients: int | None) -> None:
+    """Raise a `UserError` if the knobs `memory` and `scope` leave nothing to each of `clients` (None: nobody says)."""
+    if scope == "total" and clients is None:
+        raise UserError("method.scope=total: nobody says how many clients there are", "method.scope=client")
+    if memory and not budget_of_each(memory, scope, clients or 1):
+        raise UserError(
+            f"method.memory={memory} in all leaves nothing to each of {clients} clients",
+            f"at least {clients}, or method.scope=client",
+        )
+
+
+def herd(features: torch.Tensor, count: int, again: bool = False) -> torch.Tensor:
     """Herding (Rebuffi et al., 2017, Algorithm 4): the mean of the first i chosen is close to the mean, for every i.
 
     The i-th is p_i = argmin over x not chosen yet of || mu - (phi(x) + sum_{j<i} phi(p_j)) / i ||, ties to the lower
@@ -35,19 +47,20 @@ def herd(features: torch.Tensor, count: int) -> torch.Tensor:
     Args:
         features: (n, d) phi of the candidates, usually of length 1; mu is their mean.
         count: m.
+        again: whether a sample may be chosen again, as in the published code of GLFC, LGA and DFedDGM.
 
     Returns:
-        (min(m, n),) indices in the order in which they were chosen.
+        (min(m, n),) indices in the order in which they were chosen; with `again`, (m,).
     """
     phi = features.double()
     mu, chosen_sum = phi.mean(dim=0), phi.new_zeros(phi.shape[1])
     left = torch.ones(len(phi), dtype=torch.bool, device=phi.device)
     order: list[int] = []
-    for i in range(1, min(count, len(phi)) + 1):
+    for i in range(1, (count if again else min(count, len(phi))) + 1):
         distances = torch.linalg.vector_norm(mu - (phi + chosen_sum) / i, dim=1)
         best = int(torch.where(left, distances, torch.inf).argmin())
         order.append(best)
-        left[best] = False
+        left[best] = again
         chosen_sum = chosen_sum + phi[best]
     return torch.tensor(order, dtype=torch.int64, device=phi.device)
 

@@ -112,11 +112,15 @@ class Standardise:
             (b, 3, size, size) float32 on that device, channels last.
         """
         mean, std = self._on(images.device)
+        return self.scaled(images).sub_(mean).div_(std)
+
+    def scaled(self, images: torch.Tensor) -> torch.Tensor:
+        """The images as the network is to see them, with pixels from 0 to 1: what `pixels` takes."""
         pixels = _central_square(images).to(torch.float32)
         if pixels.shape[-1] != self.size:
             pixels = interpolate(pixels, (self.size, self.size), mode="bicubic", antialias=True).clamp_(0, 255)
         pixels = pixels.contiguous(memory_format=torch.channels_last)
-        return pixels.div_(255).sub_(mean).div_(std)
+        return pixels.div_(255)
 
     def pixels(self, images: torch.Tensor) -> torch.Tensor:
         """Images (b, 3, size, size) with pixels from 0 to 1, as a generator makes them; differentiable."""

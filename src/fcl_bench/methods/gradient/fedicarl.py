@@ -23,9 +23,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, normalize, one
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.methods.gradient.client import GradientClient
+from fcl_bench.methods.gradient.exemplars import EXEMPLARS, ExemplarClient, ExemplarServer
 from fcl_bench.methods.gradient.half import MODEL
-from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.expected import Expectation, counts, numbers, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Prediction, Problem, Shard, State, TestBatch
@@ -43,6 +42,7 @@ from fcl_bench.training.memory import (
     random_order,
     recalled,
     remembered,
+    require_budget,
     with_memory,
 )
 from fcl_bench.training.network import Network
@@ -51,8 +51,6 @@ from fcl_bench.training.samples import Samples
 
 log = logging.getLogger(__name__)
 
-#: The stage after a task's rounds in which clients choose what they keep.
-EXEMPLARS = "exemplars"
 #: Before the names of what the server keeps for `nme`.
 _MEANS, _HOLDERS = "exemplars.", "holders"
 #: The score of a class without a mean; two directions are at most 2 apart.
@@ -82,14 +80,10 @@ class Binary(Objective):
         return binary_cross_entropy_with_logits(scores, targets, reduction="sum") / len(scores)
 
 
-class FediCaRLClient(GradientClient):
-    """Keeps exemplars (see `training.memory`) and trains on them beside its samples."""
+class FediCaRLClient(ExemplarClient):
+    """Keeps exemplars and trains on them beside its samples."""
 
     method: FediCaRL
-
-    def __init__(self, method: FediCaRL, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self._notices = Notices(log)
 
     def samples(self, shard: Shard, broadcast: Message, state: State) -> Samples:
         kept = recalled(state)
@@ -127,19 +121,8 @@ class FediCaRLClient(GradientClient):
             seed = derived_seed(self.problem.seed, "exemplars", shard.task, shard.client, column)
             return random_order(count, len(candidates), seed)
 
-        budget = self.method.budget(self.problem)
-        state = remembered(state, shard.inputs, shard.labels, budget, ranking)
-        if (classes := len(lists_in(state))) > budget:
-            self._notices.tell(
-                "too little",
-                f"{self.method.name}: a client that may keep {budget} samples has had {classes} classes, and keeps"
-                " nothing from now on (a larger method.memory)",
-            )
+        state = self.with_exemplars(state, shard.inputs, shard.labels, self.method.budget(self.problem), ranking)
         return (self.sums(state) if self.method.classify == "nme" else Message({})), state
-
-    def directions(self, samples: torch.Tensor) -> torch.Tensor:
-        """(n, d) phi / ||phi|| of samples, in float64, under the network at hand."""
-        return normalize(self.trainer.features(self.network, samples).double(), dim=1)
 
     def sums(self, state: State) -> Message:
         """Of each class with exemplars: its column, their number, and the sum (d,) of their directions."""
@@ -155,7 +138,7 @@ class FediCaRLClient(GradientClient):
         )
 
 
-class FediCaRLServer(GradientServer):
+class FediCaRLServer(ExemplarServer):
     """Averages models and, for `nme`, adds up the sums of the exemplars of all clients.
 
     Attributes:
@@ -190,9 +173,6 @@ class FediCaRLServer(GradientServer):
         self.counts = self.counts.new_zeros(task.columns_seen)
         # What is kept at random needs no model.
         return message if self.method.looks else Message(self.heads.to_message(), EXEMPLARS)
-
-    def extra_broadcast(self) -> dict[str, torch.Tensor]:
-        return {} if self.stage == EXEMPLARS else super().extra_broadcast()
 
     def expects_answer(self) -> Expectation:
         if self.method.classify != "nme":
@@ -312,13 +292,7 @@ class FediCaRL(GradientMethod):
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)
-        if self.scope == "total" and problem.clients is None:
-            raise UserError("method.scope=total: nobody says how many clients there are", "method.scope=client")
-        if self.memory and not self.budget(problem):
-            raise UserError(
-                f"method.memory={self.memory} in all leaves nothing to each of {problem.clients} clients",
-                f"at least {problem.clients}, or method.scope=client",
-            )
+        require_budget(self.memory, self.scope, problem.clients)
 
     def budget(self, problem: Problem) -> int:
         """How many samples a client may keep."""

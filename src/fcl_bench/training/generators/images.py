@@ -10,8 +10,8 @@ from fcl_bench.errors import require_choice
 
 #: What the last layer ends with: sigmoid (pixels from 0 to 1), tanh (standardised images, by a batch norm of its own).
 OUTPUTS = ("sigmoid", "tanh")
-#: Channels of the first and of the later layers, as in TARGET's, LANDER's and MFCL's public code.
-_WIDE, _NARROW = 128, 64
+#: Channels of the first layers, as in TARGET's, LANDER's and MFCL's public code; the later ones have half as many.
+WIDTH = 128
 
 
 class ImageGenerator(nn.Module):
@@ -29,27 +29,28 @@ class ImageGenerator(nn.Module):
         output: sigmoid: pixels from 0 to 1; tanh: batch norm without parameters after it, so that images are on the
             scale of standardised ones, and biases in all convolutions.
         eps: of the batch norm after the first convolution (MFCL: 0.8).
+        width: channels of the first layers, 2 or more; 128 in all that is said above.
     """
 
-    def __init__(self, inputs: int, size: int, output: str = "sigmoid", eps: float = 1e-5) -> None:
+    def __init__(self, inputs: int, size: int, output: str = "sigmoid", eps: float = 1e-5, width: int = WIDTH) -> None:
         super().__init__()
         require_choice("output", output, OUTPUTS)
-        self.inputs, self.size = inputs, size
+        self.inputs, self.size, self._width = inputs, size, width
         self._side = -(-size // 4)
-        self.first = nn.Linear(inputs, _WIDE * self._side**2)
-        self.first_norm = nn.BatchNorm2d(_WIDE)
+        self.first = nn.Linear(inputs, width * self._side**2)
+        self.first_norm = nn.BatchNorm2d(width)
         # Batch norm takes a bias out again. MFCL's code has it all the same, and it travels.
         bias = output == "tanh"
-        self.second = nn.Conv2d(_WIDE, _WIDE, 3, padding=1, bias=bias)
-        self.second_norm = nn.BatchNorm2d(_WIDE, eps)
-        self.third = nn.Conv2d(_WIDE, _NARROW, 3, padding=1, bias=bias)
-        self.third_norm = nn.BatchNorm2d(_NARROW)
-        self.last = nn.Conv2d(_NARROW, 3, 3, padding=1)
+        self.second = nn.Conv2d(width, width, 3, padding=1, bias=bias)
+        self.second_norm = nn.BatchNorm2d(width, eps)
+        self.third = nn.Conv2d(width, width // 2, 3, padding=1, bias=bias)
+        self.third_norm = nn.BatchNorm2d(width // 2, eps)
+        self.last = nn.Conv2d(width // 2, 3, 3, padding=1)
         self.output = nn.Sigmoid() if output == "sigmoid" else nn.Sequential(nn.Tanh(), nn.BatchNorm2d(3, affine=False))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Images (n, 3, size, size) of `inputs` (n, inputs)."""
-        maps = self.first_norm(self.first(inputs).view(-1, _WIDE, self._side, self._side))
+        maps = self.first_norm(self.first(inputs).view(-1, self._width, self._side, self._side))
         maps = _leaky(self.second_norm(self.second(interpolate(maps, scale_factor=2))))
         maps = _leaky(self.third_norm(self.third(interpolate(maps, scale_factor=2))))
         before = (4 * self._side - self.size) // 2

@@ -27,3 +27,9 @@ def agreement(scores: torch.Tensor, wanted: torch.Tensor, temperature: float) ->
     """KL_T(a || b) = T^2 KL(softmax(wanted / T) || softmax(scores / T)) of each sample, (b,)."""
     log_said, log_wanted = (scores / temperature).log_softmax(dim=1), (wanted / temperature).log_softmax(dim=1)
     return temperature**2 * (log_wanted.exp() * (log_wanted - log_said)).sum(dim=1)
+
+
+def opposition(scores: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """-mean 1(both name the same class) KL_1 of student and teacher: lowest where the student can't follow (b, C)."""
+    agree = (scores.argmax(dim=1) == wanted.argmax(dim=1)).to(scores.dtype)
+    return -(agree * agreement(scores, wanted, 1.0)).mean()

@@ -1,0 +1,165 @@
+"""The small network of known weights over which clients differentiate single samples (GLFC's and LGA's LeNet)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch.func import grad, vmap
+from torch.nn.functional import conv2d, cross_entropy, linear, one_hot
+
+#: Filters of every convolution, and their side.
+_CHANNELS, _KERNEL = 12, 5
+#: From this side on the first convolution steps over 4 pixels, as LGA's code has it for 64 x 64.
+_LARGE = 64
+
+
+def default_strides(side: int) -> tuple[int, ...]:
+    """The strides of the three convolutions for images of this (shorter) side."""
+    return (4 if side >= _LARGE else 2), 2, 1
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Gradients of n samples, the linear layer's as products: C + F numbers of each where the matrix has C F.
+
+    Attributes:
+        convolutions: (n, p - C (F + 1)) of all convolutions.
+        slopes: (n, C) s = softmax(q) - y, the gradient of the linear layer's bias; that of its weight is s h'.
+        features: (n, F) h, what the linear layer takes.
+    """
+
+    convolutions: torch.Tensor
+    slopes: torch.Tensor
+    features: torch.Tensor
+
+    def distances(self, other: Factors) -> torch.Tensor:
+        """(n,) the squared distance of each gradient to the other's, all numbers counting alike.
+
+        With e = s - t and f = h - g it is || s h' - t g' ||^2 = |e|^2 |h|^2 + 2 (e't)(h'f) + |t|^2 |f|^2.
+        """
+        apart, off = self.slopes - other.slopes, self.features - other.features
+        crossed = 2 * (apart * other.slopes).sum(dim=1) * (self.features * off).sum(dim=1)
+        product = _length(apart) * _length(self.features) + crossed + _length(other.slopes) * _length(off)
+        return _length(self.convolutions - other.convolutions) + product + _length(apart)
+
+    def __getitem__(self, which: torch.Tensor) -> Factors:
+        return Factors(self.convolutions[which], self.slopes[which], self.features[which])
+
+
+def _length(vectors: torch.Tensor) -> torch.Tensor:
+    return vectors.square().sum(dim=1)
+
+
+class GradientEncoder:
+    """Sigmoid convolutions and a linear layer with a row for each class; nobody ever trains it.
+
+    All weights and biases are uniform in +-1/2, by a seed that both halves know, so that the network never travels. The
+    server does not know how many classes the stream will bring. Therefore the linear layer has a row for each class
+    seen so far, and a new task appends rows: the rows that an encoder of fewer classes has are the same.
+
+    A gradient is one row of p numbers: each convolution's weights and biases, then those of the linear layer. With 32 x
+    32 pixels, three convolutions and C classes p = 8,136 + 769 C; 85,036 for C = 100.
+
+    Args:
+        shape: (h, w) of the images, which have 3 channels.
+        classes: C.
+        seed: of the weights.
+        strides: of the convolutions, which are as many; None: three, see `default_strides`.
+        dtype, device: in which and where it computes.
+
+    Attributes:
+        features: what the linear layer takes: 12 times the pixels of the last convolution's output.
+        numbers: p.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        classes: int,
+        seed: int,
+        strides: tuple[int, ...] | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+    ) -> None:
+        self.shape, self.classes = shape, classes
+        self._strides = default_strides(min(shape)) if strides is None else strides
+        sides = list(shape)
+        for stride in self._strides:
+            sides = [-(-side // stride) for side in sides]
+        self.features = _CHANNELS * math.prod(sides)
+        generator = torch.Generator().manual_seed(seed)
+        draw = partial(torch.rand, generator=generator)
+        weights: list[torch.Tensor] = []
+        for layer in range(len(self._strides)):
+            weights += [draw(_CHANNELS, _CHANNELS if layer else 3, _KERNEL, _KERNEL), draw(_CHANNELS)]
+        # Row by row, so that a new class leaves the others' rows as they are.
+        rows = torch.stack([draw(self.features + 1) for _ in range(classes)])
+        weights += [rows[:, :-1].contiguous(), rows[:, -1].contiguous()]
+        self._weights = tuple((weight - 0.5).to(device, dtype) for weight in weights)
+        self.numbers = sum(weight.numel() for weight in weights)
+        self._linear = classes * (self.features + 1)
+        self._each = vmap(grad(self._loss, has_aux=True), in_dims=(None, 0, 0))
+
+    def scores(self, images: torch.Tensor) -> torch.Tensor:
+        """(n, C) of images (n, 3, h, w) with pixels from 0 to 1."""
+        return linear(self._features(self._weights[:-2], images), *self._weights[-2:])
+
+    def gradients(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """(n, p): of each sample's cross-entropy over all weights, differentiable in the images.
+
+        Args:
+            images: (n, 3, h, w) with pixels from 0 to 1.
+            labels: (n,) columns.
+        """
+        found = self.factors(images, labels)
+        product = found.slopes[:, :, None] * found.features[:, None]
+        return torch.cat([found.convolutions, product.flatten(1), found.slopes], dim=1)
+
+    def factors(self, images: torch.Tensor, labels: torch.Tensor) -> Factors:
+        """The same as `gradients`, in factors."""
+        if not len(labels):  # which vmap does not take
+            empty = images.new_empty
+            return Factors(empty(0, self.numbers - self._linear), empty(0, self.classes), empty(0, self.features))
+        convolutions, (features, scores) = self._each(self._weights[:-2], images, labels)
+        slopes = scores.softmax(dim=1) - one_hot(labels, self.classes)
+        return Factors(torch.cat([part.flatten(1) for part in convolutions], dim=1), slopes, features)
+
+    def factorised(self, gradients: torch.Tensor) -> Factors:
+        """The factors of gradients (n, p): what rounding left of others than these in the linear layer is dropped."""
+        convolutions, rows, slopes = self._parts(gradients)
+        # In float64 the squares of slopes near 0, of a sample that the encoder is sure of, are numbers still.
+        exact = slopes.double()
+        lengths = _length(exact).clamp(min=torch.finfo(torch.float64).tiny)
+        features = (exact[:, None] @ rows.double()).squeeze(1) / lengths[:, None]
+        return Factors(convolutions, slopes, features.to(rows.dtype))
+
+    def labels(self, gradients: torch.Tensor) -> torch.Tensor:
+        """(n,) of which class the samples are whose gradients (n, p) these are; exact.
+
+        Row c of the linear layer's gradient is (softmax(q)_c - y_c) h with positive h: only the true class's sum is
+        negative.
+        """
+        return self._parts(gradients)[1].sum(dim=2).argmin(dim=1)
+
+    def _parts(self, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of gradients (n, p) those of the convolutions (n, .), the weight (n, C, F) and the bias (n, C)."""
+        convolutions, rows, slopes = gradients.split(
+            [self.numbers - self._linear, self._linear - self.classes, self.classes], dim=1
+        )
+        return convolutions, rows.unflatten(1, (self.classes, self.features)), slopes
+
+    def _features(self, weights: tuple[torch.Tensor, ...], images: torch.Tensor) -> torch.Tensor:
+        for stride, weight, bias in zip(self._strides, weights[::2], weights[1::2], strict=True):
+            images = conv2d(images, weight, bias, stride, padding=_KERNEL // 2).sigmoid()
+        return images.flatten(1)
+
+    def _loss(
+        self, weights: tuple[torch.Tensor, ...], image: torch.Tensor, label: torch.Tensor
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """The cross-entropy as a function of the convolutions' weights; the features and the logits."""
+        features = self._features(weights, image[None])
+        scores = linear(features, *self._weights[-2:])
+        return cross_entropy(scores, label[None]), (features[0], scores[0])

@@ -1,0 +1,325 @@
+"""GLFC's proxy server: what goes up and down, what it reconstructs, and which models it chooses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from fcl_bench.engine.admission import BadUpload
+from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.transport import InProcess
+from fcl_bench.methods.gradient.glfc import GLFCClient
+from fcl_bench.methods.gradient.proxy import GRADIENTS, Inversion, ProxyServer
+from fcl_bench.training.inversion.encoder import GradientEncoder
+from tests.methods.glfc_harness import (
+    QUICK,
+    SIZES,
+    glfc,
+    learnt,
+    made,
+    published,
+    scripted,
+    short_descent,
+    tasks_of,
+    training,
+    turns,
+)
+from tests.methods.training_harness import federation_of, tiny_problem
+from tests.methods.whole_runs import assert_resumes, model_of, same
+
+__all__ = ["short_descent"]
+quickly = pytest.mark.usefixtures("short_descent")
+
+#: Numbers of the encoder's gradient with 8 x 8 pixels and C classes: 3 convolutions, and 12 x 2 x 2 features.
+NUMBERS = {columns: 912 + 2 * 3612 + 49 * columns for columns in (2, 4, 6)}
+
+
+def classes_of(task: int, client: int) -> list[int]:
+    return tasks_of()[task][client][1].unique().tolist()
+
+
+def model_rows(federation):
+    return [row for row in federation.state.ledger.uploads if row.stage == "model" and row.labelled]
+
+
+# What travels ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("wire", "number"), [("float32", 4), ("float64", 8), ("float16", 2)])
+@quickly
+def test_gradients_go_up_with_the_signal_and_the_best_model_down_once(wire, number):
+    federation = learnt(glfc(), wire=wire)
+    body = sum(v.numel() for name, v in model_of(federation).items() if name.startswith("body."))
+    plain = learnt(glfc(proxy="none"), wire=wire)
+    for row, without in zip(model_rows(federation), model_rows(plain), strict=True):
+        columns, own = 2 * (row.task + 1), len(classes_of(row.task, row.client))
+        scales = 4 * own if wire == "float16" else 0
+        sent = number * NUMBERS[columns] * own + scales if not row.round else 0
+        assert row.up_bytes == without.up_bytes + sent
+        # The encoder's seed comes once, and the best model in place of the last.
+        new = not row.round and not any(SIZES[t][row.client] for t in range(row.task))
+        assert row.down_bytes == without.down_bytes + (8 if new else 0)
+        once = 4 * (body + 33 * 2 * row.task) if row.task and not row.round else 0
+        assert row.down_bytes == 4 * (body + 33 * columns) + once + 16 + 4 * (row.task + 1) + (8 if new else 0)
+
+
+@quickly
+def test_as_published_both_models_come_when_they_are_new_and_count_once_per_version(monkeypatch):
+    """Signals of the one client in the first rounds of tasks; every model is the best, the monitor having no say."""
+    monkeypatch.setattr(ProxyServer, "accuracy", lambda _: 1.0)
+    scripted(monkeypatch, [2.0, 1.0, 1.0, 3.0, 1.0, 1.0])
+    sizes, method = [[12], [12]], published(rise=1.2, training=training(rounds=3, weighting="uniform"))
+    federation = learnt(method, sizes)
+    body = 4 * sum(v.numel() for name, v in model_of(federation).items() if name.startswith("body."))
+    head, control = 4 * 2 * 33, 16 + 8
+    first, second = body + head + 4 + control, body + 2 * head + 8 + control
+    best, both = body + head, body + 2 * head
+    down = [row.down_bytes for row in model_rows(federation)]
+    # Each round's b2 is the model that the round before ended with. Gradients make it b1, which the client has.
+    assert down == [first + 8, first + best, first + best, second + best, second + both, second + both]
+    assert federation.server.best.best_version == 6
+    assert federation.server.best.last_version == 3
+
+
+@quickly
+def test_a_client_without_a_signal_sends_no_gradient(monkeypatch):
+    federation = learnt(glfc(signal="entropy", rise=100.0))
+    assert federation.server.received == 0
+    assert len(federation.server.labels) == 0
+    assert federation.server.pictures() == {}
+    assert federation.server.privacy() == {"sample_gradients": 0, "reconstructed_images": 0}
+    plain = learnt(glfc(signal="entropy", rise=100.0, proxy="none"))
+    # With nothing to choose by, the last model is the old one.
+    assert same(model_of(federation), model_of(plain))
+
+
+class Wrong(Middleware):
+    def send(self, message, client):
+        if GRADIENTS not in message:
+            return message
+        return message.with_tensors({**message, GRADIENTS: message[GRADIENTS][:-1]})
+
+
+@quickly
+def test_gradients_of_another_encoder_are_refused():
+    transport = partial(InProcess.of, middleware=[Wrong()])
+    federation = federation_of(glfc(), tiny_problem(), tasks_of(), transport=transport)
+    with pytest.raises(BadUpload, match=rf"gradients has the shape .* \({NUMBERS[2]}, classes\)"):
+        federation.run(lambda _: None)
+
+
+# What it reconstructs -------------------------------------------------------------------------------------------------
+
+
+@quickly
+def test_classes_are_read_off_exactly_and_privacy_counts_every_gradient():
+    federation = learnt(glfc())
+    server, expected = federation.server, Counter()
+    for client, size in enumerate(SIZES[2]):
+        expected.update(dict.fromkeys(classes_of(2, client), QUICK.images) if size else {})
+    assert Counter(server.labels.tolist()) == expected
+    gradients = sum(len(classes_of(t, k)) for t, sizes in enumerate(SIZES) for k, size in enumerate(sizes) if size)
+    assert server.privacy() == {"sample_gradients": gradients, "reconstructed_images": gradients}
+    [picture] = server.pictures().values()
+    assert list(server.pictures()) == ["reconstructed"]
+    assert len(picture.images) == len(picture.labels) == gradients
+    assert picture.tasks.tolist() == sorted(picture.tasks.tolist())
+    for task in range(3):
+        assert Counter(picture.labels[picture.tasks == task].tolist()) == Counter(
+            label for k, size in enumerate(SIZES[task]) if size for label in classes_of(task, k)
+        )
+
+
+def test_what_is_not_perturbed_is_reconstructed_to_the_grey_level():
+    """The server sees a client's own image: the one nearest to its class's mean under the client's model."""
+    inversion = Inversion(perturbation=0, iterations=60, images=1)
+    federation = learnt(glfc(inversion=inversion, training=training(rounds=1)), [[12]])
+    images, labels = tasks_of([[12]])[0][0]
+    shown = federation.server.pictures()["reconstructed"]
+    assert shown.labels.tolist() == [0, 1]
+    # With one client the average is its model, under which it chose.
+    phi = federation.server.embed(images).double().numpy()
+    phi /= np.linalg.norm(phi, axis=1, keepdims=True)
+    for image, column in zip(shown.images, (0, 1), strict=True):
+        mine = np.flatnonzero((labels == column).numpy())
+        nearest = mine[np.linalg.norm(phi[mine] - phi[mine].mean(axis=0), axis=1).argmin()]
+        assert (image.int() - images[nearest].int()).abs().float().mean() < 1
+
+
+@quickly
+def test_the_encoder_follows_from_the_seed_and_never_travels():
+    first, second = (made(glfc(), seed=seed).server for seed in (0, 1))
+    tasks = made(glfc()).stream.tasks
+    for server in (first, second):
+        server.start_task(tasks[0])
+    assert first.encoder.numbers == NUMBERS[2]
+    images, labels = torch.rand(3, 3, 8, 8), torch.tensor([0, 1, 1])
+    again = GradientEncoder((8, 8), 2, int(first.broadcast(tasks[0], 0)["encoder"]))
+    assert torch.equal(first.encoder.gradients(images, labels), again.gradients(images, labels))
+    assert not torch.equal(first.encoder.gradients(images, labels), second.encoder.gradients(images, labels))
+
+
+# Which models it chooses ----------------------------------------------------------------------------------------------
+
+
+def told_accuracies(monkeypatch, values: dict[tuple[int, int], float]) -> None:
+    """What the monitor says of the model at the end of (task, round)."""
+    monkeypatch.setattr(ProxyServer, "accuracy", lambda server: values[server.task, server._round])
+
+
+def models_by_round(federation) -> dict[tuple[int, int], dict[str, torch.Tensor]]:
+    """Run; the average of each (task, round)."""
+    found: dict = {}
+    step = ProxyServer.server_step
+
+    def noted(server):
+        step(server)
+        found[server.task, server._round] = {n: v.clone() for n, v in server.network.state().items()}
+
+    ProxyServer.server_step = noted
+    try:
+        federation.run(lambda _: None)
+    finally:
+        ProxyServer.server_step = step
+    return found
+
+
+@quickly
+def test_the_old_model_is_the_best_of_the_last_task(monkeypatch):
+    """The later of equals, and from nothing in each task."""
+    accuracies = [0.2, 0.9, 0.9, 0.5], [0.4, 0.3, 0.1, 0.2], [0.0] * 4
+    told_accuracies(monkeypatch, {(t, r): a for t, row in enumerate(accuracies) for r, a in enumerate(row)})
+    seen = turns(monkeypatch)
+    models = models_by_round(made(glfc(training=training(rounds=4))))
+    best = {1: (0, 2), 2: (1, 0)}
+    for turn in seen:
+        task = turn["at"][0]
+        assert (turn["old"] is None) == (task == 0)
+        if task:
+            assert same(turn["old"], models[best[task]])
+
+
+@quickly
+def test_as_published_a_client_takes_b2_with_a_signal_and_b1_without(monkeypatch):
+    """One client, three rounds of three tasks. The accuracy of the first task's second model is never reached again."""
+    accuracies = [0.2, 0.9, 0.5], [0.4, 0.3, 0.1], [0.9, 0.0, 0.0]
+    told_accuracies(monkeypatch, {(t, r): a for t, row in enumerate(accuracies) for r, a in enumerate(row)})
+    # Signals in the first rounds of the tasks, and in the last of the first.
+    scripted(monkeypatch, [2.0, 1.0, 3.0, 5.0, 1.0, 1.0, 3.0, 1.0, 1.0])
+    seen = turns(monkeypatch)
+    method = published(rise=1.2, training=training(rounds=3, weighting="uniform"))
+    models = models_by_round(made(method, [[12], [12], [12]]))
+    # (0, 0): b2 <- 0; (0, 1): b2 <- 1; (0, 2): gradients, b1 <- 1; (1, 0): gradients, b1 <- 1; (2, 0): the same, then
+    # its model reaches .9.
+    expected = [None, None, (0, 1), (0, 1), (0, 1), (0, 1), (0, 1), (0, 1), (0, 1)]
+    assert [turn["signal"] for turn in seen] == [True, False, True, True, False, False, True, False, False]
+    for turn, best in zip(seen, expected, strict=True):
+        assert (turn["old"] is None) == (best is None), turn["at"]
+        if best is not None:
+            assert same(turn["old"], models[best]), turn["at"]
+
+
+@quickly
+def test_as_published_a_late_signal_takes_the_model_of_the_task_at_hand(monkeypatch):
+    monkeypatch.setattr(ProxyServer, "accuracy", lambda _: 1.0)
+    scripted(monkeypatch, [2.0, 1.0, 1.0, 3.0])
+    seen = turns(monkeypatch)
+    models = models_by_round(made(published(rise=1.2), [[12], [12]]))
+    assert [turn["signal"] for turn in seen] == [True, False, False, True]
+    assert seen[2]["old"] is None  # no gradient has come since the first
+    assert same(seen[3]["old"], models[1, 0])
+    assert len([name for name in seen[3]["old"] if name.startswith("heads.")]) == 4
+
+
+@quickly
+def test_gradients_that_come_late_add_to_the_monitor_and_the_best_has_to_win_again(monkeypatch):
+    """With half of the clients in each round."""
+    reached, rounds = [], 4
+    step, accuracy = ProxyServer.server_step, ProxyServer.accuracy
+
+    def noted(server):
+        step(server)
+        if len(server.labels):
+            now = {n: v.clone() for n, v in server.network.state().items()}
+            server.network.load(server.best.best)
+            reached.append((server.best.performance, accuracy(server)))
+            server.network.load(now)
+
+    monkeypatch.setattr(ProxyServer, "server_step", noted)
+    knobs, sizes = training(rounds=rounds, fraction=0.4), []
+    federation = learnt(glfc(training=knobs), after=lambda done: sizes.append(len(done.server.labels)))
+    came = {(row.task, row.client) for row in model_rows(federation) if row.up_bytes}
+    gradients = [sum(len(classes_of(task, client)) for t, client in came if t == task) for task in range(3)]
+    assert sizes == [QUICK.images * count for count in gradients]
+    assert len(reached) == 3 * rounds
+    assert all(kept == pytest.approx(found) for kept, found in reached)
+
+
+@quickly
+def test_the_choice_changes_what_clients_learn():
+    """An old model of the task's first round is not that of its last."""
+    rounds = training(rounds=3)
+
+    def run(first: bool):
+        accuracy = ProxyServer.accuracy
+        ProxyServer.accuracy = lambda server: float(server._round == 0) if first else 1.0
+        try:
+            return model_of(learnt(glfc(training=rounds)))
+        finally:
+            ProxyServer.accuracy = accuracy
+
+    last = model_of(learnt(glfc(training=rounds, proxy="none")))
+    assert same(run(first=False), last)
+    assert not same(run(first=True), last)
+
+
+# Resume, other settings -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "method",
+    [glfc(training=training(fraction=0.7, rounds=3)), glfc(signal="entropy", rise=0.01), published()],
+    ids=["working", "entropy", "published"],
+)
+@quickly
+def test_a_resumed_run_is_an_uninterrupted_one(method):
+    whole, _ = assert_resumes(lambda: made(method), step=3)
+    assert whole.server.received
+
+
+@quickly
+def test_the_seed_decides():
+    def run(seed: int):
+        return learnt(glfc(), seed=seed).server.state_dict()
+
+    first, again, other = run(0), run(0), run(1)
+    assert same(first, again)
+    assert not torch.equal(first["monitor.images"], other["monitor.images"])
+
+
+@pytest.mark.parametrize("wire", ["float16", "bfloat16", "float64"])
+@quickly
+def test_any_wire_carries_the_labels(wire):
+    federation = learnt(glfc(), wire=wire)
+    assert set(federation.server.labels.tolist()) == {4, 5}
+
+
+@quickly
+def test_the_network_is_as_it_was_after_the_prototypes(monkeypatch):
+    """What is uploaded was copied before; the perturbation changes no weight and leaves no gradient behind."""
+    seen, gradients = [], GLFCClient.gradients
+
+    def noted(self, shard, broadcast, columns):
+        before = {name: value.clone() for name, value in self.network.state_dict().items()}
+        found = gradients(self, shard, broadcast, columns)
+        seen.append(same(before, dict(self.network.state_dict())))
+        return found
+
+    monkeypatch.setattr(GLFCClient, "gradients", noted)
+    learnt(glfc())
+    assert len(seen) == 7
+    assert all(seen)
