@@ -129,6 +129,19 @@ def test_images_of_another_size_are_resized_within_the_range_of_bytes(size):
     assert seen.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("shape", [(8, 8), (12, 9)])
+def test_scaled_images_are_what_is_standardised(shape):
+    """From 0 to 1, of the network's size; the bytes stay as they are."""
+    standardise = Standardise(8, (0.5, 0.4, 0.3), (0.25, 0.5, 0.2))
+    images = torch.randint(256, (5, 3, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    before, scaled = images.clone(), standardise.scaled(images)
+    assert scaled.shape == (5, 3, 8, 8)
+    assert 0 <= scaled.min() < 0.1
+    assert 0.9 < scaled.max() <= 1
+    torch.testing.assert_close(standardise.pixels(scaled), standardise(images))
+    assert torch.equal(images, before)
+
+
 def test_of_an_oblong_the_network_sees_the_central_square():
     images = random_images(3, 3, 10, 16)
     standardise = Standardise(20, MEAN, STD)

@@ -12,6 +12,7 @@ import torch
 from fcl_bench.engine.admission import BadUpload
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.transport import InProcess
+from fcl_bench.methods.gradient import proxy as module
 from fcl_bench.methods.gradient.glfc import GLFCClient
 from fcl_bench.methods.gradient.proxy import GRADIENTS, Inversion, ProxyServer
 from fcl_bench.training.inversion.encoder import GradientEncoder
@@ -323,3 +324,30 @@ def test_the_network_is_as_it_was_after_the_prototypes(monkeypatch):
     learnt(glfc())
     assert len(seen) == 7
     assert all(seen)
+
+
+@quickly
+@pytest.mark.parametrize("variant", ["working", "published"])
+def test_prototypes_are_perturbed_as_the_network_sees_images_and_published_from_0_to_1(variant, monkeypatch):
+    compared, original = [], module.perturbed
+
+    def noted(images, targets, scores, steps, rate, weight_decay):
+        [network] = [cell.cell_contents for cell in scores.__closure__ if hasattr(cell.cell_contents, "network")]
+        standardised = (images - 0.5) / 0.5
+        seen = {"working": standardised, "published": images}[variant]
+        other = {"working": images, "published": standardised}[variant]
+        with torch.no_grad():
+            compared.append(
+                (
+                    torch.equal(scores(images), network.network(seen)),
+                    torch.equal(scores(images), network.network(other)),
+                )
+            )
+        assert 0 <= images.min() < images.max() <= 1
+        assert (steps, rate, weight_decay) == (QUICK.perturbation, pytest.approx(0.03), 1e-5)
+        return original(images, targets, scores, steps, rate, weight_decay)
+
+    monkeypatch.setattr(module, "perturbed", noted)
+    learnt(glfc() if variant == "working" else published())
+    assert compared
+    assert set(compared) == {(True, False)}

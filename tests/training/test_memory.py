@@ -55,6 +55,16 @@ def test_herding_by_hand():
     assert plain_herding(exact, 3) == [2, 3, 0]
 
 
+def test_herding_as_published_chooses_a_sample_again_and_fills_any_list():
+    """3, 2, 3 of the specification; a list longer than the class goes on, and begins as a shorter one does."""
+    hand = torch.tensor(HAND, dtype=torch.float64)
+    assert herd(hand, 3, again=True).tolist() == [3, 2, 3]
+    longer = herd(hand, 9, again=True).tolist()
+    assert len(longer) == 9
+    assert herd(hand, 6, again=True).tolist() == longer[:6]
+    assert herd(hand[:1], 3, again=True).tolist() == [0, 0, 0]
+
+
 def test_herding_by_hand_in_numbers_without_rounding():
     """mu = (1/2, 1/4). First 1, at 1/4, as 3 is. Then 0, 2 and 3 make (3/4, 1/4), (1/4, 1/4) and (1/2, 1/2), all at
     1/4, so 0. Then 2 makes (1/2, 1/6), at 1/12, and 3 makes (2/3, 1/3), which is farther."""
