@@ -19,6 +19,13 @@ from fcl_bench.training.knobs import Training
 TRAINING = ("backbone=tiny", "backbone.width=4", "method.training.rounds=2", "method.training.epochs=1")
 #: A generator of images that takes a second or two.
 _SMALL_GENERATOR = ("method.generator.width=8", "method.generator.noise=8", "method.generator.steps=3")
+#: The same of a method that reconstructs images.
+_INVERTING = (
+    *TRAINING,
+    "method.inversion.perturbation=2",
+    "method.inversion.iterations=2",
+    "method.inversion.images=2",
+)
 #: Overrides of a short run; of a method without an entry none, and of one that trains, `TRAINING`.
 _SHORT = {
     "fedran": ("method.M=96", "method.rank=20", "method.complement=floor"),
@@ -44,17 +51,13 @@ _SHORT = {
         *("method.synthesis.batches=1", "method.synthesis.g_steps=2", "method.synthesis.kd_steps=2"),
     ),
     "mfcl": (*TRAINING, *_SMALL_GENERATOR, "method.synthetic=8"),
-    "glfc": (
-        *TRAINING,
-        "method.inversion.perturbation=2",
-        "method.inversion.iterations=2",
-        "method.inversion.images=2",
-    ),
+    "glfc": _INVERTING,
+    "lga": (*_INVERTING, "method.proxy_init=0"),
 }
 #: Knobs that make such methods quick where a test makes the method itself.
 _QUICK: dict[str, dict[str, Any]] = {
     "target": {"synthesis": Synthesis(images=16, batch=8, noise=8, warmup=1, g_steps=2, kd_steps=2)},
-    "glfc": {"inversion": Inversion(perturbation=2, iterations=2, images=2)},
+    **{name: {"inversion": Inversion(perturbation=2, iterations=2, images=2)} for name in ("glfc", "lga")},
 }
 
 
@@ -68,11 +71,6 @@ _TYPED = sorted(file.stem for file in (config_dir() / "method").glob("*.yaml"))
 NAMES = [name for name in _TYPED if class_of(name).name == name]
 #: Other names that may be typed, and the method that each stands for, with other defaults.
 ALIASES = {name: class_of(name).name for name in _TYPED if name not in NAMES}
-
-
-def made(name: str, **knobs: Any) -> Method:
-    """The method with these knobs, and else its defaults, but for what would take long."""
-    return class_of(name)(**{**_QUICK.get(name, {}), **knobs})
 
 
 def trains(name: str) -> bool:

@@ -106,10 +106,10 @@ class LGAServer(ProxyServer):
         self.best = BestModels(method.best_perf, "task")
         self.radius = method.radius
         #: Of the stage `radius`: what clients sent so far, added up.
-        self._told: dict[str, torch.Tensor] = {}
+        self._totals: dict[str, torch.Tensor] = {}
 
     def broadcast(self, task: Task, round_: int) -> Message:
-        self._told = {}
+        self._totals = {}
         return super().broadcast(task, round_)
 
     def expects_answer(self) -> Expectation:
@@ -129,13 +129,13 @@ class LGAServer(ProxyServer):
             return
         for name in _SUMS:
             value = upload[name].double()
-            self._told[name] = self._told[name] + value if name in self._told else value
+            self._totals[name] = self._totals[name] + value if name in self._totals else value
 
     def finish_stage(self) -> None:
         if self.stage != RADIUS:
             super().finish_stage()
-        elif self._told:
-            n, total, second = (self._told[name] for name in _SUMS)
+        elif self._totals:
+            n, total, second = (self._totals[name] for name in _SUMS)
             self.radius = radius_of(n, total.T, second.T)
 
     def accuracy(self) -> float:
