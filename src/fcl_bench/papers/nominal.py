@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 
 from fcl_bench.data.splits.base import even_sizes
+from fcl_bench.methods.gradient.lander import LANDER
 from fcl_bench.papers.byte_conventions import accounting, lander_mib, rounds_mib
 from fcl_bench.papers.matching import overrides, settings_of, words_without_key
 from fcl_bench.papers.printed import lost_megabytes
@@ -93,10 +94,11 @@ def _target_mib(data: str) -> float:
 def _lander_mib(cell: pd.Series) -> float:
     """LANDER's in STSA's Table 5, of a ResNet-18 with the stem for small images."""
     settings = settings_of(overrides(cell))
-    state, width = _resnet18_state(0, True), 512
-    body = sum(tensor.numel() for tensor in state) + (width + 1) * settings.method.anchor_size
+    method, width = settings.method, 512
+    assert isinstance(method, LANDER)
+    body = sum(tensor.numel() for tensor in _resnet18_state(0, True)) + (width + 1) * method.anchor_size
     sizes = even_sizes(_classes(cell["data"]), settings.scalars.tasks)
-    return lander_mib(settings.method, body, width + 1, 32, sizes)
+    return lander_mib(method, body, width + 1, 32, sizes)
 
 
 def _classes(data: str) -> int:
