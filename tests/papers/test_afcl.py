@@ -14,7 +14,10 @@ from tests.papers.settings import overrides
 
 DATA = {"CIFAR-100": "cifar100", "Tiny-ImageNet": "tiny_imagenet", "ImageNet-R": "imagenet_r"}
 #: As printed -> our name.
-OURS = {"AFCL": "afcl", "Finetune": "finetune", "FedLwF": "fedlwf", "FedEwc": "fedewc", "FedIcaRL": "fedicarl"}
+OURS = {
+    **{"AFCL": "afcl", "Finetune": "finetune", "FedLwF": "fedlwf", "TARGET": "target"},
+    **{"FedEwc": "fedewc", "FedIcaRL": "fedicarl"},
+}
 #: Characteristic -> the first task that it is defined for (Eq. 52 takes the tasks before, Eq. 53 the task itself).
 FIRST = {"Stability": 2, "Plasticity": 1}
 #: Rows of Table F.4 with a number less than there are methods.

@@ -27,11 +27,16 @@ NAMED = {
     ("afl", "Table 1, gradient"): "afl_table1_gradient",
     ("afl", "Table 2, gradient"): "afl_table2_gradient",
     ("stsa", "Table 1, gradient"): "stsa_table1_gradient",
+    ("stsa", "Table 4, gradient"): "stsa_table4_gradient",
+    ("stsa", "Table 5, gradient"): "stsa_table5_gradient",
 }
 #: Papers whose own methods train nothing, so that those which do have an experiment of their own.
 CLOSED_FORM = ("afl", "stsa")
 #: What a printed setting says in words that no key of ours can say; such cells have no run.
-NO_KEY = ("linear: without ReLU", "task ", "first stage by", "a sketch as wide as the layer", "average over")
+NO_KEY = (
+    *("linear: without ReLU", "task ", "first stage by", "a sketch as wide as the layer", "average over"),
+    "images made at 32 pixels",
+)
 #: What it leaves open, by its words: the keys that may have any value.
 OPEN = {
     "rank is not said": r"method\.rank",

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
+from fcl_bench.papers.matching import left_to_us, words_without_key
 from tests.conftest import shared
 from tests.papers.reading import Cells, as_typed, cells, compose_all, grid, numbers, numbers_typed, printed_by
 from tests.papers.settings import overrides
@@ -35,8 +36,12 @@ TABLES = {
     "Table 15": Shape(2),
     "Table 19": Shape(2, row="s_l = "),
 }
-METHODS = {"FedAvg": "finetune", "FOT": "fot", "FedProTIP (-t)": "fedprotip", "FedProTIP": "fedprotip"}
-BASELINES = {"GLFC", "LGA", "TARGET", "LANDER", "Target", "Lander"}
+METHODS = {
+    **{"FedAvg": "finetune", "FOT": "fot", "FedProTIP (-t)": "fedprotip", "FedProTIP": "fedprotip"},
+    **{"GLFC": "glfc", "LGA": "lga", "TARGET": "target", "LANDER": "lander", "Target": "target", "Lander": "lander"},
+}
+#: Settings that E.3 has for all baselines and that are no default of LANDER's.
+AS_ALL = {"lander": {"momentum": "0", "schedule": "constant"}}
 DATA = {"CIFAR100": "cifar100", "ImageNet-R": "imagenet_r", "DomainNet": "domainnet"}
 METRICS = {"ACC": "A_T_tasks", "FT": "forgetting_fedprotip"}
 #: What the paper prints where a method does not apply.
@@ -101,12 +106,12 @@ def test_method_and_metric_are_the_headings(frame):
     for row in frame.itertuples():
         path = f"{row.column} / {row.row}"
         tip = {"FedProTIP": True, "FedProTIP (-t)": False}.get(row.row)
-        if row.row not in METHODS and row.row not in BASELINES:
+        if row.row not in METHODS:
             # A study of FedProTIP alone: a table's headings say which variant a number is of.
             tip = not re.search(r"Task-Agnostic|Task-Aware|Aware|Agnostic", path)
             method = {"Model": "finetune", "Act": "fot"}.get(row.row, "fedprotip")
         else:
-            method = METHODS.get(row.row, "")
+            method = METHODS[row.row]
             tip = "+TIP" in path if row.table == "Table 10" else tip
         assert row.method == method
         keys = overrides(row.setting)
@@ -159,7 +164,9 @@ def test_training_is_that_of_the_text(frame, text):
         clients = re.fullmatch(r"10-Split CIFAR100 \(α = 0.5\) / (\d+) / \w+", row.column)
         assert row.clients == (clients[1] if clients else "5")
         wanted = on_domainnet if row.data == "domainnet" else on_vit if row.table == "Table 7" else rounds
-        assert {key.rpartition(".")[2]: float(value) for key, value in keys.items()} == {
+        knobs = {key.rpartition(".")[2]: value for key, value in keys.items()}
+        assert {key: knobs.pop(key) for key in AS_ALL.get(row.method, {})} == AS_ALL.get(row.method, {})
+        assert {key: float(value) for key, value in knobs.items()} == {
             "rounds": int(wanted),
             "fraction": fraction[row.clients],
             "epochs": int(epochs),
@@ -198,6 +205,49 @@ def test_the_methods_knobs_are_those_of_the_text(frame, text):
             }
             assert ('"a sketch as wide as the layer"' in row.setting) == (row.row == "s_l = d_l")
         assert {key: keys.get(f"method.{key}") for key in wanted} == wanted
+
+
+def test_the_baselines_knobs_are_those_of_the_text(frame, text):
+    """E.3: memories, rates of reconstruction, synthetic images; D.1: images for the ViT."""
+    memory, limited = re.search(r"set the memory size to (\d+);.*?the memory size is limited to (\d+)", text).groups()
+    rate, on_few = re.search(
+        r"L-BFGS optimizer with a learning rate of ([\d.]+) for CIFAR100 and DomainNet, and ([\d.]+) for ImageNet-R",
+        text,
+    ).groups()
+    images, batch = re.search(r"use (\d)k synthetic samples with a batch size of (\d+) for CIFAR100", text).groups()
+    on_domainnet = re.search(
+        r"For DomainNet, we generate ([\d,]+) synthetic samples in batches of (\d+), with (\d+) rounds of data"
+        r" generation and (\d+) generator iterations",
+        text,
+    ).groups()
+    on_imagenet_r = re.search(
+        r"For ImageNet-R, we use ([\d,]+) synthetic samples with a batch size of (\d+), and set the data generation"
+        r" process to (\d+) rounds with (\d+) generator iterations",
+        text,
+    ).groups()
+    assert "we match the number of synthetic samples and data generation procedure used in TARGET" in text
+    synthesis = {"cifar100": (f"{images}000", batch, None)}
+    for data, (said, size, rounds, steps) in (("domainnet", on_domainnet), ("imagenet_r", on_imagenet_r)):
+        made = int(rounds) * int(size)
+        # On ImageNet-R 40 rounds of 64 are not the 12,800 images that are said.
+        assert (made == int(said.replace(",", ""))) == (data == "domainnet")
+        synthesis[data] = (str(made), size, steps)
+    assert "generating synthetic images at the native  $32 \\times 32$  resolution and then applying resizing" in text
+    for row in frame[frame["row"].isin({*METHODS} - {"FedAvg", "FOT", "FedProTIP (-t)", "FedProTIP"})].itertuples():
+        keys = overrides(row.setting)
+        if row.method in ("glfc", "lga"):
+            wanted = (limited, on_few) if row.data == "imagenet_r" else (memory, rate)
+            assert (keys["method.memory"], keys["method.inversion.lr"]) == wanted
+        if row.method == "target":
+            knobs = tuple(keys.get(f"method.synthesis.{key}") for key in ("images", "batch", "g_steps"))
+            assert knobs == synthesis[row.data]
+        if row.method == "lander":
+            # On CIFAR-100 as its own paper has it.
+            knobs = tuple(keys.get(f"method.synthesis.{key}") for key in ("images", "batch", "g_steps"))
+            assert knobs == (synthesis[row.data] if row.data != "cifar100" else (None, None, None))
+            assert row.table == "Table 7" or left_to_us(row.setting)[0].endswith("random anchors")
+        no_key = ["images made at 32 pixels, then resized"] if row.table == "Table 7" else []
+        assert words_without_key(row.setting) == no_key
 
 
 def test_the_split_is_that_of_the_text(frame, text):

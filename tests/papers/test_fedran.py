@@ -184,4 +184,4 @@ def test_metric_and_data_say_what_the_headings_say(frame):
         else:
             assert (row.metric, row.unit) == ends[last]
         assert row.data == DATA.get(first, "" if first == "average" else "cifar100")
-        assert row.method == {"TARGET": "", "STSA": "stsa_e"}.get(row.row, "fedran")
+        assert row.method == {"TARGET": "target", "STSA": "stsa_e"}.get(row.row, "fedran")

@@ -217,11 +217,11 @@ def test_metrics_are_read_from_the_part_of_the_record_that_they_name(finished, r
     assert table.values.loc[0, f"{OURS} mean"] == np.mean(values)
 
 
-def test_fewer_than_420_printed_numbers_are_of_methods_that_are_not_here(everything):
+def test_fewer_than_200_printed_numbers_are_of_methods_that_are_not_here(everything):
     """Beside 105 of which the copy has lost whose they are; each such row is of no known method."""
     states = pd.concat([table.values[["paper", "table", "row", "method", "state"]] for table in everything])
     missing = states[states["state"] == NO_METHOD]
-    assert 0 < len(missing) < 420
+    assert 0 < len(missing) < 200
     assert (missing["method"] == NOTHING).all()
     ours = {name.replace("_", "") for name in NAMES}
     assert not [row for row in missing["row"].unique() if re.sub(r"\W", "", row.lower()) in ours]
@@ -324,11 +324,11 @@ def test_the_command_of_a_number_that_was_not_run_is_one_that_runs_it(everything
             assert settings_of(tuple(words)).method.name in command
 
 
-#: As methods.md lists them: of FedRAN's Table 4, Figure 6 and ViT text, and of STSA's Table 5.
+#: As the specification lists them: of FedRAN's Table 4, Figure 6 and ViT text, and of STSA's Table 5.
 DIGITS = {
     "fedran": "134.27 140.52 35.13 9.57 11.13 17.6 33.6 70.3 194.59 1.45 389.18 2.77 97.29 10.50 21.00"
     " 31.90 30.65 121.75",
-    "stsa": "955.6 60.1 95.4 4.77",
+    "stsa": "955.6 60.1 95.4 4.77 79047.9",
 }
 
 
@@ -349,6 +349,8 @@ def test_the_communication_tables_come_out_with_every_printed_digit_and_no_run(e
 def test_the_digits_are_those_of_the_specification():
     text = shared("design/methods.md").read_text()
     counts = text[text.index("## What the papers count") :]
+    # LANDER's stands with the method.
+    counts += shared("design/baselines/generative.md").read_text().replace("79,047.9", "79047.9")
     for number in " ".join(DIGITS.values()).split():
         assert re.search(rf"(?<![\d.]){re.escape(number.rstrip('0').rstrip('.'))}0*(?!\d)", counts), number
 

@@ -89,14 +89,9 @@ def _(method: CentredSketch, problem: Problem, classes_per_task: Sequence[int]) 
 
 @accounting.register(LANDER)
 def _(method: LANDER, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
-    # After the first task and down as well as up: the model of all classes so far in every round, and once a task all
-    # images that are kept, each with a byte for its label.
     network = method.build_network(problem)
     body, row = sum(value.numel() for value in network.state().values()), network.dimension + 1
-    side, images = method.start(problem).size, method.synthesis.kept if method.replays else 0
-    seen = itertools.accumulate(classes_per_task)
-    models = sum(2 * method.training.rounds * (body + row * classes) for classes in list(seen)[1:])
-    return {"stsa_mib": (4 * models + (len(classes_per_task) - 1) * images * (3 * side**2 + 1)) / MIB}
+    return {"stsa_mib": lander_mib(method, body, row, method.start(problem).size, classes_per_task)}
 
 
 def _both(
@@ -127,6 +122,23 @@ def stsa_e_values(M: int, classes: int, dummy_clients: int) -> int:
 def centred_sketch_values(M: int, rank: int, classes: int, centre: bool) -> int:
     """The centred sketch's V, sigma, class sums, counts (only where it centres) and noise."""
     return M * (rank + classes) + rank + 1 + (classes if centre else 0)
+
+
+def lander_mib(method: LANDER, body: int, row: int, side: int, classes_per_task: Sequence[int]) -> float:
+    """What a client of LANDER exchanges after the first task, down as well as up (MiB).
+
+    The model of all classes so far in every round, and once a task all images that are kept, with a byte per label.
+
+    Args:
+        body: values of the network without its head, the mapping to anchors in it.
+        row: values of the head for a class.
+        side: of the images, in pixels.
+        classes_per_task: c_t.
+    """
+    images = method.synthesis.kept if method.replays else 0
+    seen = list(itertools.accumulate(classes_per_task))
+    models = sum(2 * method.training.rounds * (body + row * classes) for classes in seen[1:])
+    return (4 * models + (len(seen) - 1) * images * (3 * side**2 + 1)) / MIB
 
 
 def rounds_mib(state: Iterable[torch.Tensor], rounds: int) -> float:

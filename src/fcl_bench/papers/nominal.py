@@ -9,7 +9,8 @@ import pandas as pd
 import torch
 
 from fcl_bench.data.splits.base import even_sizes
-from fcl_bench.papers.byte_conventions import accounting, rounds_mib
+from fcl_bench.methods.gradient.lander import LANDER
+from fcl_bench.papers.byte_conventions import accounting, lander_mib, rounds_mib
 from fcl_bench.papers.matching import overrides, settings_of, words_without_key
 from fcl_bench.papers.printed import lost_megabytes
 from fcl_bench.protocol.problem import Problem
@@ -39,6 +40,8 @@ def nominal(cell: pd.Series) -> float | None:
         # The paper divides by its rounded megabytes: TARGET's 31.90 would be 31.91.
         fedran = lost_megabytes().query("method == 'fedran'").set_index("data")["number"]
         return None if own is None else own / float(fedran[cell["data"]])
+    if cell["metric"] == "stsa_mib" and cell["method"] == "lander":
+        return _lander_mib(cell)
     return _counted(cell, cell["metric"]) if cell["metric"] in CONVENTIONS else None
 
 
@@ -88,17 +91,32 @@ def _target_mib(data: str) -> float:
     return _resnet18_mib(_classes(data), data == "cifar100", rounds=100)
 
 
+def _lander_mib(cell: pd.Series) -> float:
+    """LANDER's in STSA's Table 5, of a ResNet-18 with the stem for small images."""
+    settings = settings_of(overrides(cell))
+    method, width = settings.method, 512
+    assert isinstance(method, LANDER)
+    body = sum(tensor.numel() for tensor in _resnet18_state(0, True)) + (width + 1) * method.anchor_size
+    sizes = even_sizes(_classes(cell["data"]), settings.scalars.tasks)
+    return lander_mib(method, body, width + 1, 32, sizes)
+
+
 def _classes(data: str) -> int:
     return int(settings_of((f"data={data}",)).resolved["data"]["about"]["classes"])
 
 
-@functools.cache
 def _resnet18_mib(classes: int, small_images: bool, rounds: int) -> float:
-    """So many uploads of a ResNet-18's float32 state with its batch-norm buffers."""
+    """So many uploads of a ResNet-18's float32 state."""
+    return rounds_mib(_resnet18_state(classes, small_images), rounds)
+
+
+@functools.cache
+def _resnet18_state(classes: int, small_images: bool) -> tuple[torch.Tensor, ...]:
+    """Sizes alone: the weights and batch-norm buffers of a ResNet-18."""
     import timm
 
-    with torch.device("meta"):  # sizes only
+    with torch.device("meta"):
         network = timm.create_model("resnet18", num_classes=classes)
         if small_images:
             network.conv1 = torch.nn.Conv2d(3, 64, 3, bias=False)
-    return rounds_mib((tensor for tensor in network.state_dict().values() if tensor.is_floating_point()), rounds)
+    return tuple(tensor for tensor in network.state_dict().values() if tensor.is_floating_point())

@@ -29,7 +29,7 @@ from fcl_bench.linalg.finite import all_finite
 from fcl_bench.training.generators.batch_norm import Distance, InputStatistics, LayerStatistics
 from fcl_bench.training.generators.images import ImageGenerator, to_bytes
 from fcl_bench.training.generators.replay import ImagePool
-from fcl_bench.training.generators.student import agreement, reinitialised
+from fcl_bench.training.generators.student import agreement, opposition, reinitialised
 from fcl_bench.training.network import Network
 
 #: Of Adam's two averages.
@@ -198,8 +198,7 @@ class MetaInversion:
         if adversarial:
             with self._autocast():
                 said = self.student(shown).float()
-            agree = said.argmax(dim=1) == scores.argmax(dim=1)
-            loss = loss - knobs.adv * (agreement(said, scores, 1.0) * agree).mean()
+            loss = loss + knobs.adv * opposition(said, scores)
         return loss, layers
 
     def teach(self, images: torch.Tensor, labels: torch.Tensor) -> None:
