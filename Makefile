@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables quick results closed-form training heads gpu bench bench-compare bench-memory bench-scaling bench-training bench-heads bench-extraction bench-partitions test lint types clean
+.PHONY: run tables quick results closed-form training heads gpu bench bench-compare bench-memory bench-scaling bench-training bench-heads bench-generators bench-extraction bench-partitions test lint types clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -209,6 +209,10 @@ bench-training: $(VENV)/.run
 # Times FedAvg on cached features beside a plain autograd loop.
 bench-heads: $(VENV)/.run
 	$(BIN)/python benchmarks/head_training.py $(BENCH)
+
+# Times the making of synthetic images beside the bare passes of the same networks.
+bench-generators: $(VENV)/.run
+	$(BIN)/python benchmarks/generators.py $(BENCH)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist loadfile

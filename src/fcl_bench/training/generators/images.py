@@ -28,7 +28,7 @@ class ImageGenerator(nn.Module):
         size: side of the square images in pixels. If it is no multiple of 4, more is made and the centre is taken.
         output: sigmoid: pixels from 0 to 1; tanh: batch norm without parameters after it, so that images are on the
             scale of standardised ones, and biases in all convolutions.
-        eps: of the batch norm after the first convolution (MFCL: 0.8).
+        eps: of the batch norms after convolutions (MFCL: 0.8).
         width: channels of the first layers, 2 or more; 128 in all that is said above.
     """
 
