@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from fcl_bench.backbones.trainable import Trainable, frozen_names
 from fcl_bench.config import knob
-from fcl_bench.errors import require_memory
+from fcl_bench.errors import UserError, require_memory
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.methods.gradient.replay_head import MOMENTS, Gaussian
@@ -56,6 +56,18 @@ class GradientMethod(Method):
 
     def __post_init__(self) -> None:
         self.training.check(self.training_key)
+
+    def require_published(self, **only: str) -> None:
+        """Raise a `UserError` for a knob that has another value than the code has which `variant=published` is of.
+
+        Args:
+            only: the values of the method's knobs; `weighting` is that of `training`.
+        """
+        for name, wanted in only.items():
+            inside = name == "weighting"
+            key = f"{self.training_key}.{name}" if inside else f"method.{name}"
+            if (value := getattr(self.training if inside else self, name)) != wanted:
+                raise UserError(f"{key}={value} contradicts method.variant=published", f"{key}={wanted}")
 
     @property
     def trains_network(self) -> bool:

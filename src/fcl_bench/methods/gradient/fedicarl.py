@@ -270,12 +270,9 @@ class FediCaRL(GradientMethod):
                 f"method.replay_head={self.replay_head}: method.classify=nme uses no heads", "method.replay_head=none"
             )
         if self.published:
-            without = {"scope": "client", "choose": "herding", "loss": "ce_kd", "classify": "softmax"}
-            wanted = [(f"method.{name}", getattr(self, name), only) for name, only in without.items()]
-            wanted.append((f"{self.training_key}.weighting", self.training.weighting, "uniform"))
-            for key, value, only in wanted:
-                if value != only:
-                    raise UserError(f"{key}={value} contradicts method.variant=published", f"{key}={only}")
+            self.require_published(
+                scope="client", choose="herding", loss="ce_kd", classify="softmax", weighting="uniform"
+            )
 
     @property
     def published(self) -> bool:

@@ -198,16 +198,7 @@ class GLFC(GradientMethod):
         if self.reconstructs and not self.trains_network:
             raise UserError("method.on=features: method.proxy=reconstruct makes images", "method.proxy=none")
         if self.published:
-            wanted = [(f"method.{name}", getattr(self, name), only) for name, only in self.as_published().items()]
-            wanted.append((f"{self.training_key}.weighting", self.training.weighting, "uniform"))
-            for key, value, only in wanted:
-                if value != only:
-                    raise UserError(f"{key}={value} contradicts method.variant=published", f"{key}={only}")
-
-    @staticmethod
-    def as_published() -> dict[str, str]:
-        """The knobs that `variant=published` leaves no choice."""
-        return {"scope": "client", "signal": "entropy", "proxy": "reconstruct"}
+            self.require_published(scope="client", signal="entropy", proxy="reconstruct", weighting="uniform")
 
     @property
     def published(self) -> bool:

@@ -265,13 +265,7 @@ class LANDER(DataFreeMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.published:
-            for key, value, only in (
-                ("method.send", self.send, "images"),
-                ("method.final", self.final, "best"),
-                (f"{self.training_key}.weighting", self.training.weighting, "uniform"),
-            ):
-                if value != only:
-                    raise UserError(f"{key}={value} contradicts method.variant=published", f"{key}={only}")
+            self.require_published(send="images", final="best", weighting="uniform")
 
     @property
     def published(self) -> bool:

@@ -21,7 +21,6 @@ from torch.nn.functional import cross_entropy
 from fcl_bench.backbones.trainable import seeded
 from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Augment
-from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.data_free import DataFreeClient, DataFreeMethod, DataFreeServer
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
@@ -217,8 +216,8 @@ class TARGET(DataFreeMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.variant == "published" and self.send != "images":
-            raise UserError(f"method.send={self.send} contradicts method.variant=published", "method.send=images")
+        if self.variant == "published":
+            self.require_published(send="images")
 
     @property
     def images(self) -> int:

@@ -223,6 +223,8 @@ class AnchoredInversion:
         student = reinitialised(network)
         assert isinstance(student, MappedNetwork)
         self.student = student
+        #: What of it learns.
+        self._learning = [value for value in student.parameters() if value.requires_grad]
         self.mean, self.std = (torch.full((1, 3, 1, 1), value, device=self._device) for value in (_MEAN, _STD))
         self._distance = Distance()
 
@@ -248,7 +250,7 @@ class AnchoredInversion:
         """
         knobs = self._knobs
         self.generator.train().noisy.renew()
-        self.student.eval()
+        self.student.eval().requires_grad_(False)
         pixels = [value.requires_grad_() for value in (self.mean, self.std)]
         groups = [{"params": [*self.generator.parameters()], "lr": knobs.lr_g}, {"params": pixels, "lr": _PIXEL_RATE}]
         optimiser = torch.optim.Adam(groups, betas=_BETAS)
@@ -310,12 +312,14 @@ class AnchoredInversion:
             return
         pool = ImagePool(images, labels, int(torch.randint(2**62, ())), self._augment, self._standardise)
         optimiser = torch.optim.SGD(
-            [value for value in self.student.parameters() if value.requires_grad],
+            self._learning,
             lr=_STUDENT_RATE,
             momentum=_STUDENT_MOMENTUM,
             weight_decay=_STUDENT_DECAY,
         )
         self.student.train()
+        for value in self._learning:
+            value.requires_grad_(True)
         for _ in range(knobs.kd_steps):
             shown, _ = pool.next(self._lesson)
             with self._autocast():
