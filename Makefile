@@ -113,6 +113,16 @@ ADAPT := adapt.training.rounds=10 adapt.training.lr=0.1 adapt.training.batch_siz
 STATISTICS := $(BIN)/fcl-bench -m $(SMALL) seed=0,1,2 beta=0.1,1 method.M=1024
 TIP := method=fedprotip method.columns=64 method.theory=5 method.tip.route=sample,batch \
 	method.tip.references=learnt,updated
+# Fewer and smaller batches of images than by default, which are for a GPU: the generators are dearer than the network.
+TARGET_KNOBS := method=target method.synthesis.images=640 method.synthesis.batch=64 method.synthesis.warmup=2 \
+	method.synthesis.kd_steps=20 method.synthesis.lr_student=0.02
+LANDER_KNOBS := method=lander method.training.batch_size=64 method.training.momentum=0 \
+	method.training.schedule=constant method.anchor_size=128 method.synthesis.batch=32 method.synthesis.warmup=2 \
+	method.synthesis.batches=21 method.synthesis.g_steps=10 method.synthesis.kd_steps=10
+MFCL_KNOBS := method=mfcl method.training.batch_size=64 method.training.weight_decay=0.0005 \
+	method.training.schedule=constant method.training.weighting=samples method.synthetic=64 \
+	method.generator.width=32 method.generator.noise=100 method.generator.scale=0.5 method.generator.batch_size=64 \
+	method.generator.steps=200 method.generator.w_ie=5
 training: $(VENV)/.run
 	$(TRAIN) beta=0.1,1 method=finetune
 	$(TRAIN) beta=0.1,1 method=fot method.columns=64
@@ -128,6 +138,11 @@ training: $(VENV)/.run
 	$(TRAIN) beta=0.1 method=fedprox,feddyn,scaffold,moon,fedntd,feddisco,fedgen,fedewc,fedlwf
 	$(TRAIN) beta=0.1 method=feddyn method.reset=true
 	$(TRAIN) beta=0.1 method=fedicarl method.memory=200
+	$(TRAIN) beta=0.1 method=finetune method.loss_over=task
+	$(TRAIN) beta=0.1 $(TARGET_KNOBS)
+	$(TRAIN) beta=0.1 $(LANDER_KNOBS)
+	$(TRAIN) beta=0.1 $(MFCL_KNOBS)
+	$(TRAIN) beta=0.1 method=glfc,lga method.training.lr=0.5 method.memory=200 method.proxy=none
 	$(BIN)/fcl-tables --where data=cifar100 --where backbone=tiny --name training
 
 # Does the runs of docs/on_features.md and writes their tables and figures: about an hour on two cores.
