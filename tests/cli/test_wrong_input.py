@@ -101,7 +101,7 @@ BAD_INPUT = [
     ("wire.gram=half", "wire.gram=half is not known (choices: full, packed"),
     ("wire.columns=all", "wire.columns=all is not known (choices: held, task"),
     ("wire.projection=none", "wire.projection=none is not known (choices: matrix, seed"),
-    ("method=stsae", "did you mean stsa_e or stsa?"),
+    ("method=stsae", "did you mean stsa_e or stsa"),
     ("method=stsa method.gamma=-1", "method.gamma=-1.0 is out of range (a finite number, 0 or more)"),
     ("method=stsa method.rank=5", "unknown key method.rank"),
     ("method=stsa method.M=200000", "GiB for 4 matrices of 200000 x 200000"),

@@ -22,7 +22,7 @@ class Task:
     new_columns: range
     columns_seen: int
     columns: tuple[int, ...] = ()
-    classes: tuple[int, ...] = field(default=(), compare=False)
+    classes: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.columns:
