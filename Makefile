@@ -116,13 +116,13 @@ TIP := method=fedprotip method.columns=64 method.theory=5 method.tip.route=sampl
 # Fewer and smaller batches of images than by default, which are for a GPU: the generators are dearer than the network.
 TARGET_KNOBS := method=target method.synthesis.images=640 method.synthesis.batch=64 method.synthesis.warmup=2 \
 	method.synthesis.kd_steps=20 method.synthesis.lr_student=0.02
-LANDER_KNOBS := method=lander method.training.batch_size=64 method.training.momentum=0 \
+LANDER_KNOBS := method=lander method.training.batch_size=64 \
 	method.training.schedule=constant method.anchor_size=128 method.synthesis.batch=32 method.synthesis.warmup=2 \
 	method.synthesis.batches=21 method.synthesis.g_steps=10 method.synthesis.kd_steps=10
 MFCL_KNOBS := method=mfcl method.training.batch_size=64 method.training.weight_decay=0.0005 \
 	method.training.schedule=constant method.training.weighting=samples method.synthetic=64 \
 	method.generator.width=32 method.generator.noise=100 method.generator.scale=0.5 method.generator.batch_size=64 \
-	method.generator.steps=200 method.generator.w_ie=5
+	method.generator.steps=200
 training: $(VENV)/.run
 	$(TRAIN) beta=0.1,1 method=finetune
 	$(TRAIN) beta=0.1,1 method=fot method.columns=64
