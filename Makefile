@@ -116,8 +116,8 @@ TIP := method=fedprotip method.columns=64 method.theory=5 method.tip.route=sampl
 # Fewer and smaller batches of images than by default, which are for a GPU: the generators are dearer than the network.
 TARGET_KNOBS := method=target method.synthesis.images=640 method.synthesis.batch=64 method.synthesis.warmup=2 \
 	method.synthesis.kd_steps=20 method.synthesis.lr_student=0.02
-LANDER_KNOBS := method=lander method.training.batch_size=64 \
-	method.training.schedule=constant method.anchor_size=128 method.synthesis.batch=32 method.synthesis.warmup=2 \
+LANDER_KNOBS := method=lander method.training.batch_size=64 method.training.schedule=constant method.anchor_size=128 \
+	method.synthesis.batch=32 method.synthesis.warmup=2 \
 	method.synthesis.batches=21 method.synthesis.g_steps=10 method.synthesis.kd_steps=10
 MFCL_KNOBS := method=mfcl method.training.batch_size=64 method.training.weight_decay=0.0005 \
 	method.training.schedule=constant method.training.weighting=samples method.synthetic=64 \
@@ -140,6 +140,8 @@ training: $(VENV)/.run
 	$(TRAIN) beta=0.1 method=fedicarl method.memory=200
 	$(TRAIN) beta=0.1 method=finetune method.loss_over=task
 	$(TRAIN) beta=0.1 $(TARGET_KNOBS)
+	$(TRAIN) beta=0.1 $(LANDER_KNOBS) method.training.momentum=0
+	$(TRAIN) beta=0.1 $(LANDER_KNOBS) method.training.momentum=0 method.cur=0.55 method.pre=1.1
 	$(TRAIN) beta=0.1 $(LANDER_KNOBS)
 	$(TRAIN) beta=0.1 $(MFCL_KNOBS)
 	$(TRAIN) beta=0.1 method=glfc,lga method.training.lr=0.5 method.memory=200 method.proxy=none
