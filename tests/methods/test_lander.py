@@ -1,4 +1,4 @@
-"""LANDER: the client's loss against NumPy, its limits, the model that a task ends with, resumed runs, knobs."""
+"""LANDER: the client's loss against NumPy, its limits, the model that a task ends with."""
 
 from __future__ import annotations
 
@@ -11,22 +11,17 @@ import torch
 from numpy.testing import assert_allclose
 
 from fcl_bench.backbones.trainable import seeded
-from fcl_bench.config import typed_instance
-from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.lander import LANDER
-from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
-from fcl_bench.randomness import derived_seed
 from fcl_bench.training.anchors import MappedNetwork, random_anchors
 from fcl_bench.training.bounded import Bounded, Replaying, factors
-from fcl_bench.training.generators.anchored import Synthesis
 from fcl_bench.training.heads import Heads
-from tests.methods.classical_harness import SIZES, exchanged, federation, pictures, training
+from tests.methods.classical_harness import exchanged, federation, pictures, training
 from tests.methods.classical_oracle import softmax
 from tests.methods.harness import turn
+from tests.methods.lander_harness import fed, lander
 from tests.methods.training_harness import (
-    federation_of,
     image_shard,
     image_tasks,
     images_stream,
@@ -34,18 +29,7 @@ from tests.methods.training_harness import (
     learn_images,
     tiny_problem,
 )
-from tests.methods.whole_runs import assert_resumes, model_of, same
-
-SYNTHESIS = {"images": 20, "batch": 12, "warmup": 1, "batches": 2, "noise": 5, "g_steps": 2, "kd_steps": 2}
-
-
-def lander(knobs=None, synthesis=None, **own) -> LANDER:
-    return LANDER(
-        training(**(knobs or {})),
-        **{"anchor_size": 6, **own},
-        synthesis=Synthesis(**{**SYNTHESIS, **(synthesis or {})}),
-    )
-
+from tests.methods.whole_runs import model_of, same
 
 # The loss -------------------------------------------------------------------------------------------------------------
 
@@ -215,22 +199,6 @@ def test_the_teacher_holds_the_old_classes_on_the_images():
 # The model that a task ends with --------------------------------------------------------------------------------------
 
 
-def fed(server, task: Task, losses: list[list[float]], samples: list[int]):
-    """Rounds with uploads that add one to every number; what came into each round, and the end."""
-    came = []
-    for round_, of_clients in enumerate(losses):
-        broadcast = server.broadcast(task, round_)
-        came.append({name: value.clone() for name, value in server.sent.items()})
-        for client, loss in enumerate(of_clients):
-            upload = {name: value.double() + 1 for name, value in server.sent.items()}
-            upload["loss"] = torch.tensor([loss], dtype=torch.float64)
-            assert server.expects(task, round_).keys() == upload.keys()
-            server.absorb(client, Message(upload, broadcast.stage, samples=samples[client]))
-        server.finish_round()
-    server.finish_task()
-    return came, {name: value.clone() for name, value in server.network.state().items()}
-
-
 def test_a_task_ends_with_the_model_that_came_into_the_round_of_the_lowest_total_loss():
     server = lander({"rounds": 4}).server(tiny_problem())
     tasks = [Task(0, range(2), 2), Task(1, range(2, 4), 4)]
@@ -284,122 +252,3 @@ def test_the_loss_that_travels_is_the_incoming_models_on_the_first_epoch():
     assert float(upload["loss"][0]) == pytest.approx(float(expected.detach()), rel=1e-5)
     assert upload["loss"].dtype == torch.float32
     assert client._objective is None
-
-
-# Runs -----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("knobs", [{}, {"send": "generator"}], ids=str)
-def test_a_resumed_run_is_an_uninterrupted_one(knobs):
-    method = lander({"fraction": 0.7, "rounds": 3}, **knobs)
-    whole, _ = assert_resumes(lambda: federation_of(method, tiny_problem(), pictures()), step=3)
-    assert len(whole.server.ended_with) == len(SIZES)
-
-
-def test_a_run_that_stops_before_its_best_round_is_over_knows_the_best(tmp_path):
-    """The state between rounds holds the best model so far."""
-    server = lander({"rounds": 3}).server(tiny_problem())
-    task = Task(0, range(2), 2)
-    server.start_task(task)
-    came, _ = fed(server, task, [[1.0], [2.0]], [4])
-    state = {name: value.clone() for name, value in server.state_dict().items()}
-    assert same({name: state[f"best.{name}"] for name in came[0]}, came[0])
-    again = lander({"rounds": 3}).server(tiny_problem())
-    again.load_state_dict(state)
-    again.start_task(task)
-    again.broadcast(task, 2)
-    again.absorb(0, Message({**again.sent, "loss": torch.tensor([3.0])}, samples=4))
-    again.finish_round()
-    assert same(again.network.state(), came[0])
-    assert again.ended_with == [0]
-
-
-def test_anchors_are_by_column_in_whatever_order_a_checkpoint_has_them():
-    """By name, the tenth task's come before the second's."""
-    method = lander(pre=0.0)
-    server = method.server(tiny_problem())
-    for index in range(12):
-        server.start_task(Task(index, range(index, index + 1), index + 1))
-    expected = random_anchors(range(12), 6, derived_seed(0, "anchors") % 2**62)
-    assert torch.equal(server.all_anchors(), expected)
-    again = method.server(tiny_problem())
-    again.load_state_dict(dict(sorted(server.state_dict().items())))
-    assert torch.equal(again.all_anchors(), expected)
-
-
-def test_classes_may_come_back_and_clients_come_late():
-    """The third task has a class of the first again; client 2 comes with the second task."""
-    tasks = pictures()
-    tasks[2] = [(images, torch.where(labels == 5, 0, labels)) for images, labels in tasks[2]]
-    tasks[2] = [(images, torch.where(labels == 6, 5, labels)) for images, labels in tasks[2]]
-    ours = federation(lander(), tasks)
-    assert [tuple(a.shape) for a in ours.server.anchors.values()] == [(3, 6), (2, 6), (1, 6)]
-    assert ours.server.made["images"].shape == (20, 3, 8, 8)
-    assert ours.server.made["labels"].max() == 4
-    assert all(bool(torch.isfinite(value).all()) for value in model_of(ours).values())
-
-
-def test_the_prediction_needs_no_mapping():
-    server = learn_images(lander(), tiny_problem(), pictures()[:1])
-    assert not any(name.startswith("mapping") for name in server.model())
-    assert any(name.startswith("mapping") for name in server.network.state())
-
-
-def test_anchors_of_a_file_are_by_the_data_sets_classes(tmp_path):
-    path = tmp_path / "anchors.npz"
-    rows = np.arange(60, dtype=np.float32).reshape(10, 6)
-    np.savez(path, anchors=rows)
-    method = lander(anchors=str(path))
-    method.check(tiny_problem(), [3, 2])
-    server = method.server(tiny_problem())
-    server.start_task(Task(0, range(3), 3, classes=(7, 0, 9)))
-    assert server.anchors["anchors.0"].tolist() == rows[[7, 0, 9]].tolist()
-    server.method.pre = 0.0
-    with pytest.raises(UserError, match=r"method\.anchors=.* has 10 anchors, none for class 12"):
-        server.start_task(Task(1, range(3, 5), 5, classes=(3, 12)))
-    with pytest.raises(UserError, match=r"method\.anchors=.* has 10 anchors \(one for each of 11 classes\)"):
-        method.check(tiny_problem(), [6, 5])
-    with pytest.raises(UserError, match=r"method\.anchor_size=512: .* 6 numbers \(method\.anchor_size=6\)"):
-        lander(anchors=str(path), anchor_size=512).check(tiny_problem(), [3])
-
-
-# Knobs ----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        {"radius": -1},
-        {"ltc": None},
-        {"cur": 0},
-        {"pre": -1},
-        {"anchor_size": 0},
-        {"anchors": " "},
-        {"final": "first"},
-        {"send": "features"},
-        {"synthesis": {"batch": 1}},
-        {"synthesis": {"g_steps": 0}},
-    ],
-    ids=str,
-)
-def test_wrong_knobs_name_the_key(knobs):
-    with pytest.raises(UserError, match=rf"method\.{next(iter(knobs))}"):
-        typed_instance(LANDER, knobs, "method")
-
-
-@pytest.mark.parametrize(
-    ("knobs", "told"),
-    [
-        ({}, r"method\.training\.weighting=samples contradicts method\.variant=published"),
-        ({"final": "last"}, r"method\.final=last contradicts"),
-        ({"send": "generator"}, r"method\.send=generator contradicts"),
-    ],
-)
-def test_what_contradicts_the_published_variant_is_told(knobs, told):
-    with pytest.raises(UserError, match=told):
-        typed_instance(LANDER, {"variant": "published", **knobs}, "method")
-
-
-def test_features_are_refused():
-    with pytest.raises(UserError, match=r"method\.on=features: method=lander makes images"):
-        LANDER(on="features").check(tiny_problem(), [2])

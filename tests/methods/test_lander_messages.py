@@ -21,7 +21,7 @@ from fcl_bench.training.anchors import random_anchors
 from fcl_bench.training.generators.anchored import AnchoredGenerator, Synthesis
 from tests.methods.classical_harness import SIZES, federation, training
 from tests.methods.harness import turn
-from tests.methods.test_lander import lander
+from tests.methods.lander_harness import lander
 from tests.methods.training_harness import image_shard, tiny_problem
 from tests.methods.whole_runs import model_of
 

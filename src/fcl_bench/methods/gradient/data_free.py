@@ -8,8 +8,8 @@ teacher, and clients train on their own samples and on synthetic ones. Clients k
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -83,12 +83,12 @@ class DataFreeServer(DataFreeHalf, GradientServer):
         self._synthetic = 0
         self._notices = Notices(log)
 
+    @abstractmethod
     def synthesise(self, task: Task) -> None:
         """Set `made`, from `network`: the last task's model, in evaluation mode, without gradients of its weights.
 
         Torch's generators are seeded. What it makes is of the columns 0 to `task.new_columns.start` - 1.
         """
-        raise NotImplementedError
 
     def samples_to_show(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(count, 3, size, size) uint8 of what was made, and their columns; the same at every call."""
@@ -152,9 +152,6 @@ class DataFreeMethod(GradientMethod):
         loss_over: as in any gradient method; here the task's own classes by default, since the teacher holds the old.
         send: what goes to the clients: images, or the generator, of which they draw images themselves.
     """
-
-    client_half: ClassVar[type[GradientClient]] = DataFreeClient
-    server_half: ClassVar[type[GradientServer]] = DataFreeServer
 
     loss_over: str = knob("task", choices=("seen", "task"))
     send: str = knob("images", choices=("images", "generator"))
