@@ -83,7 +83,7 @@ def read_anchors(path: str, key: str) -> torch.Tensor:
     """
     told, wanted = (
         f"{key}={path}",
-        "random, or a .npz or .safetensors file with a matrix `anchors`, or a vector a class",
+        "random, or a .npz or .safetensors file with a matrix `anchors`, or a vector per class",
     )
     file = Path(path).expanduser()
     if file.suffix not in _SUFFIXES:
