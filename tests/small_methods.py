@@ -17,6 +17,8 @@ from fcl_bench.training.knobs import Training
 
 #: A network and a training of a second or two; what it learns is not asked here.
 TRAINING = ("backbone=tiny", "backbone.width=4", "method.training.rounds=2", "method.training.epochs=1")
+#: The same with a vision transformer.
+TRANSFORMER = (*TRAINING, "backbone.architecture=vit")
 #: A generator of images that takes a second or two.
 _SMALL_GENERATOR = ("method.generator.width=8", "method.generator.noise=8", "method.generator.steps=3")
 #: The same of a method that reconstructs images.
@@ -26,7 +28,8 @@ _INVERTING = (
     "method.inversion.iterations=2",
     "method.inversion.images=2",
 )
-#: Overrides of a short run; of a method without an entry none, and of one that trains, `TRAINING`.
+#: Overrides of a short run; of a method without an entry none, and of one that trains, `TRAINING` or
+#: `TRANSFORMER`.
 _SHORT = {
     "fedran": ("method.M=96", "method.rank=20", "method.complement=floor"),
     "ds_al": ("method.M=96",),
@@ -81,6 +84,11 @@ def trains(name: str) -> bool:
     return issubclass(class_of(name), GradientMethod)
 
 
+def architecture(name: str) -> str:
+    """Of the tiny network that the method trains in tests."""
+    return "vit" if trains(name) and class_of(name).inside_transformers else "conv"
+
+
 def made(name: str, **knobs: Any) -> Method:
     """The method with these knobs, and else its defaults, but for what would take long."""
     return class_of(name)(**{**_QUICK.get(name, {}), **knobs})
@@ -88,7 +96,8 @@ def made(name: str, **knobs: Any) -> Method:
 
 def short_run(name: str) -> tuple[str, ...]:
     """The overrides of a short run of this method."""
-    return (f"method={name}", *_SHORT.get(name, TRAINING if trains(name) else ()))
+    usual = TRANSFORMER if architecture(name) == "vit" else TRAINING if trains(name) else ()
+    return (f"method={name}", *_SHORT.get(name, usual))
 
 
 def unlisted(names: Collection[str]) -> list[Method]:

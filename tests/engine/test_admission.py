@@ -35,7 +35,7 @@ from fcl_bench.training.knobs import Training
 from tests.methods.harness import problem_of
 from tests.methods.test_fedprotip_tip import UPDATED
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
-from tests.small_methods import unlisted
+from tests.small_methods import architecture, unlisted
 
 Change = Callable[[Message], Message]
 
@@ -320,7 +320,8 @@ LISTED = {method.name for method in [*CLOSED_FORM.values(), *(method for method,
 @pytest.mark.parametrize("method", unlisted(LISTED), ids=lambda method: method.name)
 def test_uploads_of_methods_that_are_new_in_conf_are_admitted(method):
     if method.trains_network:
-        problem, tasks = tiny_problem(), image_tasks(np.random.default_rng(0), [3, 2, 2], SIZES)
+        problem = tiny_problem(architecture=architecture(method.name))
+        tasks = image_tasks(np.random.default_rng(0), [3, 2, 2], SIZES)
     else:
         problem, tasks = problem_of(6), feature_tasks(0, [5, 2, 3], SIZES)
     assert federation_of(method, problem, tasks).run(lambda _: None).tasks_done == 3

@@ -16,7 +16,7 @@ from fcl_bench.protocol.problem import TestBatch
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
 from tests.methods.whole_runs import assert_resumes, feature_problem, learnt, model_of, same
-from tests.small_methods import NAMES, class_of, made, trains
+from tests.small_methods import NAMES, architecture, class_of, made, trains
 from tests.small_runs import interrupted_in, run_in
 
 SIZES = [[9, 6, 0], [8, 1, 7], [6, 6, 6]]
@@ -26,7 +26,7 @@ def training(**knobs) -> Training:
     return Training(**{"rounds": 2, "epochs": 1, "batch_size": 4, "lr": 0.05, **knobs})
 
 
-SMALL = [name for name in NAMES if trains(name) and name != "joint_training"]
+SMALL = [name for name in NAMES if trains(name) and name != "joint_training" and architecture(name) == "conv"]
 
 
 @pytest.mark.parametrize("name", SMALL)

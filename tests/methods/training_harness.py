@@ -33,11 +33,16 @@ Seen = Callable[[int, Message, Message], object]
 
 
 def tiny_problem(
-    size: int = 8, width: int = 4, seed: int = 0, wire: str = "float32", dtype: torch.dtype = torch.float64
+    size: int = 8,
+    width: int = 4,
+    seed: int = 0,
+    wire: str = "float32",
+    dtype: torch.dtype = torch.float64,
+    architecture: str = "conv",
 ) -> Problem:
-    """Of a `Tiny` network: 4 stages, 4 `width` features."""
+    """Of a `Tiny` network: 4 stages or, of architecture vit, 4 blocks; 8 `width` features."""
     split = image_split([0, 1], ArrayImages(np.zeros((2, size, size), dtype=np.uint8)))
-    network = Tiny(width, size).trainable(Dataset("made", split, split), seed)
+    network = Tiny(width, size, architecture).trainable(Dataset("made", split, split), seed)
     return Problem(network.dimension, seed, dtype, CPU, WireFormat(WIRE_DTYPES[wire]), network)
 
 

@@ -22,10 +22,10 @@ from fcl_bench.training.samples import Samples
 from fcl_bench.training.trainer import Trainer, rows
 from tests.methods.training_harness import CPU, feature_tasks, federation_of
 from tests.methods.whole_runs import assert_resumes, feature_problem, model_of, same
-from tests.small_methods import NAMES, class_of, trains
+from tests.small_methods import NAMES, architecture, class_of, trains
 
 D = 6
-METHODS = [name for name in NAMES if trains(name)]
+METHODS = [name for name in NAMES if trains(name) and architecture(name) == "conv"]
 SETTINGS = {
     "plain": {},
     "momentum, decay": {"momentum": 0.9, "weight_decay": 0.01},

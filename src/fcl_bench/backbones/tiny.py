@@ -1,4 +1,4 @@
-"""A small convolutional network for tests and demonstrations on a CPU."""
+"""Small networks for tests and demonstrations on a CPU: a convolutional one, and a vision transformer."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.backbones.trainable import Trainable, copies, seeded, weights_hash
 from fcl_bench.config import knob
 from fcl_bench.data.sources.base import Dataset
+from fcl_bench.errors import UserError
 from fcl_bench.randomness import derived_seed
 
 log = logging.getLogger(__name__)
@@ -24,20 +25,28 @@ log = logging.getLogger(__name__)
 _HALF = (0.5, 0.5, 0.5)
 #: Images from this side on are halved three times, smaller ones twice.
 _LARGE = 16
+#: Patches of a vision transformer from left to right.
+_PATCHES = 4
 
 
 @dataclass
 class Tiny(Backbone):
-    """Four times convolution, batch norm and ReLU, then global average pooling: d = 8 `width` features.
+    """A network of thousands of weights, from scratch, with d = 8 `width` features.
+
+    `conv` is four times convolution, batch norm and ReLU, then global average pooling. `vit` is timm's vision
+    transformer with four blocks on 16 patches, its output that of the class token.
 
     Args:
-        width: channels of the first stage; the others have 2, 4 and 8 times as many.
+        width: of `conv`, channels of the first stage, the others having 2, 4 and 8 times as many; of `vit`, an eighth
+            of the tokens' dimension.
         size: side of the square images that it sees; None: the shorter side of the first training image.
+        architecture: conv, vit.
     """
 
     name: ClassVar[str] = "tiny"  # type: ignore[misc]  # a timm network's name is a knob, this one is not
     width: int = knob(32, least=1)
     size: int | None = knob(None, least=1)
+    architecture: str = knob("conv", choices=("conv", "vit"), added=True)
 
     @property
     def draws_weights(self) -> bool:
@@ -57,7 +66,7 @@ class Tiny(Backbone):
         require_images(self.name, dataset)
         size = self.size or _shorter_side(dataset)
         with seeded(derived_seed(seed, "network")):
-            body = _body(self.width, size)
+            body = (_transformer if self.architecture == "vit" else _body)(self.width, size)
         return Trainable(
             name=self.name,
             build=copies(body),
@@ -67,7 +76,7 @@ class Tiny(Backbone):
             std=_HALF,
             stages=tuple(name for name, _ in body.named_children() if name.startswith("stage")),
             identity={
-                "backbone": self.name,
+                "backbone": self.name if self.architecture == "conv" else f"{self.name} {self.architecture}",
                 "width": str(self.width),
                 "weights": weights_hash(body),
                 "size": str(size),
@@ -81,6 +90,22 @@ def _shorter_side(dataset: Dataset) -> int:
     inputs = dataset.train.inputs
     assert not isinstance(inputs, np.ndarray)
     return min(inputs[0].size)
+
+
+def _transformer(width: int, size: int) -> nn.Module:
+    """Images (b, 3, size, size) to features (b, 8 width), by 4 x 4 patches and heads of dimension 16 or less."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    if size % _PATCHES:
+        raise UserError(
+            f"backbone.architecture=vit: images of {size} pixels are not {_PATCHES} patches wide",
+            f"backbone.size={_PATCHES * -(-size // _PATCHES)}, to which they are resized",
+        )
+    dimension = 8 * width
+    heads = max(1, dimension // 16)
+    return VisionTransformer(
+        img_size=size, patch_size=size // _PATCHES, embed_dim=dimension, depth=4, num_heads=heads, num_classes=0
+    )
 
 
 def _body(width: int, size: int) -> nn.Sequential:

@@ -38,13 +38,17 @@ class Network(torch.nn.Module):
         self.stages = start.stages
         self._size = start.size
         self._called: set[str] | None = None
-        self.body = start.build()
+        self.put_body(start.build())
         # Says where the network is, even of a body without parameters; no part of its state.
         self.register_buffer("_here", torch.empty(0), persistent=False)
         self.heads = torch.nn.ModuleList()
+        self._frozen: set[str] = set()
+
+    def put_body(self, body: torch.nn.Module) -> None:
+        """Take `body`, such as the first one with prompts in it; what of it requires no gradient never trains."""
+        self.body = body
         #: Parameters that stay as everyone has them from the start.
         self.never_trains = {name for name, value in self.named_parameters() if not value.requires_grad}
-        self._frozen: set[str] = set()
 
     def grow(self, sizes: list[int], seed: int) -> None:
         """Add heads until there is one of each of `sizes`; new weights are uniform in +-1/sqrt(d), biases 0.

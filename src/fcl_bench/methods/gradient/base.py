@@ -18,6 +18,7 @@ from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network, feature_start
+from fcl_bench.training.vit.blocks import transformer_blocks
 
 
 @dataclass
@@ -37,6 +38,7 @@ class GradientMethod(Method):
     Attributes:
         client_half, server_half: what `client` and `server` make.
         training_key: where the user sets `training`, for messages.
+        inside_transformers: whether it puts something into a frozen vision transformer, and so takes no other network.
         keeps_teacher: whether clients get the last task's model, to be held to what it knew (`GradientClient.teacher`).
     """
 
@@ -44,6 +46,7 @@ class GradientMethod(Method):
     server_half: ClassVar[type[GradientServer]] = GradientServer
     resumes_within_tasks: ClassVar[bool] = True
     training_key: ClassVar[str] = "method.training"
+    inside_transformers: ClassVar[bool] = False
     keeps_teacher: ClassVar[bool] = False
 
     training: Training = field(default_factory=Training)
@@ -84,12 +87,32 @@ class GradientMethod(Method):
         """A new network before its first head, the same at every call; a method may add prompts or adapters to it."""
         return Network(self.start(problem))
 
+    def grow(self, network: Network, sizes: list[int], seed: int) -> None:
+        """Give the network what the tasks so far bring, the same in both halves: a head each; a method may add to it.
+
+        Args:
+            network: with what earlier tasks brought.
+            sizes: classes of each task's head.
+            seed: of the new weights.
+        """
+        network.grow(sizes, seed)
+
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         start = self.start(problem)
+        if self.inside_transformers:
+            self._check_transformer(start)
         frozen_names(start.build(), start.stages, self.frozen_stages)
         if self.replay_head == "gaussian" and self.gaussian.covariance == "full":
             size = 8 * sum(classes_per_task) * start.dimension**2
             require_memory("method.gaussian.covariance=full", size, "the covariances of all classes")
+
+    def _check_transformer(self, start: Trainable) -> None:
+        transformer_blocks(start.build(), self.name, start.name)
+        what = f"method={self.name} trains a part of its own inside the network, and nothing else of it"
+        if self.on == "features":
+            raise UserError(f"method.on=features: {what}", "method.on=images")
+        if self.frozen_stages:
+            raise UserError(f"method.frozen_stages={self.frozen_stages}: {what}", "method.frozen_stages=0")
 
     def stages(self, task: Task) -> list[str]:
         """The ledger's stages of a task's rounds, in order: those of the model, and others before or after them."""

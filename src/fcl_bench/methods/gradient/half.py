@@ -61,6 +61,6 @@ class Half:
     def prepare(self, heads: Heads) -> None:
         """Give the network its heads so far, and freeze what the task of the last one does not train."""
         if len(self.network.heads) < len(heads.columns):
-            self.network.grow(heads.sizes, head_seed(self.problem))
+            self.method.grow(self.network, heads.sizes, head_seed(self.problem))
         task = len(heads.columns) - 1
         self.network.freeze(self.method.frozen(self.network, self.start.stages, task, heads.reused))

@@ -241,7 +241,7 @@ class GradientServer(Half, Server):
         self.columns = parts(state.get("head_columns", torch.arange(sum(sizes))), sizes)
         told = "task_sizes" in state
         self.tasks = parts(state["task_columns"], state["task_sizes"].tolist()) if told else list(self.columns)
-        self.network.grow(self.heads.sizes, head_seed(self.problem))
+        self.method.grow(self.network, self.heads.sizes, head_seed(self.problem))
         own = self.network.state_dict()
         self.network.load({name: value for name, value in state.items() if name in own})
         on_device = {name: value.to(self.problem.device) for name, value in state.items()}

@@ -1,0 +1,1 @@
+"""What trains beside the frozen weights of a vision transformer: prompts, and low-rank updates."""

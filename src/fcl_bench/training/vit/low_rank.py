@@ -1,0 +1,122 @@
+"""Low-rank updates of frozen linear layers (LoRA; Hu et al., 2022), a new one for each task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from fcl_bench.errors import UserError, choices
+from fcl_bench.training.vit.blocks import dimension_of
+
+#: Where an update can go in a block: the module's path, and which third of its output (None: all of it).
+_PLACES: dict[str, tuple[str, int | None]] = {
+    "q": ("attn.qkv", 0),
+    "k": ("attn.qkv", 1),
+    "v": ("attn.qkv", 2),
+    "qkv": ("attn.qkv", None),
+    "proj": ("attn.proj", None),
+    "fc1": ("mlp.fc1", None),
+    "fc2": ("mlp.fc2", None),
+}
+
+
+class LowRank(nn.Module):
+    """y = x W' + b + sum_t s_t x A_t' B_t', where W and b are frozen; A_t (r, i) and B_t (o, r) are of task t.
+
+    B_t is zero at first, so that a new task starts from the layer as it was; A_t is uniform as Kaiming has it,
+    in +-1/sqrt(i), drawn by a seed.
+
+    Args:
+        linear: the layer W (O, i), b; it no longer trains.
+        parts: the rows of the output that have updates of their own, by name: (begin, end), o of them.
+
+    Attributes:
+        A, B: the factors, by `factor_name`.
+        scales: s_t of each task; a task that is not there has 1.
+    """
+
+    def __init__(self, linear: nn.Linear, parts: Mapping[str, tuple[int, int]]) -> None:
+        super().__init__()
+        self.linear = linear.requires_grad_(False)
+        self.parts = dict(parts)
+        self.A, self.B = nn.ParameterDict(), nn.ParameterDict()
+        self.scales: dict[int, float] = {}
+        self.tasks = 0
+
+    def grow(self, rank: int, generator: torch.Generator) -> None:
+        """Add an update of this rank for the next task, A drawn by the generator on the CPU."""
+        device, inputs = self.linear.weight.device, self.linear.in_features
+        for part, (begin, end) in self.parts.items():
+            drawn = torch.rand(rank, inputs, generator=generator)
+            name = factor_name(part, self.tasks)
+            self.A[name] = nn.Parameter(((2 * drawn - 1) / math.sqrt(inputs)).to(device))
+            self.B[name] = nn.Parameter(torch.zeros(end - begin, rank, device=device))
+        self.tasks += 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., i) to (..., O)."""
+        y = self.linear(x)
+        active = [(task, scale) for task in range(self.tasks) if (scale := self.scales.get(task, 1.0))]
+        if not active:
+            return y
+        for part, (begin, end) in self.parts.items():
+            # The sum over the tasks is one update whose rank is that of all together.
+            A = torch.cat([self.A[factor_name(part, task)] for task, _ in active])
+            B = torch.cat([scale * self.B[factor_name(part, task)] for task, scale in active], dim=1)
+            update = nn.functional.linear(nn.functional.linear(x, A), B)
+            if (begin, end) == (0, y.shape[-1]):
+                y = y + update
+            else:
+                y = torch.cat([y[..., :begin], y[..., begin:end] + update, y[..., end:]], dim=-1)
+        return y
+
+    def delta(self, part: str, task: int) -> torch.Tensor:
+        """(o, i) what a task adds to the rows of W, B_t A_t."""
+        name = factor_name(part, task)
+        return self.B[name] @ self.A[name]
+
+
+def factor_name(part: str, task: int) -> str:
+    """Of a task's factors in `LowRank.A` and `LowRank.B`."""
+    return f"{part}_{task}"
+
+
+def add_low_rank(blocks: Sequence[nn.Module], targets: Sequence[str], layers: Sequence[int]) -> dict[str, LowRank]:
+    """Put a `LowRank` in the place of each linear layer that a target names, without an update as yet.
+
+    Args:
+        blocks: of a ViT (`transformer_blocks`).
+        targets: of q, k, v, qkv, proj, fc1, fc2.
+        layers: the blocks, from 0.
+
+    Returns:
+        By the layer's path from the blocks, such as "0.attn.qkv".
+
+    Raises:
+        UserError: for an unknown target, or one that is named twice, as q and qkv name the same rows.
+    """
+    for target in targets:
+        if target not in _PLACES:
+            raise UserError(
+                f"method.targets={list(targets)}: {target} is no linear layer of a block", choices(_PLACES, target)
+            )
+    if len(set(targets)) < len(targets) or ("qkv" in targets and {"q", "k", "v"} & set(targets)):
+        raise UserError(f"method.targets={list(targets)} names a layer twice", "q, k and v, or qkv")
+    found: dict[str, LowRank] = {}
+    for layer in layers:
+        for path in dict.fromkeys(_PLACES[target][0] for target in targets):
+            linear = blocks[layer].get_submodule(path)
+            assert isinstance(linear, nn.Linear)
+            parts = {t: _rows(t, linear, blocks[layer]) for t in targets if _PLACES[t][0] == path}
+            made = found[f"{layer}.{path}"] = LowRank(linear, parts)
+            parent, _, name = path.rpartition(".")
+            setattr(blocks[layer].get_submodule(parent), name, made)
+    return found
+
+
+def _rows(target: str, linear: nn.Linear, block: nn.Module) -> tuple[int, int]:
+    third, d = _PLACES[target][1], dimension_of(block) if target in ("q", "k", "v") else 0
+    return (0, linear.out_features) if third is None else (third * d, (third + 1) * d)

@@ -1,0 +1,109 @@
+"""A frozen vision transformer whose prompts are chosen, or mixed, by what it says of the image without any."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from fcl_bench.training.vit.prefix import PrefixAttention
+
+
+class Prompts(nn.Module, ABC):
+    """The prompts of a method: parameters that grow with the tasks, and how an image's are made of them.
+
+    Everything that trains lies here, the ViT itself being frozen.
+
+    Attributes:
+        layers: the blocks, from 0, that take a prompt.
+        tasks: how many tasks `grow` has made room for.
+        penalty: a term of the loss, as a scalar, of the last forward pass; 0 without one.
+    """
+
+    layers: tuple[int, ...]
+    penalty: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks = 0
+        self.penalty = torch.zeros(())
+
+    @abstractmethod
+    def grow(self, seed: int) -> None:
+        """Add the parameters of task `self.tasks`, drawn by the seed, on the device of the others; and count it."""
+
+    @abstractmethod
+    def forward(self, queries: torch.Tensor) -> Mapping[int, torch.Tensor]:
+        """The prompt of each layer that takes one, for images with those queries.
+
+        In train mode of the last task's prompts where the method knows the task, in evaluation mode of all so far.
+
+        Args:
+            queries: (b, d), constants.
+
+        Returns:
+            (b, L, d), or (1, L, d) for the same in all images; see `PrefixAttention`.
+        """
+
+    @abstractmethod
+    def old(self) -> set[str]:
+        """Names of the parameters of the tasks before the last, which no longer train."""
+
+
+class PromptedViT(nn.Module):
+    """Images (b, 3, size, size) to features (b, d) under their prompts.
+
+    The query of an image is its features without a prompt, q(x). It costs a forward pass without gradients, unless
+    `expect` says beforehand what it is.
+
+    Args:
+        vit: timm's, without classifier; it no longer trains, and stays in evaluation mode.
+        prompts: of the method; `prompts.layers` are blocks that it has.
+    """
+
+    def __init__(self, vit: nn.Module, prompts: Prompts) -> None:
+        super().__init__()
+        self.vit = vit.requires_grad_(False)
+        self.prompts = prompts
+        blocks = vit.blocks
+        assert isinstance(blocks, nn.Sequential)
+        self._attention = {layer: PrefixAttention(blocks[layer].attn) for layer in prompts.layers}  # type: ignore[arg-type]
+        for layer, attention in self._attention.items():
+            blocks[layer].attn = attention
+        self._expected: torch.Tensor | None = None
+
+    @property
+    def penalty(self) -> torch.Tensor:
+        """What the last forward pass adds to the loss, a scalar."""
+        return self.prompts.penalty
+
+    def train(self, mode: bool = True) -> PromptedViT:
+        """As any module, but for the ViT."""
+        super().train(mode)
+        self.vit.eval()
+        return self
+
+    def expect(self, queries: torch.Tensor | None) -> None:
+        """Say what the queries (b, d) of the next forward pass's images are; None: they are to be computed."""
+        self._expected = queries
+
+    @torch.no_grad()
+    def queries(self, images: torch.Tensor) -> torch.Tensor:
+        """(b, d) the features without any prompt."""
+        return self._under({}, images)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        expected, self._expected = self._expected, None
+        queries = self.queries(images) if expected is None else expected
+        return self._under(self.prompts(queries), images)
+
+    def _under(self, prompts: Mapping[int, torch.Tensor], images: torch.Tensor) -> torch.Tensor:
+        for layer, attention in self._attention.items():
+            attention.prefix = prompts.get(layer)
+        try:
+            return self.vit(images)
+        finally:
+            for attention in self._attention.values():
+                attention.prefix = None
