@@ -27,6 +27,8 @@ NAMED = {
     ("afl", "Table 1, gradient"): "afl_table1_gradient",
     ("afl", "Table 2, gradient"): "afl_table2_gradient",
     ("stsa", "Table 1, gradient"): "stsa_table1_gradient",
+    ("stsa", "Table 2, gradient"): "stsa_table2_gradient",
+    ("stsa", "Table 3, gradient"): "stsa_table3_gradient",
     ("stsa", "Table 4, gradient"): "stsa_table4_gradient",
     ("stsa", "Table 5, gradient"): "stsa_table5_gradient",
 }
@@ -34,7 +36,7 @@ NAMED = {
 CLOSED_FORM = ("afl", "stsa")
 #: What a printed setting says in words that no key of ours can say; such cells have no run.
 NO_KEY = (
-    *("linear: without ReLU", "task ", "first stage by", "a sketch as wide as the layer", "average over"),
+    *("linear: without ReLU", "task ", "a sketch as wide as the layer", "average over"),
     "images made at 32 pixels",
 )
 #: What it leaves open, by its words: the keys that may have any value.
