@@ -56,8 +56,12 @@ class CodaPrompt(PromptMethod):
     def prompted_layers(self) -> dict[str, list[int]]:
         return {"method.layers": self.layers}
 
+    #: Whether softmax(A_m) takes the place of A_m, as in some public code.
+    softmax: ClassVar[bool] = False
+
     def prompts(self, dimension: int) -> CodaPrompts:
-        return CodaPrompts(tuple(self.layers), self.components, self.length, dimension, self.orthogonality)
+        layers = tuple(self.layers)
+        return CodaPrompts(layers, self.components, self.length, dimension, self.orthogonality, self.softmax)
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)

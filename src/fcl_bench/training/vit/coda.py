@@ -38,7 +38,7 @@ class CodaPrompts(Prompts):
         dimension: d.
         orthogonality: lambda_o of the penalty lambda_o sum_layers sum_{X in A, K, P} mean((X X' - I)^2) in training,
             X being the rows of all tasks so far; 0: none.
-        softmax: whether softmax(A_m), over d, is what weighs the query, in place of A_m.
+        softmax: whether softmax(A_m), over d, weighs the query in the place of A_m.
 
     Attributes:
         A, K, P: the parameters, by `group_name`.
@@ -79,6 +79,10 @@ class CodaPrompts(Prompts):
         names = [group_name(layer, task) for task in range(self.tasks if tasks is None else tasks)]
         return Components(*(torch.cat([group[name] for name in names]) for group in (self.A, self.K, self.P)))
 
+    def group(self, task: int) -> torch.Tensor:
+        """The prompts P of a task's components, of all layers, as one vector."""
+        return torch.cat([self.P[group_name(layer, task)].flatten() for layer in self.layers])
+
     def forward(self, queries: torch.Tensor) -> dict[int, torch.Tensor]:
         components = {layer: self.of(layer) for layer in self.layers}
         self.penalty = self._penalty(components) if self.training and self._orthogonality else torch.zeros(())
@@ -117,9 +121,7 @@ def unlike_orthonormal(rows: torch.Tensor) -> torch.Tensor:
     return (rows @ rows.T - torch.eye(len(rows), dtype=rows.dtype, device=rows.device)).square().mean()
 
 
-def orthonormal_rows(
-    count: int, dimension: int, old: torch.Tensor | None, generator: torch.Generator
-) -> torch.Tensor:
+def orthonormal_rows(count: int, dimension: int, old: torch.Tensor | None, generator: torch.Generator) -> torch.Tensor:
     """(count, dimension) random rows, orthonormal and orthogonal to the rows `old`: Gram-Schmidt, in float64.
 
     Where fewer dimensions are left, the rows beyond them are random and of length 1, and orthogonal to nothing.
