@@ -140,7 +140,7 @@ class CPrompt(CodaPrompt):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.variant == "published":
-            self.require_published(contrast="features", orthogonality=0.0)
+            self.require_published(contrast="features", orthogonality=0)
 
     @property
     def softmax(self) -> bool:  # type: ignore[override]
