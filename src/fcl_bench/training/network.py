@@ -75,10 +75,8 @@ class Network(torch.nn.Module):
 
     def classifier(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(L, d) weights and (L,) biases: linear scores of features whose largest is that of the logits."""
-        state = self.heads.state_dict()
-        weight, bias = (
-            torch.cat([state[f"{head}.{kind}"] for head in range(len(self.heads))]) for kind in ("weight", "bias")
-        )
+        state, heads = self.heads.state_dict(), range(len(self.heads))
+        weight, bias = (torch.cat([state[f"{head}.{kind}"] for head in heads]) for kind in ("weight", "bias"))
         return weight, bias
 
     def called_layers(self) -> list[tuple[str, torch.nn.Module]]:

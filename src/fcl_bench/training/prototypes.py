@@ -37,5 +37,5 @@ class PrototypeNetwork(Network):
 
     def classifier(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The nearest prototype is that of the largest z . w_c - ||w_c||^2 / 2."""
-        weight = torch.cat([parameter for parameter in self.heads.parameters()]).detach()
+        weight = torch.cat(list(self.heads.parameters())).detach()
         return weight, -weight.square().sum(dim=1) / 2
