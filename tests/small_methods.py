@@ -56,6 +56,8 @@ _SHORT = {
     "mfcl": (*TRAINING, *_SMALL_GENERATOR, "method.synthetic=8"),
     "glfc": _INVERTING,
     "lga": (*_INVERTING, "method.proxy_init=0"),
+    # The tiny transformer has no fifth block.
+    **{name: (*TRANSFORMER, "method.layers=[0,1]", "method.components=3") for name in ("coda_prompt", "cprompt")},
 }
 #: Knobs that make such methods quick where a test makes the method itself.
 _QUICK: dict[str, dict[str, Any]] = {
@@ -65,6 +67,7 @@ _QUICK: dict[str, dict[str, Any]] = {
         "synthesis": anchored.Synthesis(batch=8, noise=8, warmup=1, batches=1, g_steps=2, kd_steps=2),
     },
     **{name: {"inversion": Inversion(perturbation=2, iterations=2, images=2)} for name in ("glfc", "lga")},
+    **{name: {"layers": [0, 1], "components": 3} for name in ("coda_prompt", "cprompt")},
 }
 
 

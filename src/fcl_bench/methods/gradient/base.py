@@ -60,7 +60,7 @@ class GradientMethod(Method):
     def __post_init__(self) -> None:
         self.training.check(self.training_key)
 
-    def require_published(self, **only: str) -> None:
+    def require_published(self, **only: str | float) -> None:
         """Raise a `UserError` for a knob that has another value than the code has which `variant=published` is of.
 
         Args:

@@ -61,7 +61,12 @@ class PromptedViT(nn.Module):
     Args:
         vit: timm's, without classifier; it no longer trains, and stays in evaluation mode.
         prompts: of the method; `prompts.layers` are blocks that it has.
+
+    Attributes:
+        asked: (b, d) the queries of the last forward pass.
     """
+
+    asked: torch.Tensor
 
     def __init__(self, vit: nn.Module, prompts: Prompts) -> None:
         super().__init__()
@@ -92,14 +97,15 @@ class PromptedViT(nn.Module):
     @torch.no_grad()
     def queries(self, images: torch.Tensor) -> torch.Tensor:
         """(b, d) the features without any prompt."""
-        return self._under({}, images)
+        return self.under({}, images)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         expected, self._expected = self._expected, None
-        queries = self.queries(images) if expected is None else expected
-        return self._under(self.prompts(queries), images)
+        self.asked = self.queries(images) if expected is None else expected
+        return self.under(self.prompts(self.asked), images)
 
-    def _under(self, prompts: Mapping[int, torch.Tensor], images: torch.Tensor) -> torch.Tensor:
+    def under(self, prompts: Mapping[int, torch.Tensor], images: torch.Tensor) -> torch.Tensor:
+        """The features (b, d) under these prompts, by layer."""
         for layer, attention in self._attention.items():
             attention.prefix = prompts.get(layer)
         try:
