@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fcl_bench.data.sources.base import Source
     from fcl_bench.data.splits.base import TaskSplit
     from fcl_bench.protocol.method import Method
-    from fcl_bench.runs.adapt import FedAvgAdaptation, NoAdaptation
+    from fcl_bench.runs.adapt import FirstStage, NoAdaptation
 
 #: Each group's choice names its class in `_target_`; the class is a dataclass of the choice's knobs.
 GROUPS = ("method", "backbone", "data", "split", "partition", "adapt")
@@ -162,7 +162,7 @@ class Settings:
     data: Source
     split: TaskSplit
     partition: Partition
-    adapt: NoAdaptation | FedAvgAdaptation
+    adapt: NoAdaptation | FirstStage
     resolved: dict[str, Any]
 
     @property

@@ -1,4 +1,4 @@
-"""First-stage adaptation (STSA 4.1): the first task trains the network by FedAvg; then it is frozen for good."""
+"""First-stage adaptation (STSA 4.1): the first task trains the network, by FedAvg say; then it is frozen for good."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar, Protocol, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,11 @@ from fcl_bench.engine.metrics import metrics
 from fcl_bench.engine.reports import Exchanged
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.files import locked
+from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.gradient.half import head_seed
+from fcl_bench.methods.gradient.server import GradientServer
+from fcl_bench.protocol.problem import Problem
 from fcl_bench.runs.folder import identity_hash
 from fcl_bench.runs.plan import Plan
 from fcl_bench.runs.run_json import Adaptation
@@ -34,11 +38,20 @@ _SCHEMA = 1
 STAGE = "adaptation"
 
 
-@dataclass
-class FirstStage(FineTune):
-    """FedAvg, whose knobs the user sets at `adapt.training`."""
+class FirstStage(Protocol):
+    """What `adapt=...` names, unless it is `none`."""
 
-    training_key: ClassVar[str] = "adapt.training"
+    name: ClassVar[str]
+    trains_network: ClassVar[bool]
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        """Raise a `UserError` for knobs that this problem rules out, before any work is done."""
+
+    def method(self) -> GradientMethod:
+        """What trains the first task."""
+
+    def identity(self) -> dict[str, object]:
+        """Everything of it that determines the result."""
 
 
 @dataclass
@@ -47,6 +60,16 @@ class NoAdaptation:
 
     name: ClassVar[str] = "none"
     trains_network: ClassVar[bool] = False
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        """There is nothing to rule out."""
+
+
+@dataclass
+class _FedAvg(FineTune):
+    """FedAvg, whose knobs the user sets at `adapt.training`."""
+
+    training_key: ClassVar[str] = "adapt.training"
 
 
 @dataclass
@@ -68,6 +91,15 @@ class FedAvgAdaptation:
 
     def __post_init__(self) -> None:
         self.training.check("adapt.training")
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        """Any network does."""
+
+    def method(self) -> GradientMethod:
+        return _FedAvg(training=self.training)
+
+    def identity(self) -> dict[str, object]:
+        return {"revision": FineTune.revision, "training": asdict(self.training)}
 
 
 @dataclass(frozen=True)
@@ -111,8 +143,7 @@ def adaptation_identity(plan: Plan) -> dict[str, object]:
     return {
         **{key: whole[key] for key in kept},
         "wire_dtype": str(plan.problem.wire.dtype),
-        "revision": FineTune.revision,
-        "training": asdict(_training(plan)),
+        **_stage(plan).identity(),
         "network": plan.identity,
         "data_fingerprint": plan.dealt.dataset.fingerprint,
         "device": environment.device_kind(plan.problem.device),
@@ -135,8 +166,7 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
         saved = checkpoint.load()
         hit = saved is not None and saved[0]["tasks_done"] == 1
         none = torch.empty(0, dtype=torch.uint8)
-        training, dealt = _training(plan), plan.dealt
-        method = FirstStage(training=training)
+        method, dealt = _stage(plan).method(), plan.dealt
         stream = dealt.stream
         first = replace(stream, tasks=stream.tasks[:1], train=stream.train[:1], test=stream.test[:1])
         train, test = (none, none) if hit else images()
@@ -146,15 +176,16 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
             federation.restore(*saved)
             log.info("adaptation: %s", "taken over" if hit else f"going on after round {saved[0]['rounds_done']}")
         state = federation.run(lambda done: checkpoint.save(*done.save()), plan.settings.scalars.checkpoint_rounds)
-    ledger = state.ledger
+    ledger, server = state.ledger, cast(GradientServer, federation.server)
     ledger.rename_stages(STAGE)
     accuracy = metrics(state.answers["correct"], np.array([len(first.test[0])]))["accuracy"][0]
     network = method.build_network(plan.problem)
-    network.load({name: value for name, value in federation.server.state_dict().items() if name.startswith("body.")})
+    method.grow(network, server.heads.sizes, head_seed(plan.problem))
+    network.load({name: value for name, value in server.network.state().items() if name.startswith("body.")})
     body = network.body.eval().requires_grad_(False)
     return Adapted(body, ledger, accuracy, time.perf_counter() - begin, hit)
 
 
-def _training(plan: Plan) -> Training:
-    assert isinstance(plan.settings.adapt, FedAvgAdaptation)
-    return plan.settings.adapt.training
+def _stage(plan: Plan) -> FirstStage:
+    assert not isinstance(plan.settings.adapt, NoAdaptation)
+    return plan.settings.adapt

@@ -53,7 +53,7 @@ def print_record(record: RunRecord, folder: str) -> None:
     if rounds := record.get("rounds"):  # older runs lack it
         console.print(_rounds(rounds))
     if record["adaptation"]:
-        console.print(_adaptation(record["adaptation"]))
+        console.print(_adaptation(record["adapt"], record["adaptation"]))
     console.print(_communication(record["communication"]))
     if record.get("client_storage_bytes"):
         console.print(_storage(record))
@@ -126,7 +126,7 @@ def _metrics(record: RunRecord) -> Table:
     return screen_table(f"Over the stream{protocol}", ("metric", *ways), rows)
 
 
-def _adaptation(adaptation: Adaptation) -> Table:
+def _adaptation(choice: str, adaptation: Adaptation) -> Table:
     """The first stage, whose bytes and seconds are in no other table."""
     origin = "taken over" if adaptation["cache_hit"] else "this run"
     rows = {
@@ -137,7 +137,7 @@ def _adaptation(adaptation: Adaptation) -> Table:
         "clients, together": f"{adaptation['client_seconds']:.2f} s",
         "server": f"{adaptation['server_seconds']:.2f} s",
     }
-    return screen_table(f"First stage: FedAvg on the first task ({origin})", ("", "value"), rows.items())
+    return screen_table(f"First stage: the first task by adapt={choice} ({origin})", ("", "value"), rows.items())
 
 
 def _theory(bounds: list[dict[str, float | None]]) -> Table:

@@ -60,23 +60,33 @@ class Network(torch.nn.Module):
         return any(isinstance(module, _NORMS) for module in self.modules())
 
     def grow(self, sizes: list[int], seed: int) -> None:
-        """Add heads until there is one of each of `sizes`; new weights are uniform in +-1/sqrt(d), biases 0.
+        """Add heads until there is one of each of `sizes`.
 
         Args:
             sizes: classes of each task so far.
             seed: of the new weights of every head.
         """
         for task in range(len(self.heads), len(sizes)):
-            # Not its own initial weights: they would come from everyone's generator.
-            with warnings.catch_warnings():
-                # A task without a new class has a head without a row, which torch finds worth a warning.
-                warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
-                head = torch.nn.utils.skip_init(torch.nn.Linear, self.dimension, sizes[task])
-            with torch.no_grad():
-                drawn = torch.rand(head.weight.shape, generator=torch.Generator().manual_seed(seed + task))
-                head.weight.copy_((2 * drawn - 1) / self.dimension**0.5)
-                head.bias.zero_()
-            self.heads.append(head.to(self.device))
+            self.heads.append(self.new_head(sizes[task], seed + task).to(self.device))
+
+    def new_head(self, classes: int, seed: int) -> torch.nn.Module:
+        """Features (n, d) to scores (n, classes), on the CPU: weights are uniform in +-1/sqrt(d), biases 0."""
+        # Not its own initial weights: they would come from everyone's generator.
+        with warnings.catch_warnings():
+            # A task without a new class has a head without a row, which torch finds worth a warning.
+            warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
+            head = torch.nn.utils.skip_init(torch.nn.Linear, self.dimension, classes)
+        with torch.no_grad():
+            drawn = torch.rand(head.weight.shape, generator=torch.Generator().manual_seed(seed))
+            head.weight.copy_((2 * drawn - 1) / self.dimension**0.5)
+            head.bias.zero_()
+        return head
+
+    def classifier(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(L, d) weights and (L,) biases: linear scores of features whose largest is that of the logits."""
+        state, heads = self.heads.state_dict(), range(len(self.heads))
+        weight, bias = (torch.cat([state[f"{head}.{kind}"] for head in heads]) for kind in ("weight", "bias"))
+        return weight, bias
 
     def called_layers(self) -> list[tuple[str, torch.nn.Module]]:
         """The convolutions and linear layers of the body that a forward pass calls, with their names."""

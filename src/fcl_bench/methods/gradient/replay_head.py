@@ -136,11 +136,7 @@ class ReplayHead:
             heads: which classes they score.
             seed: of the draws and of the order of the steps.
         """
-        trained = network.state_dict()
-        weight, bias = (
-            torch.cat([trained[f"heads.{head}.{kind}"] for head in range(len(network.heads))]).clone()
-            for kind in ("weight", "bias")
-        )
+        weight, bias = (value.clone() for value in network.classifier())
         self.weight, self.bias = weight, bias
         if not self.known:
             return

@@ -215,10 +215,7 @@ class GradientServer(Half, Server):
         own = {} if heads.plain else {"head_columns": torch.tensor(heads.logits)}
         weight, bias = self.replay.weight, self.replay.bias
         if weight is None or bias is None:
-            weight, bias = (
-                torch.cat([state[f"heads.{head}.{kind}"] for head in range(len(self.columns))])
-                for kind in ("weight", "bias")
-            )
+            weight, bias = self.network.classifier()
         return {
             "W": weight.T,
             "bias": bias,

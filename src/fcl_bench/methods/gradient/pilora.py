@@ -1,0 +1,313 @@
+"""PILoRA: prototype-guided incremental LoRA (Guo, Zhu, Liu, Zhang, Liu, ECCV 2024).
+
+Inside a frozen ViT, task t trains a low-rank update B_t A_t of the queries and of the values (`layers`, `rank`), on top
+of those of earlier tasks, whose sum applies; and a prototype w_c of each class in the place of class weights. With the
+features z and the distances D_c = sqrt(||z - w_c||^2 / d) a client minimises, over the batch and q and v,
+
+    CE(-D, y) + pull mean D_y + sparsity sum ||A_t||_1 + orthogonality sum_{i<t} sum |A_i A_t'|,
+
+-D over the classes seen. The class is argmin_c D_c. The server averages the updates by samples. A prototype it weighs
+by how near the clients' are to the mean features m_j of the class, which the clients j with samples of it send: with
+r_k = 1 / sum_j ||w_k - m_j||, brought to 0..1 over the clients, the weights are softmax(r / temperature).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.linalg.gram import class_sums
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.client import GradientClient
+from fcl_bench.methods.gradient.half import MODEL
+from fcl_bench.methods.gradient.server import GradientServer
+from fcl_bench.protocol.expected import Expectation, numbers, real
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.task import Task
+from fcl_bench.randomness import derived_seed
+from fcl_bench.training.heads import Heads
+from fcl_bench.training.knobs import Training
+from fcl_bench.training.network import Network
+from fcl_bench.training.objective import Objective
+from fcl_bench.training.prototypes import PrototypeNetwork
+from fcl_bench.training.vit.blocks import require_layers, transformer_blocks
+from fcl_bench.training.vit.low_rank import LowRank, add_low_rank, factor_name
+
+#: The fields of an upload beside the model: (d, c) mean features of the task's classes, (c,) 1 for those it has.
+MEANS, PRESENT = "class_means", "present"
+#: How much two sums of distances differ, relative to the larger, that differ by rounding only.
+_EQUAL = 1e-6
+
+
+def low_rank_layers(network: Network) -> dict[str, LowRank]:
+    """The network's layers with low-rank updates, by their paths."""
+    return {path: module for path, module in network.named_modules() if isinstance(module, LowRank)}
+
+
+def overlap(layers: list[LowRank]) -> torch.Tensor:
+    """sum_{i<t} sum |A_i A_t'|, t being the last task, of all parts of the layers."""
+    total = torch.zeros(())
+    for layer in layers:
+        *old, last = range(layer.tasks)
+        for part in layer.parts:
+            before = torch.cat([layer.A[factor_name(part, task)] for task in old])
+            total = (before @ layer.A[factor_name(part, last)].T).abs().sum() + total
+    return total
+
+
+def size(layers: list[LowRank]) -> torch.Tensor:
+    """||A_t||_1, t being the last task, of all parts of the layers."""
+    own = [layer.A[factor_name(part, layer.tasks - 1)] for layer in layers for part in layer.parts]
+    return torch.stack([factor.abs().sum() for factor in own]).sum()
+
+
+def prototype_weights(distances: torch.Tensor, temperature: float) -> torch.Tensor:
+    """(K,) the weights of K clients' prototypes of one class; uniform where nothing tells them apart.
+
+    Args:
+        distances: (K,) 1 / r_k, the sums of the distances of each from all means.
+        temperature: of the softmax.
+    """
+    least, most = distances.min(), distances.max()
+    if most - least <= _EQUAL * most:
+        return torch.full_like(distances, 1 / len(distances))
+    # (r - min r) / (max r - min r), also where a prototype is the mean itself and r infinite.
+    near = least * (most - distances) / (distances * (most - least))
+    return torch.softmax(torch.where(distances == least, 1.0, near) / temperature, dim=0)
+
+
+class PILoRAObjective(Objective):
+    """The loss. It also adds up the features that training sees, by class.
+
+    Args:
+        heads: the network's.
+        method: the knobs.
+
+    Attributes:
+        sums: (d, c) of the features of each of the task's classes.
+        counts: (c,) how many these are.
+    """
+
+    def __init__(self, heads: Heads, method: PILoRA, dimension: int, device: torch.device) -> None:
+        super().__init__(heads, method.loss_over, method.frozen_heads)
+        self._method = method
+        self._columns = torch.tensor(heads.task, device=device)
+        self.sums = torch.zeros(dimension, len(heads.task), device=device)
+        self.counts = torch.zeros(len(heads.task), device=device)
+
+    def loss(self, network: Network, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        features, method = network.body(inputs), self._method
+        if method.reweighting == "distances":
+            self._note(features.detach(), labels)
+        loss = self.score_loss(network.logits(features), labels, inputs)
+        layers = list(low_rank_layers(network).values())
+        if method.sparsity:
+            loss = loss + method.sparsity * size(layers)
+        if method.orthogonality and layers[0].tasks > 1:
+            loss = loss + method.orthogonality * overlap(layers)
+        return loss
+
+    def score_loss(self, scores: torch.Tensor, labels: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        loss = super().score_loss(scores, labels, inputs)
+        if not self._method.pull:
+            return loss
+        competing, places = self.competing(scores, labels)
+        return loss - self._method.pull * competing.gather(1, places.unsqueeze(1)).mean()
+
+    def _note(self, features: torch.Tensor, labels: torch.Tensor) -> None:
+        places = torch.searchsorted(self._columns, labels)
+        self.sums += class_sums(features.to(self.sums.dtype), places, len(self.counts))
+        self.counts += torch.nn.functional.one_hot(places, len(self.counts)).sum(dim=0)
+
+    def means(self) -> torch.Tensor:
+        """(d, c) the means; 0 of a class without a sample."""
+        return self.sums / self.counts.clamp(min=1)
+
+
+class PILoRAClient(GradientClient):
+    """Trains the task's updates and prototypes, and sends the mean features beside them."""
+
+    method: PILoRA
+    #: Of the turn at hand: every turn makes its own.
+    _objective: PILoRAObjective
+
+    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+        heads = Heads.from_message(broadcast)
+        self._objective = PILoRAObjective(heads, self.method, self.network.dimension, self.problem.device)
+        return self._objective
+
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        upload, kept = super().update(shard, broadcast, state)
+        if broadcast.stage != MODEL or self.method.reweighting == "none":
+            return upload, kept
+        told = {MEANS: self._objective.means(), PRESENT: (self._objective.counts > 0).to(torch.uint8)}
+        return replace(upload, tensors={**upload, **told}, per_class=[*upload.per_class, MEANS]), kept
+
+
+class PILoRAServer(GradientServer):
+    """Averages the updates, and weighs the prototypes by their distances to the clients' means."""
+
+    method: PILoRA
+
+    def __init__(self, method: PILoRA, problem: Problem) -> None:
+        super().__init__(method, problem)
+        #: What clients sent in the round at hand.
+        self._sent: list[Message] = []
+        self._means = 0
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        self._apply()
+
+    def _apply(self) -> None:
+        """As published, the model that is tested has the first task's update alone."""
+        if self.method.variant == "published":
+            for layer in low_rank_layers(self.network).values():
+                layer.scales = dict.fromkeys(range(1, layer.tasks), 0.0)
+
+    @property
+    def _reweighs(self) -> bool:
+        return self.stage == MODEL and self.method.reweighting == "distances"
+
+    def expects(self, task: Task, round_: int) -> Expectation:
+        fields, c = super().expects(task, round_), len(self.tasks[-1])
+        if not self._reweighs:
+            return fields
+        return {**fields, MEANS: real(self.network.dimension, c), PRESENT: numbers(c, below=2)}
+
+    def objection(self, upload: Message) -> str:
+        if self._reweighs:
+            if not bool(upload[PRESENT].any()):
+                return "it has no class"
+            if bool(upload[MEANS][:, upload[PRESENT] == 0].any()):
+                return "it has the mean of a class and no sample of it"
+        return super().objection(upload)
+
+    def absorb(self, client: int, upload: Message) -> None:
+        super().absorb(client, upload)
+        if self._reweighs:
+            names = [MEANS, PRESENT, *(name for name in self.sent if name.startswith("heads."))]
+            self._sent.append(Message({name: upload[name].clone() for name in names}))
+            self._means += int(upload[PRESENT].sum())
+
+    def finish_round(self) -> None:
+        if self._sent:
+            for head, columns in enumerate(self.columns):
+                if (name := f"heads.{head}.weight") in self.sent:
+                    self._sums[name] = self._weight * self._reweighted(name, columns)
+        self._sent = []
+        super().finish_round()
+
+    def _reweighted(self, name: str, columns: tuple[int, ...]) -> torch.Tensor:
+        """(c, d) the new prototypes of a head, in float64."""
+        theirs = torch.stack([upload[name] for upload in self._sent]).double()
+        means = torch.stack([upload[MEANS] for upload in self._sent]).double()
+        present = torch.stack([upload[PRESENT] for upload in self._sent]).bool()
+        mean = []
+        for row, column in enumerate(columns):
+            weights = theirs.new_full((len(theirs),), 1 / len(theirs))
+            if column in self.tasks[-1]:
+                place = self.tasks[-1].index(column)
+                known = means[present[:, place], :, place]
+                far = torch.cdist(theirs[:, row], known, compute_mode="donot_use_mm_for_euclid_dist").sum(dim=1)
+                weights = prototype_weights(far, self.method.temperature)
+            mean.append(weights @ theirs[:, row])
+        return torch.stack(mean) if mean else theirs[0]
+
+    def report(self) -> dict[str, Any]:
+        """`class_means`: how many means of one client's class the server was told, all rounds together."""
+        return {**super().report(), MEANS: self._means}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {**super().state_dict(), MEANS: torch.tensor(self._means)}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        self._means = int(state[MEANS])
+        self._apply()
+
+
+@dataclass
+class PILoRA(GradientMethod):
+    """Knobs of PILoRA.
+
+    Args:
+        training: as of every gradient method; `lr` is of the low-rank updates, `rates.heads` of the prototypes.
+        frozen_heads: whether the prototypes of old tasks stay as they are; here they do.
+        rank: r, of the updates.
+        layers: the blocks that have them, from 0.
+        targets: which of a block's linear layers: q, k, v, qkv, proj, fc1, fc2.
+        pull: weight of the distance from the own class's prototype.
+        sparsity: weight of the absolute values of the task's A.
+        orthogonality: weight of the overlap of the task's A with those of earlier tasks.
+        reweighting: what the server weighs prototypes by: distances, none (as the updates; no means are sent).
+        temperature: of the former.
+        variant: working; published, the authors' code, in whose tested model only the first task's update applies.
+    """
+
+    name: ClassVar[str] = "pilora"
+    client_half = PILoRAClient
+    server_half = PILoRAServer
+    inside_transformers: ClassVar[bool] = True
+
+    training: Training = field(
+        default_factory=lambda: Training(
+            rounds=30,
+            epochs=10,
+            optimizer="adam",
+            lr=1e-5,
+            rates={"heads": 2e-3},
+            weight_decay=1e-5,
+            schedule="cosine",
+        )
+    )
+    frozen_heads: bool = True
+    rank: int = knob(4, least=1)
+    layers: list[int] = knob(lambda: [0], least=0)
+    targets: list[str] = knob(lambda: ["q", "v"])
+    pull: float = knob(0.001, least=0)
+    sparsity: float = knob(0.01, least=0)
+    orthogonality: float = knob(0.5, least=0)
+    reweighting: str = knob("distances", choices=("distances", "none"))
+    temperature: float = knob(0.2, above=0)
+    variant: str = knob("working", choices=("working", "published"))
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
+        start = self.start(problem)
+        body = start.build()
+        blocks = transformer_blocks(body, self.name, start.name)
+        require_layers("method.layers", self.layers, len(blocks))
+        add_low_rank(blocks, self.targets, self.layers)
+
+    def build_network(self, problem: Problem) -> Network:
+        start = self.start(problem)
+        network = PrototypeNetwork(start)
+        body = network.body.requires_grad_(False)
+        add_low_rank(transformer_blocks(body, self.name, start.name), self.targets, self.layers)
+        network.put_body(body)
+        return network
+
+    def grow(self, network: Network, sizes: list[int], seed: int) -> None:
+        for place, layer in enumerate(low_rank_layers(network).values()):
+            while layer.tasks < len(sizes):
+                drawn = derived_seed(seed, "low rank", layer.tasks, place) % 2**62
+                layer.grow(self.rank, torch.Generator().manual_seed(drawn))
+        super().grow(network, sizes, seed)
+
+    def frozen(
+        self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
+    ) -> set[str]:
+        old = {
+            f"{path}.{kind}.{factor_name(part, before)}"
+            for path, layer in low_rank_layers(network).items()
+            for kind in "AB"
+            for part in layer.parts
+            for before in range(task)
+        }
+        return super().frozen(network, stages, task, reused) | old

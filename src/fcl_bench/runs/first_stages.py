@@ -1,0 +1,67 @@
+"""First stages by methods that train a part of their own inside a frozen network: its low-rank updates, its prompts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import ClassVar, cast
+
+from fcl_bench.errors import UserError
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.pilora import PILoRA
+from fcl_bench.methods.gradient.replay_head import Gaussian
+from fcl_bench.protocol.problem import Problem
+
+
+@contextmanager
+def _keys_of_adapt() -> Iterator[None]:
+    """A method's messages name its keys where the user has set them, at `adapt`."""
+    try:
+        yield
+    except UserError as error:
+        what, remedy = (re.sub(r"\bmethod(?=[.=])", "adapt", text) for text in (error.what, error.remedy))
+        raise UserError(what, remedy) from error
+
+
+@dataclass
+class MethodStage:
+    """A method that trains the first task alone; its knobs are those of `adapt`.
+
+    It comes before the method among the bases. What has no meaning in a first task, or for features, is no knob here.
+    """
+
+    trains_network: ClassVar[bool] = True
+    training_key: ClassVar[str] = "adapt.training"
+    frozen_stages: ClassVar[int] = 0
+    frozen_heads: ClassVar[bool] = True
+    loss_over: ClassVar[str] = "seen"
+    on: ClassVar[str] = "images"
+    replay_head: ClassVar[str] = "none"
+    gaussian: ClassVar[Gaussian] = Gaussian()
+
+    def __post_init__(self) -> None:
+        with _keys_of_adapt():
+            super().__post_init__()  # type: ignore[misc]  # the method's
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        """As the method has it."""
+        with _keys_of_adapt():
+            super().check(problem, classes_per_task)  # type: ignore[misc]  # the method's
+
+    def method(self) -> GradientMethod:
+        return cast(GradientMethod, self)
+
+    def identity(self) -> dict[str, object]:
+        """The method and its knobs."""
+        method = self.method()
+        return {"method": method.name, "revision": method.revision, **asdict(self)}
+
+
+@dataclass
+class PILoRAAdaptation(MethodStage, PILoRA):
+    """PILoRA's first task: its low-rank updates are part of the frozen network, its prototypes are dropped."""
+
+    orthogonality: ClassVar[float] = 0.0  # type: ignore[misc]  # knobs of the method, constants here
+    variant: ClassVar[str] = "working"  # type: ignore[misc]
