@@ -1,12 +1,15 @@
-"""What each layer of a network gets to see: the activation columns from which subspaces are extracted."""
+"""What each layer of a network gets to see: activation columns for subspaces, and Gram matrices of all inputs."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
+from fcl_bench.environment import exact_kernels
+from fcl_bench.linalg.gram import add_gram, gram
 from fcl_bench.linalg.subspace import gather_columns
 from fcl_bench.training.network import Network
 from fcl_bench.training.trainer import FORWARD_BATCH, Trainer
@@ -66,6 +69,56 @@ def layer_columns(
         for hook in hooks:
             hook.remove()
     return {name: tap.columns() for name, tap in taps.items()}
+
+
+@torch.inference_mode()
+def layer_grams(
+    trainer: Trainer,
+    network: Network,
+    batches: Iterable[torch.Tensor],
+    layers: Mapping[str, torch.nn.Module],
+    diagonal: Collection[str] = (),
+) -> dict[str, torch.Tensor]:
+    """X'X (i, i) of the inputs X (rows, i) of linear layers, one row per image or token, in float64.
+
+    Args:
+        trainer: runs the network, in evaluation mode.
+        network: with the weights to look at.
+        batches: images (b, 3, h, w) uint8; a batch's activations are all that is ever held.
+        layers: modules of its body, by names of the caller's. `HEADS`, with any module, stands for the features.
+        diagonal: names of those of which only the diagonal (i,) is wanted.
+
+    Returns:
+        By those names; a layer that was never called is not among them.
+    """
+    sums: dict[str, torch.Tensor] = {}
+
+    def take(name: str, inputs: torch.Tensor) -> None:
+        X = inputs.reshape(-1, inputs.shape[-1]).double()
+        if name in diagonal:
+            sums[name] = sums.get(name, 0) + X.square().sum(dim=0)
+        elif name in sums:
+            add_gram(sums[name], X)
+        else:
+            sums[name] = gram(X)
+
+    hooks = [
+        module.register_forward_hook(lambda _, given, __, name=name: take(name, given[0]))
+        for name, module in layers.items()
+        if name != HEADS
+    ]
+    network.eval()
+    try:
+        with exact_kernels():
+            for batch in batches:
+                with trainer.autocast():
+                    features = network.body(trainer.standardise(batch))
+                if HEADS in layers:
+                    take(HEADS, features)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sums
 
 
 class _Tap:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import torch
@@ -58,9 +59,9 @@ class Half:
         layout = torch.channels_last
         return self.method.build_network(self.problem).to(self.problem.device, memory_format=layout)  # type: ignore[call-overload]
 
-    def prepare(self, heads: Heads) -> None:
-        """Give the network its heads so far, and freeze what the task of the last one does not train."""
+    def prepare(self, heads: Heads, resting: Collection[str] = ()) -> None:
+        """Give the network its heads so far, and freeze what the task of the last one does not train, and `resting`."""
         if len(self.network.heads) < len(heads.columns):
             self.method.grow(self.network, heads.sizes, head_seed(self.problem))
         task = len(heads.columns) - 1
-        self.network.freeze(self.method.frozen(self.network, self.start.stages, task, heads.reused))
+        self.network.freeze(self.method.frozen(self.network, self.start.stages, task, heads.reused) | set(resting))

@@ -36,6 +36,7 @@ class LowRank(nn.Module):
     Attributes:
         A, B: the factors, by `factor_name`.
         scales: s_t of each task; a task that is not there has 1.
+        merged: (o, i) by part, what is added to W in place of all tasks' updates; empty: they are.
     """
 
     def __init__(self, linear: nn.Linear, parts: Mapping[str, tuple[int, int]]) -> None:
@@ -44,6 +45,7 @@ class LowRank(nn.Module):
         self.parts = dict(parts)
         self.A, self.B = nn.ParameterDict(), nn.ParameterDict()
         self.scales: dict[int, float] = {}
+        self.merged: dict[str, torch.Tensor] = {}
         self.tasks = 0
 
     def grow(self, rank: int, generator: torch.Generator) -> None:
@@ -60,13 +62,16 @@ class LowRank(nn.Module):
         """(..., i) to (..., O)."""
         y = self.linear(x)
         active = [(task, scale) for task in range(self.tasks) if (scale := self.scales.get(task, 1.0))]
-        if not active:
+        if not active and not self.merged:
             return y
         for part, (begin, end) in self.parts.items():
-            # The sum over the tasks is one update whose rank is that of all together.
-            A = torch.cat([self.A[factor_name(part, task)] for task, _ in active])
-            B = torch.cat([scale * self.B[factor_name(part, task)] for task, scale in active], dim=1)
-            update = nn.functional.linear(nn.functional.linear(x, A), B)
+            if self.merged:
+                update = nn.functional.linear(x, self.merged[part])
+            else:
+                # The sum over the tasks is one update whose rank is that of all together.
+                A = torch.cat([self.A[factor_name(part, task)] for task, _ in active])
+                B = torch.cat([scale * self.B[factor_name(part, task)] for task, scale in active], dim=1)
+                update = nn.functional.linear(nn.functional.linear(x, A), B)
             if (begin, end) == (0, y.shape[-1]):
                 y = y + update
             else:
@@ -82,6 +87,11 @@ class LowRank(nn.Module):
 def factor_name(part: str, task: int) -> str:
     """Of a task's factors in `LowRank.A` and `LowRank.B`."""
     return f"{part}_{task}"
+
+
+def low_rank_layers(body: nn.Module) -> dict[str, LowRank]:
+    """Those in a network's body, by the beginning of their parameters' names in the network."""
+    return {f"body.{name}": module for name, module in body.named_modules() if isinstance(module, LowRank)}
 
 
 def add_low_rank(blocks: Sequence[nn.Module], targets: Sequence[str], layers: Sequence[int]) -> dict[str, LowRank]:

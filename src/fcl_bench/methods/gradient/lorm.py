@@ -1,0 +1,381 @@
+"""LoRM: low-rank updates merged in closed form (Salami et al., ICLR 2025; the public code is fed-mammoth).
+
+Every task brings an update B A of each chosen linear layer W_0 of a frozen vision transformer: B (o, r) is zero at
+first, A (r, i) is drawn. The clients train one factor per round, B in the first, A in the next, while the other stays
+as everyone has it. Beside the factor that client k trained travels the Gram matrix of that factor's inputs; with
+G_k = X_k'X_k of the layer's inputs X_k (rows, i), taken after training, that is A G_k A' for B, and G_k for A. The
+server takes the factor that comes closest to all clients' outputs, min sum_k ||(B A - B_k A_k) X_k'||^2:
+
+    B = (sum_k B_k A G_k A')(sum_k A G_k A')^+,    A = (sum_k A_k G_k)(sum_k G_k)^+,
+
+and where no client has an input, what it was before. Class weights are merged like A, with the Gram matrix of the
+features; biases are averaged by samples. Grams are damped before they are sent, alpha G + (1 - alpha) diag(G); with
+alpha = 0 the diagonal is all that travels.
+
+After the last round of task t, Grams G_t under the model as it is then are summed over the clients, and the tasks'
+updates merged in the same way: P += B_t A_t G_t, R += G_t, and W_0 + P R^+ is the model that predicts. Within a task
+it is W_0 + the mean of the tasks' updates, under which Grams are taken, too. Training runs on W_0 + B_t A_t alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Container, Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.data.images.batches import Augment
+from fcl_bench.errors import UserError, require_memory
+from fcl_bench.linalg.regression_mean import damped, merged_weights, weighted
+from fcl_bench.linalg.solve import relative_rounding
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.client import GradientClient
+from fcl_bench.methods.gradient.half import MODEL, final_prefix
+from fcl_bench.methods.gradient.server import GradientServer
+from fcl_bench.protocol.expected import Expectation, real
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.task import Task
+from fcl_bench.randomness import derived_seed
+from fcl_bench.training.heads import Heads
+from fcl_bench.training.knobs import Training
+from fcl_bench.training.layer_inputs import HEADS, layer_grams
+from fcl_bench.training.network import Network
+from fcl_bench.training.optimisers import with_prefix
+from fcl_bench.training.samples import Samples
+from fcl_bench.training.trainer import FORWARD_BATCH
+from fcl_bench.training.vit.blocks import require_layers, transformer_blocks
+from fcl_bench.training.vit.low_rank import add_low_rank, factor_name, low_rank_layers
+
+#: The stage after a task's rounds, in which Grams under its last model travel.
+GRAMS = "grams"
+#: Before a layer's name, of its Gram matrix in an upload.
+_GRAM = "gram."
+#: In a state, before the server's sums over the tasks: P of each update, R of each layer; and how many tasks they are.
+_P, _R, _TASKS = "merge.P.", "merge.R.", "merge.tasks"
+
+
+class LoRMClient(GradientClient):
+    """Trains one factor of every update, and class weights; then looks at the inputs of what it trained."""
+
+    method: LoRM
+
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        if broadcast.stage == MODEL:
+            self.method.act(self.network, shard.task)
+        upload, state = super().update(shard, broadcast, state)
+        merged_by = self.method.merged_by(self.network, shard.task)
+        if broadcast.stage != MODEL or not merged_by:
+            return upload, state
+        grams = self._grams(shard, broadcast, set(merged_by.values()))
+        return dataclasses.replace(upload, tensors={**upload, **grams}, symmetric=_matrices(grams)), state
+
+    def take_over(self, shard: Shard, broadcast: Message) -> None:
+        super().take_over(shard, broadcast)
+        for task in range(shard.task):
+            self.network.load(with_prefix(broadcast, final_prefix(task)))
+        if broadcast.stage == MODEL:
+            resting = self.method.resting(self.network, shard.task, int(broadcast["round"]))
+            self.prepare(Heads.from_message(broadcast), resting)
+
+    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """The Grams of the layers under the task's last model."""
+        grams = self._grams(shard, broadcast, self.method.layer_fields(self.network))
+        return Message(grams, symmetric=_matrices(grams), summed=grams), state
+
+    def _grams(self, shard: Shard, broadcast: Message, fields: Collection[str]) -> dict[str, torch.Tensor]:
+        """The Gram matrices of those names, damped, under W_0 + the mean of the tasks' updates, in float64."""
+        method, layers = self.method, low_rank_layers(self.network.body)
+        # Where B trained, its inputs A x are asked for: a field per part of a layer.
+        parts = {f"{_GRAM}{path}.{part}": (path, part) for path, layer in layers.items() for part in layer.parts}
+        asked = {path for path in layers if _GRAM + path in fields}
+        asked |= {parts[name][0] for name in fields if name in parts}
+        modules: dict[str, torch.nn.Module] = {path: layers[path] for path in layers if path in asked}
+        if _GRAM + HEADS in fields:
+            modules[HEADS] = self.network.heads
+        method.act(self.network)
+        diagonal = {name for name in modules if method.damping(name) == 0}
+        batches = self._images(shard, broadcast)
+        found = {
+            name: damped(G, method.damping(name))
+            for name, G in layer_grams(self.trainer, self.network, batches, modules, diagonal).items()
+        }
+        grams = {_GRAM + name: G for name, G in found.items() if _GRAM + name in fields}
+        for name in sorted(parts.keys() & fields):
+            path, part = parts[name]
+            A = layers[path].A[factor_name(part, shard.task)].detach()
+            grams[name] = weighted(A, found[path]) @ A.double().T
+        return grams
+
+    def _images(self, shard: Shard, broadcast: Message) -> Iterator[torch.Tensor]:
+        """The client's images as training has them, `passes` times."""
+        seed = derived_seed(self.problem.seed, "grams", shard.task, broadcast.round, shard.client)
+        generator, augment = torch.Generator().manual_seed(seed), Augment(self.method.training.augment)
+        size = FORWARD_BATCH.get(shard.inputs.device.type, 128)
+        samples = Samples(shard.inputs, shard.labels)
+        for _ in range(self.method.passes):
+            for images, _ in samples.batches(size, augment, generator):
+                yield images
+
+
+class LoRMServer(GradientServer):
+    """Merges factor by factor, and in the end the tasks' updates; of uploads it keeps sums alone."""
+
+    method: LoRM
+
+    def __init__(self, method: LoRM, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._rounding = relative_rounding(problem.dtype, problem.wire.dtype)
+        #: Of the round at hand: by parameter the sum of W_k G_k, by field that of G_k.
+        self._products: dict[str, torch.Tensor] = {}
+        self._grams: dict[str, torch.Tensor] = {}
+        #: Over the tasks: P by layer and part, R by layer.
+        self._P: dict[str, torch.Tensor] = {}
+        self._R: dict[str, torch.Tensor] = {}
+        self._merged_tasks = 0
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        self._put_merged()
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        """As of any gradient method; but what rests in this round only is sent like what trains.
+
+        The factors of earlier tasks go by the names under which they went down in the last stage of their task.
+        """
+        self._products, self._grams = {}, {}
+        in_training = self.method.stages(task)[round_] == MODEL
+        model_round = self.method.model_round(task, round_)
+        resting = self.method.resting(self.network, task.index, model_round) if in_training else set()
+        self.prepare(self.heads, resting)
+        message = super().broadcast(task, round_)
+        of_task = {name: of for of in range(task.index) for name in self.method.factors(self.network, of)}
+        told = {name: final_prefix(of_task[name]) + name if name in of_task else name for name in message}
+        kept = {told[name] for name in message.kept if name not in resting}
+        return dataclasses.replace(message, tensors={told[name]: value for name, value in message.items()}, kept=kept)
+
+    def expects(self, task: Task, round_: int) -> Expectation:
+        expected = super().expects(task, round_)
+        if self.stage != MODEL:
+            return expected
+        sizes = self.method.gram_sizes(self.network)
+        fields = self.method.merged_by(self.network, task.index).values()
+        return {**expected, **{name: real(*sizes[name]) for name in fields}}
+
+    def expects_answer(self) -> Expectation:
+        sizes = self.method.gram_sizes(self.network)
+        return {name: real(*sizes[name]) for name in self.method.layer_fields(self.network)}
+
+    def absorb(self, client: int, upload: Message) -> None:
+        super().absorb(client, upload)
+        if self.stage != MODEL:
+            return
+        merged_by = self.method.merged_by(self.network, self.task)
+        grams = {name: _symmetric(upload[name]) for name in set(merged_by.values())}
+        for name, field_ in merged_by.items():
+            _add(self._products, name, weighted(upload[name], grams[field_]))
+        for name, G in grams.items():
+            _add(self._grams, name, G)
+
+    def absorb_answer(self, client: int, upload: Message) -> None:
+        for name, G in upload.items():
+            _add(self._grams, name, _symmetric(G))
+
+    def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The merge of what has Grams, and the mean of all else."""
+        merged = {
+            name: merged_weights(self._products[name], self._grams[field_], self.sent[name], self._rounding).float()
+            for name, field_ in self.method.merged_by(self.network, self.task).items()
+        }
+        return {**mean, **merged}
+
+    def finish_stage(self) -> None:
+        """P += B A G, R += G, and the model that predicts."""
+        if self.stage != GRAMS:
+            return
+        for path, layer in low_rank_layers(self.network.body).items():
+            if (G := self._grams.get(_GRAM + path)) is None:  # a task whose labels nobody knows
+                continue
+            _add(self._R, path, G)
+            for part in layer.parts:
+                _add(self._P, f"{path}.{part}", weighted(layer.delta(part, self.task).detach(), G))
+        self._merged_tasks = self.task + 1
+        self._grams = {}
+        self._put_merged()
+
+    def _put_merged(self) -> None:
+        """Predict with P R^+ where all tasks so far are in it, else with the mean of the tasks' updates."""
+        whole = self._merged_tasks == len(self.tasks)
+        for path, layer in low_rank_layers(self.network.body).items():
+            known = whole and path in self._R
+            layer.merged = {part: self._delta(path, part) for part in layer.parts} if known else {}
+
+    def _delta(self, path: str, part: str) -> torch.Tensor:
+        """(o, i) P R^+; nothing where no task has an input."""
+        return merged_weights(self._P[f"{path}.{part}"], self._R[path], rounding=self._rounding).float()
+
+    def model(self) -> dict[str, torch.Tensor]:
+        """As of any gradient method, and `delta.<layer>.<part>` (o, i): what is added to the frozen weights."""
+        layers = low_rank_layers(self.network.body)
+        deltas = {
+            f"delta.{path}.{part}": delta for path, layer in layers.items() for part, delta in layer.merged.items()
+        }
+        return {**super().model(), **deltas}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        sums = {_P + name: P for name, P in self._P.items()} | {_R + name: R for name, R in self._R.items()}
+        return {**super().state_dict(), **sums, _TASKS: torch.tensor(self._merged_tasks)}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        on_device = {name: value.to(self.problem.device) for name, value in state.items()}
+        self._P, self._R = with_prefix(on_device, _P), with_prefix(on_device, _R)
+        self._merged_tasks = int(state[_TASKS])
+        self._put_merged()
+
+
+def _add(sums: dict[str, torch.Tensor], name: str, value: torch.Tensor) -> None:
+    sums[name] = sums[name] + value if name in sums else value
+
+
+def _symmetric(G: torch.Tensor) -> torch.Tensor:
+    """A Gram matrix in float64 without what the wire made of its symmetry; a diagonal as it is."""
+    G = G.double()
+    return G if G.ndim == 1 else (G + G.T) / 2
+
+
+def _matrices(grams: dict[str, torch.Tensor]) -> set[str]:
+    return {name for name, G in grams.items() if G.ndim == 2}
+
+
+@dataclass
+class LoRM(GradientMethod):
+    """Knobs of LoRM.
+
+    Args:
+        training, loss_over, frozen_heads: as in any gradient method; here with the public code's values for CIFAR-100.
+        rank: r, of every task's updates.
+        targets: the linear layers that have one: q, k, v or qkv, proj, fc1, fc2.
+        layers: the blocks, from 0; None: all.
+        alpha: of the layers' Gram matrices, what is left of the entries off the diagonal; 0: diagonals travel.
+        alpha_head: the same of the features', which merge the class weights.
+        passes: how often a client goes through its samples, augmented as in training, for its Gram matrices.
+        merge: grams, or average: FedAvg of both factors, which train together in every round, and after each task the
+            mean of the tasks' updates. No Gram travels.
+    """
+
+    name: ClassVar[str] = "lorm"
+    client_half = LoRMClient
+    server_half = LoRMServer
+    inside_transformers: ClassVar[bool] = True
+
+    training: Training = field(
+        default_factory=lambda: Training(rounds=5, batch_size=16, optimizer="adamw", lr=3e-4, weight_decay=0.0)
+    )
+    loss_over: str = knob("task", choices=("seen", "task"))
+    frozen_heads: bool = True
+    rank: int = knob(16, least=1)
+    targets: list[str] = field(default_factory=lambda: ["qkv", "proj", "fc1", "fc2"])
+    layers: list[int] | None = knob(None, least=0)
+    alpha: float = knob(0.0, least=0, most=1)
+    alpha_head: float = knob(0.5, least=0, most=1)
+    passes: int = knob(1, least=1)
+    merge: str = knob("grams", choices=("grams", "average"))
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
+        if self.replay_head != "none":
+            raise UserError(
+                f"method.replay_head={self.replay_head}: clients do not have the model that predicts, P R^+",
+                "method.replay_head=none",
+            )
+        if self.merge == "grams" and self.training.server_optimizer != "average":
+            raise UserError(
+                f"{self.training_key}.server_optimizer={self.training.server_optimizer}: method.merge=grams makes the"
+                " new model itself",
+                f"{self.training_key}.server_optimizer=average, or method.merge=average",
+            )
+        layers = low_rank_layers(self.build_network(problem).body)
+        for path, layer in layers.items():
+            least = min(layer.linear.in_features, *(end - begin for begin, end in layer.parts.values()))
+            if self.rank > least:
+                raise UserError(f"method.rank={self.rank} for {path}", f"at most {least}, the smaller of its sides")
+        if self.merge == "grams" and self.alpha:
+            size = 8 * sum(layer.linear.in_features**2 for layer in layers.values())
+            require_memory(f"method.alpha={self.alpha:g}", 2 * size, "the Gram matrices (method.alpha=0: diagonals)")
+
+    def stages(self, task: Task) -> list[str]:
+        return [*super().stages(task), *([GRAMS] if self.merge == "grams" else [])]
+
+    def build_network(self, problem: Problem) -> Network:
+        network = super().build_network(problem)
+        body = network.body.requires_grad_(False)
+        blocks = transformer_blocks(body, self.name, self.start(problem).name)
+        layers = list(range(len(blocks))) if self.layers is None else self.layers
+        require_layers("method.layers", layers, len(blocks))
+        add_low_rank(blocks, self.targets, layers)
+        network.put_body(body)
+        return network
+
+    def grow(self, network: Network, sizes: list[int], seed: int) -> None:
+        for place, layer in enumerate(low_rank_layers(network.body).values()):
+            while layer.tasks < len(sizes):
+                drawn = derived_seed(seed, "low rank", layer.tasks, place) % 2**62
+                layer.grow(self.rank, torch.Generator().manual_seed(drawn))
+        self.act(network)
+        super().grow(network, sizes, seed)
+
+    def act(self, network: Network, task: int | None = None) -> None:
+        """Let the update of one task act on the network alone, as in training; None: the mean of all tasks'."""
+        for layer in low_rank_layers(network.body).values():
+            alone = {own: float(own == task) for own in range(layer.tasks)}
+            layer.scales = dict.fromkeys(range(layer.tasks), 1 / max(layer.tasks, 1)) if task is None else alone
+
+    def factors(self, network: Network, task: int) -> dict[str, str]:
+        """Names of the factors of a task's updates, and which each is: A or B."""
+        layers = low_rank_layers(network.body).items()
+        parts = [(path, factor_name(part, task)) for path, layer in layers for part in layer.parts]
+        return {f"{path}.{which}.{name}": which for path, name in parts for which in "AB"}
+
+    def frozen(
+        self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
+    ) -> set[str]:
+        old = {name for earlier in range(task) for name in self.factors(network, earlier)}
+        return super().frozen(network, stages, task, reused) | old
+
+    def resting(self, network: Network, task: int, round_: int) -> set[str]:
+        """The factors that do not train in a round of the model: A in the first and every other, B in the others."""
+        if self.merge == "average":
+            return set()
+        return {name for name, which in self.factors(network, task).items() if which == "AB"[round_ % 2]}
+
+    def damping(self, layer: str) -> float:
+        """alpha of a layer's Gram matrices."""
+        return self.alpha_head if layer == HEADS else self.alpha
+
+    def merged_by(self, network: Network, task: int) -> dict[str, str]:
+        """The parameters that train now and are merged by a Gram matrix, and the name of that one in the upload."""
+        if self.merge == "average":
+            return {}
+        found = {f"{HEADS}.{head}.weight": _GRAM + HEADS for head in range(len(network.heads))}
+        for path, layer in low_rank_layers(network.body).items():
+            for part in layer.parts:
+                found[f"{path}.A.{factor_name(part, task)}"] = _GRAM + path
+                found[f"{path}.B.{factor_name(part, task)}"] = f"{_GRAM}{path}.{part}"
+        return {name: found[name] for name in network.changing() if name in found}
+
+    def layer_fields(self, network: Network) -> list[str]:
+        """Names of the Gram matrices of the layers' inputs."""
+        return [_GRAM + path for path in low_rank_layers(network.body)]
+
+    def gram_sizes(self, network: Network) -> dict[str, tuple[int, ...]]:
+        """The shape of every Gram matrix that may travel: of a layer's inputs, of a factor B's, of the features."""
+        sizes: dict[str, tuple[int, ...]] = {}
+        sides = {HEADS: network.dimension}
+        for path, layer in low_rank_layers(network.body).items():
+            sides[path] = layer.linear.in_features
+            sizes |= {f"{_GRAM}{path}.{part}": (self.rank, self.rank) for part in layer.parts}
+        return sizes | {_GRAM + name: (i, i) if self.damping(name) else (i,) for name, i in sides.items()}
