@@ -7,13 +7,14 @@ import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from fcl_bench.backbones.timm_backbone import Timm
 from fcl_bench.backbones.timm_weights import load_weights, random_network, read_checkpoint
 from fcl_bench.backbones.trainable import weights_hash
 from fcl_bench.errors import UserError
 from tests.backbones.test_backbones import CPU, NAME, images
+from tests.small_runs import run_in
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +103,43 @@ def test_a_file_without_counts_of_batches_is_the_same_network(tmp_path, network)
     torch.save(state, tmp_path / "old.pth")
     identity = Timm(NAME, checkpoint=str(tmp_path / "old.pth")).open(images(), CPU).identity
     assert identity["weights"] == weights_hash(network)
+
+
+SMALL_RUN = ("data=digits", "tasks=2", "clients=2", "beta=1")
+TRAINED = (
+    *SMALL_RUN,
+    "method=finetune",
+    *("backbone=timm", f"backbone.name={NAME}", "backbone.pretrained=false", "backbone.transform.size=16"),
+    *("method.training.rounds=1", "method.training.epochs=1", "method.training.batch_size=256"),
+)
+
+
+def test_the_network_that_a_run_trained_is_a_checkpoint(tmp_path):
+    """Its batch norms too; the classifier of the run's classes stays behind, and a checkpoint is where a run starts."""
+    saved = run_in(tmp_path, *TRAINED).folder / "model.safetensors"
+    state = load_file(saved)
+    assert {"W", "bias", "class_order"} <= state.keys()
+    ours = Timm(NAME, checkpoint=str(saved))._network(7)
+    assert any("running_mean" in name for name in ours.state_dict())
+    for name, value in ours.state_dict().items():
+        assert name.endswith("num_batches_tracked") or torch.equal(value, state[f"body.{name}"])
+    begun = run_in(tmp_path, *TRAINED, "backbone.pretrained=true", f"backbone.checkpoint={saved}")
+    assert begun.record["features"]["weights"] == weights_hash(ours)
+
+
+def test_a_run_whose_network_is_another_or_none_is_told(tmp_path, network):
+    of_run = {"W": torch.zeros(4, 2), "bias": torch.zeros(2), "class_order": torch.arange(2)}
+    body = {f"body.{name}": value for name, value in network.state_dict().items()}
+    file = tmp_path / "model.safetensors"
+    for change, message in (
+        ({}, r"is the model of a run that trained no network \(the model\.safetensors of a run that trains images"),
+        ({**body, "body.more": torch.ones(1)}, "has the unexpected more"),
+        ({**body, "body.bn1.weight": torch.ones(3)}, r"bn1\.weight has shape \(3,\), test_resnet needs"),
+        ({name: value for name, value in body.items() if name != "body.bn1.bias"}, r"lacks bn1\.bias"),
+    ):
+        save_file({**of_run, **change}, file)
+        with pytest.raises(UserError, match=rf"backbone\.checkpoint={file}.*{message}"):
+            Timm(NAME, checkpoint=str(file)).open(images(), CPU)
 
 
 class SmallVGG(torch.nn.Module):

@@ -171,6 +171,7 @@ BAD_INPUT = [
     ("checkpoint_rounds=0", "checkpoint_rounds=0 is out of range"),
     ("experiment=stsa", "experiment=stsa is not known (did you mean stsa_table5 or stsa_table4"),
     ("data=imagefolder data.path={}/images data.classes=3", "data.classes=3"),
+    ("data=imagefolder data.path={}/images data.skip_classes=9", "data.skip_classes=9 leaves none of the"),
 ]
 
 

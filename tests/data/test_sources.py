@@ -242,6 +242,10 @@ def test_a_class_in_one_of_the_two_folders_only(tmp_path):
     assert data.train.labels.tolist() == [0, 1]
     assert data.test.labels.tolist() == [1, 2]
     assert ImageFolder(path=str(tmp_path), classes=2).load().test.labels.tolist() == [1]
+    last = ImageFolder(path=str(tmp_path), skip_classes=1).load()
+    assert (last.train.labels.tolist(), last.test.labels.tolist()) == ([1], [1])
+    by_copy = HubImages("cifar10", "x/y", "r", "img", "label", path=str(tmp_path), skip_classes=1).load()
+    assert by_copy.train.labels.tolist() == [1]
 
 
 class InMemory(HubImages):
@@ -291,17 +295,27 @@ COUNTS = st.one_of(st.none(), st.integers(1, 4))
     train=st.lists(st.integers(0, 5), min_size=1, max_size=25),
     test=st.lists(st.integers(0, 5), min_size=1, max_size=25),
     classes=COUNTS,
+    skipped=st.integers(0, 3),
     per_class=COUNTS,
     test_per_class=COUNTS,
 )
-def test_a_subset_is_the_first_images_of_the_first_classes(train, test, classes, per_class, test_per_class):
-    source = InMemory(train, test, classes=classes, per_class=per_class, test_per_class=test_per_class)
-    there = sorted(set(train))
-    if classes is not None and classes > len(there):
-        with pytest.raises(UserError, match=rf"data\.classes={classes} is more than the {len(there)} classes"):
+def test_a_subset_is_the_first_images_of_the_first_classes(train, test, classes, skipped, per_class, test_per_class):
+    knobs = {"classes": classes, "skip_classes": skipped, "per_class": per_class, "test_per_class": test_per_class}
+    source = InMemory(train, test, **knobs)
+    assert source.whole() == (knobs == {"classes": None, "skip_classes": 0, "per_class": None, "test_per_class": None})
+    left = sorted(set(train))[skipped:]
+    if not left:
+        told = rf"data\.skip_classes={skipped} leaves none of the {len(set(train))} classes"
+        with pytest.raises(UserError, match=told):
             source.load()
         return
-    kept = set(train) | set(test) if classes is None else set(there[:classes])
+    if classes is not None and classes > len(left):
+        with pytest.raises(UserError, match=rf"data\.classes={classes} is more than the {len(left)} classes") as told:
+            source.load()
+        assert (f"after data.skip_classes={skipped}" in str(told.value)) == (skipped > 0)
+        return
+    everything = classes is None and not skipped
+    kept = set(train) | set(test) if everything else set(left[:classes])
     data = source.load()
     for split, labels, most in ((data.train, train, per_class), (data.test, test, test_per_class)):
         rows = first_of_each(labels, kept, most)
@@ -356,6 +370,8 @@ def test_a_folder_can_be_cut_down_without_looking_at_the_rest(tmp_path):
     assert len(ImageFolder(path=str(root), classes=1, per_class=1, test_per_class=2).load().test) == 2
     with pytest.raises(UserError, match=r"data\.classes=4 is more than the 3 classes of data=imagefolder \(1 to 3\)"):
         ImageFolder(path=str(root), classes=4).load()
+    with pytest.raises(UserError, match=r"data\.skip_classes=3 leaves none of the 3 classes .* \(0 to 2\)"):
+        ImageFolder(path=str(root), skip_classes=3).load()
 
 
 @pytest.mark.parametrize("knob", ["classes", "per_class", "test_per_class"])
@@ -376,6 +392,7 @@ def test_subsets_are_part_of_a_runs_identity_and_the_whole_is_null():
             load_settings(compose("config", overrides=list(overrides))).identity()["data"]
             for overrides in (["data=cifar100"], ["data=cifar100", "data.per_class=5"], ["data=imagefolder"])
         )
+        last = load_settings(compose("config", overrides=["data=cifar100", "data.skip_classes=75"])).identity()["data"]
     knobs = {"classes": None, "per_class": None, "test_per_class": None}
     assert whole == {
         "choice": "HubImages",
@@ -387,6 +404,7 @@ def test_subsets_are_part_of_a_runs_identity_and_the_whole_is_null():
         **knobs,
     }
     assert part == {**whole, "per_class": 5}
+    assert last == {**whole, "skip_classes": 75}, "0 is no part of it: older runs keep their ids"
     assert folder == {"choice": "ImageFolder", "name": "imagefolder", **knobs}
 
 

@@ -17,6 +17,10 @@ log = logging.getLogger(__name__)
 #: torchvision's names of a VGG's layers after its convolutions, and timm's.
 _VGG_LAYERS = {"classifier.0": "pre_logits.fc1", "classifier.3": "pre_logits.fc2", "classifier.6": "head.fc"}
 
+#: What every run's model.safetensors has beside a network, and the names of the network's weights there begin with.
+_RUN_ENTRIES = {"W", "class_order"}
+_BODY = "body."
+
 
 def random_network(name: str, model_args: dict[str, Any]) -> torch.nn.Module:
     """A network without classifier and with random weights from torch's generator, in train mode on the CPU.
@@ -92,6 +96,8 @@ def _create(name: str, model_args: dict[str, Any], pretrained: bool) -> torch.nn
 def read_checkpoint(path: str) -> dict[str, torch.Tensor]:
     """The state dict in a .safetensors, .pth or .pt file; no code in it is run.
 
+    Of the model.safetensors of a run that trained a network, it is the network's.
+
     Raises:
         UserError: the file is damaged, or holds something else.
     """
@@ -116,7 +122,18 @@ def read_checkpoint(path: str) -> dict[str, torch.Tensor]:
         raise UserError(f"{key} holds no state dict", "a flat mapping of names to tensors")
     if any(value.is_meta for value in state.values()):
         raise UserError(f"{key} holds the weights' shapes but no values", "a state dict saved from a loaded network")
-    return state
+    return _network_of_run(state, key) if state.keys() >= _RUN_ENTRIES else state
+
+
+def _network_of_run(state: dict[str, torch.Tensor], key: str) -> dict[str, torch.Tensor]:
+    """The network in what a run saved; its classifier, and what else its method predicts with, stay behind."""
+    body = {name.removeprefix(_BODY): value for name, value in state.items() if name.startswith(_BODY)}
+    if not body:
+        raise UserError(
+            f"{key} is the model of a run that trained no network",
+            "the model.safetensors of a run that trains images, as method=finetune or method=joint_training do",
+        )
+    return body
 
 
 def _require_checksums(key: str, file: Path) -> None:

@@ -35,7 +35,7 @@ class HubImages(ImageSource):
         image_column, label_column: the columns to read.
         path: a local folder to read instead: the repository's parquet files at any depth (train-*.parquet,
             test-*.parquet), or images in train/<class>/* and test/<class>/*.
-        classes, per_class, test_per_class: see `ImageSource`.
+        classes, skip_classes, per_class, test_per_class: see `ImageSource`.
         train_split, test_split: what the repository calls the two sides. No part of a run's identity: the hash of the
             images' content is.
         about: what is known beforehand.
@@ -129,6 +129,7 @@ class HubImages(ImageSource):
             self.name,
             path=self.path,
             classes=self.classes,
+            skip_classes=self.skip_classes,
             per_class=self.per_class,
             test_per_class=self.test_per_class,
         )

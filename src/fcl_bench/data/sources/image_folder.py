@@ -22,7 +22,7 @@ class ImageFolder(ImageSource):
     Args:
         name: what tables call it.
         path: the folder.
-        classes, per_class, test_per_class: see `ImageSource`.
+        classes, skip_classes, per_class, test_per_class: see `ImageSource`.
     """
 
     name: str = "imagefolder"
@@ -30,14 +30,14 @@ class ImageFolder(ImageSource):
     def load(self) -> Dataset:
         root = existing_path(self.path, self.name, "a folder with train/<class>/* and test/<class>/*")
         names = {side: self._classes(root / side) for side in ("train", "test")}
-        kept = self._first_classes(np.arange(len(names["train"])))
+        kept = self._chosen_classes(np.arange(len(names["train"])))
         numbers = {name: number for number, name in enumerate(names["train"]) if kept is None or number in kept}
         # Classes without training samples come behind, where a stream leaves them out and says so.
         unseen = [name for name in names["test"] if name not in names["train"]] if kept is None else []
         behind = {name: len(names["train"]) + place for place, name in enumerate(unseen)}
         known = {side: {name: number for name, number in numbers.items() if name in names[side]} for side in names}
         known["test"] |= behind
-        return self._assembled({side: labelled_files(root / side, known[side], root) for side in known})
+        return self._cut({side: labelled_files(root / side, known[side], root) for side in known}, classes=None)
 
     @staticmethod
     def _classes(folder: Path) -> list[str]:

@@ -80,29 +80,43 @@ class ImageSource(Source):
     Args:
         path: a local folder to read.
         classes: only the first so many labels, in ascending order, in train and test; None: all.
+        skip_classes: leave out the first so many labels of the training side, in ascending order, before `classes`
+            counts; whatever only the test side has goes too.
         per_class: only the first so many training images of each class, in the data set's order; None: all.
         test_per_class: the same for test images.
     """
 
     path: str | None = knob(None, identity=False)
     classes: int | None = knob(None, least=1)
+    skip_classes: int = knob(0, least=0, added=True)
     per_class: int | None = knob(None, least=1)
     test_per_class: int | None = knob(None, least=1)
 
     def whole(self) -> bool:
-        return self.classes is None and self.per_class is None and self.test_per_class is None
+        return self.classes is None and not self.skip_classes and self.per_class is None and self.test_per_class is None
 
-    def _first_classes(self, labels: np.ndarray) -> np.ndarray | None:
-        """The labels that `classes` keeps of the training labels; None: all. A `UserError` if there are not as many."""
-        if self.classes is None:
+    def _chosen_classes(self, labels: np.ndarray) -> np.ndarray | None:
+        """The labels that `skip_classes` and `classes` keep of the training labels, ascending; None: all.
+
+        Raises:
+            UserError: there are not as many.
+        """
+        if self.classes is None and not self.skip_classes:
             return None
         there = np.unique(labels)
-        if self.classes > len(there):
+        left = there[self.skip_classes :]
+        if not len(left):
             raise UserError(
-                f"data.classes={self.classes} is more than the {len(there)} classes of data={self.name}",
-                f"1 to {len(there)}",
+                f"data.skip_classes={self.skip_classes} leaves none of the {len(there)} classes of data={self.name}",
+                f"0 to {len(there) - 1}",
             )
-        return there[: self.classes]
+        if self.classes is not None and self.classes > len(left):
+            after = f" after data.skip_classes={self.skip_classes}" if self.skip_classes else ""
+            raise UserError(
+                f"data.classes={self.classes} is more than the {len(left)} classes of data={self.name}{after}",
+                f"1 to {len(left)}",
+            )
+        return left[: self.classes]
 
     def _kept(self, side: str, whole: Side, classes: np.ndarray | None) -> np.ndarray | None:
         """Which samples the knobs keep of one side, ascending, given the labels kept; None: all.
@@ -121,7 +135,16 @@ class ImageSource(Source):
 
     def _assembled(self, sides: Mapping[str, Side], origin: str = "", domain_names: tuple[str, ...] = ()) -> Dataset:
         """What the knobs keep of the sides "train" and "test"."""
-        classes = self._first_classes(sides["train"].labels)
+        return self._cut(sides, self._chosen_classes(sides["train"].labels), origin, domain_names)
+
+    def _cut(
+        self,
+        sides: Mapping[str, Side],
+        classes: np.ndarray | None,
+        origin: str = "",
+        domain_names: tuple[str, ...] = (),
+    ) -> Dataset:
+        """What is kept of the sides "train" and "test", given the labels kept; None: all."""
         train, test = (self._split(side, sides[side], classes) for side in ("train", "test"))
         return Dataset(self.name, train, test, domain_names=domain_names, origin=origin)
 

@@ -60,7 +60,7 @@ class Vtab(ImageSource):
         path: a local folder to read instead: as released (train/<class>/*, test/<class>/*, fifty classes in the order
             of their names, which are numbers), or one folder a data set (resisc45, dtd, pets, eurosat, flowers102)
             with the hub's parquet files.
-        classes, per_class, test_per_class: see `ImageSource`.
+        classes, skip_classes, per_class, test_per_class: see `ImageSource`.
         about: what is known beforehand.
     """
 
