@@ -10,6 +10,7 @@ from typing import ClassVar, cast
 
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.cprompt import CPrompt
 from fcl_bench.methods.gradient.pilora import PILoRA
 from fcl_bench.methods.gradient.replay_head import Gaussian
 from fcl_bench.protocol.problem import Problem
@@ -65,3 +66,11 @@ class PILoRAAdaptation(MethodStage, PILoRA):
 
     orthogonality: ClassVar[float] = 0.0  # type: ignore[misc]  # knobs of the method, constants here
     variant: ClassVar[str] = "working"  # type: ignore[misc]
+
+
+@dataclass
+class CPromptAdaptation(MethodStage, CPrompt):
+    """Fed-CPrompt's first task, in which no earlier model is to be far from: its prompts are part of the network."""
+
+    far: ClassVar[float | None] = None  # type: ignore[misc]
+    margin: ClassVar[float] = 1.0  # type: ignore[misc]

@@ -137,7 +137,7 @@ def _adaptation(choice: str, adaptation: Adaptation) -> Table:
         "clients, together": f"{adaptation['client_seconds']:.2f} s",
         "server": f"{adaptation['server_seconds']:.2f} s",
     }
-    return screen_table(f"First stage: the first task by adapt={choice} ({origin})", ("", "value"), rows.items())
+    return screen_table(f"First stage, adapt={choice} ({origin})", ("", "value"), rows.items())
 
 
 def _theory(bounds: list[dict[str, float | None]]) -> Table:
