@@ -43,7 +43,6 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Server
 from fcl_bench.protocol.problem import Prediction, Problem, Shard, State, TestBatch
 from fcl_bench.protocol.task import Task
-from fcl_bench.training.heads import Heads
 from fcl_bench.training.layer_inputs import HEADS, layer_grams
 from fcl_bench.training.network import Network
 from fcl_bench.training.trainer import FORWARD_BATCH
@@ -157,8 +156,7 @@ class RidgeClient(GradientClient):
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """C_k (d, d) and W_k (d, c), the columns of the task's classes."""
-        columns = torch.tensor(Heads.from_message(broadcast).task, device=shard.labels.device)
-        Y = (shard.labels.unsqueeze(1) == columns).to(shard.inputs.dtype)
+        Y = (shard.labels.unsqueeze(1) == broadcast["columns"].to(shard.labels.device)).to(shard.inputs.dtype)
         C, W, _ = local_ridge(shard.inputs, Y, self.method.gamma)
         return Message({"C": C, "W": W}, symmetric=["C"], per_class=["W"]), state
 
@@ -189,9 +187,9 @@ class RidgeMeanServer(GradientServer):
         self.B = torch.nn.functional.pad(self.B, (0, task.columns_seen - self.B.shape[1]))
 
     def broadcast(self, task: Task, round_: int) -> Message:
-        """Which classes the task has: nothing else is needed."""
+        """`columns`, the task's classes: nothing else is needed."""
         self.stage = self.method.stages(task)[round_]
-        return Message(self.heads.to_message(), self.stage)
+        return Message({"columns": torch.tensor(task.columns, dtype=torch.int32)}, self.stage)
 
     def expects(self, task: Task, round_: int) -> Expectation:
         d = self.start.dimension
