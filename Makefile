@@ -167,7 +167,7 @@ heads: $(VENV)/.run
 # Trains the small vision transformer (conf/backbone/vit_32.yaml) on CIFAR-100's first 75 classes: about an hour on two
 # cores. Streams on it must be of the other classes: data.skip_classes=75.
 VIT_FOLDER ?= outputs/small-vit
-VIT := $(VIT_FOLDER)/model.safetensors
+VIT ?= $(VIT_FOLDER)/model.safetensors
 small-vit: $(VIT)
 	@echo "Use it on the other classes: fcl-bench data=cifar100 data.path=$(CIFAR100) data.skip_classes=75" \
 		"backbone=vit_32 backbone.pretrained=true backbone.checkpoint=$(VIT)"
@@ -178,6 +178,26 @@ $(VIT): | $(VENV)/.run
 		method.training.optimizer=adamw method.training.lr=0.001 method.training.weight_decay=0.05 \
 		method.training.schedule=cosine out=$(VIT_FOLDER)
 	cp "$$(ls -t $(VIT_FOLDER)/runs/joint_training-*/model.safetensors | head -1)" $@
+
+# Compares prompts, low-rank updates and closed forms on that transformer, and writes the tables: it is
+# frozen, and the stream has the 25 classes that it has not seen. After an interruption the same command does the rest.
+VIT_OUT ?= outputs/vit-study
+VIT_SEEDS ?= 0,1,2
+VIT_BETAS ?= 0.1,1
+VIT_RUNS := $(BIN)/fcl-bench -m data=cifar100 data.path=$(CIFAR100) data.skip_classes=75 data.per_class=100 tasks=5 clients=5 \
+	beta=$(VIT_BETAS) seed=$(VIT_SEEDS) backbone=vit_32 backbone.pretrained=true backbone.checkpoint=$(VIT) out=$(VIT_OUT)
+VIT_TRAINED := method.training.rounds=5 method.training.epochs=2 method.training.augment=none
+VIT_HEADS := method.on=features method.training.lr=0.1 method.training.weight_decay=0
+VIT_CLOSED := afl fedncm \
+	"stsa method.M=1024 method.gamma=auto" \
+	"stsa_e method.M=1024 method.gamma=auto" \
+	"fedran method.M=1024 method.rank=256 method.ridge=auto" \
+	"centred_sketch method.M=1024 method.rank=32 method.remainder=gaussian method.ridge=auto"
+VIT_TRAINING := "finetune $(VIT_HEADS)" "regmean $(VIT_HEADS)" lorm pilora dualprompt l2p coda_prompt cprompt
+vit-study: $(VIT) $(VENV)/.run
+	for method in $(VIT_CLOSED); do $(VIT_RUNS) method=$$method || exit 1; done
+	for method in $(VIT_TRAINING); do $(VIT_RUNS) method=$$method $(VIT_TRAINED) || exit 1; done
+	$(BIN)/fcl-tables --out $(VIT_OUT) --figures --name vit-study
 
 # Does every experiment in miniature and writes the papers' tables of these runs: 20 minutes on two cores. After an
 # interruption the same command does the rest.

@@ -78,6 +78,7 @@ def layer_grams(
     batches: Iterable[torch.Tensor],
     layers: Mapping[str, torch.nn.Module],
     diagonal: Collection[str] = (),
+    constant: Collection[str] = (),
 ) -> dict[str, torch.Tensor]:
     """X'X (i, i) of the inputs X (rows, i) of linear layers, one row per image or token, in float64.
 
@@ -87,6 +88,8 @@ def layer_grams(
         batches: images (b, 3, h, w) uint8; a batch's activations are all that is ever held.
         layers: modules of its body, by names of the caller's. `HEADS`, with any module, stands for the features.
         diagonal: names of those of which only the diagonal (i,) is wanted.
+        constant: names of those whose inputs get another one at their end, which is always 1: the bias's. The matrix is
+            then (i + 1, i + 1), and holds the sum of the inputs, and how many rows there are.
 
     Returns:
         By those names; a layer that was never called is not among them.
@@ -95,6 +98,8 @@ def layer_grams(
 
     def take(name: str, inputs: torch.Tensor) -> None:
         X = inputs.reshape(-1, inputs.shape[-1]).double()
+        if name in constant:
+            X = torch.nn.functional.pad(X, (0, 1), value=1.0)
         if name in diagonal:
             sums[name] = sums.get(name, 0) + X.square().sum(dim=0)
         elif name in sums:

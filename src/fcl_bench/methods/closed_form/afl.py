@@ -17,8 +17,7 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.linalg.gram import gram
-from fcl_bench.linalg.solve import relative_rounding, solve_symmetric
+from fcl_bench.linalg.local_ridge import local_ridge
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer, one_hot, ridge_knob
 from fcl_bench.protocol.expected import Expectation, real
 from fcl_bench.protocol.message import Message
@@ -31,16 +30,7 @@ class LocalRidge(ClosedFormClient):
 
     def solve(self, X: torch.Tensor, Y: torch.Tensor, gamma: float) -> tuple[torch.Tensor, torch.Tensor]:
         """G = X'X + gamma I (d, d) and W = G^-1 X'Y = X' (XX' + gamma I)^-1 Y, through the smaller side (Eq. 13)."""
-        n, d = X.shape
-        G = gram(X)
-        rounding = relative_rounding(X.dtype)
-        if n < d:
-            W, _, trouble = solve_symmetric(gram(X.T), Y, rounding, gamma)
-            W = (W.T @ X).T
-        else:
-            # In this order the few columns of Y cost a third of what X'Y takes.
-            W, _, trouble = solve_symmetric(G, (Y.T @ X).T, rounding, gamma)
-        G.diagonal().add_(gamma)
+        G, W, trouble = local_ridge(X, Y, gamma)
         if trouble:
             self.notices.tell("client", f"a client's own solution with method.gamma={gamma:g}: {trouble}")
         return G, W
