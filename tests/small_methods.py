@@ -9,7 +9,9 @@ import yaml
 
 from fcl_bench.composition import config_dir
 from fcl_bench.config import target_class
+from fcl_bench.methods.closed_form.base import ClosedFormMethod
 from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.fedcbc import VAETraining
 from fcl_bench.methods.gradient.proxy import Inversion
 from fcl_bench.protocol.method import Method
 from fcl_bench.training.generators import anchored, meta_inversion
@@ -56,6 +58,10 @@ _SHORT = {
     "mfcl": (*TRAINING, *_SMALL_GENERATOR, "method.synthetic=8"),
     "glfc": _INVERTING,
     "lga": (*_INVERTING, "method.proxy_init=0"),
+    "fedcbc": (
+        *("method.training.rounds=2", "method.training.epochs=10", "method.training.lr=0.02"),
+        *("method.hidden=32", "method.latent=8", "method.samples=30"),
+    ),
 }
 #: Knobs that make such methods quick where a test makes the method itself.
 _QUICK: dict[str, dict[str, Any]] = {
@@ -65,6 +71,7 @@ _QUICK: dict[str, dict[str, Any]] = {
         "synthesis": anchored.Synthesis(batch=8, noise=8, warmup=1, batches=1, g_steps=2, kd_steps=2),
     },
     **{name: {"inversion": Inversion(perturbation=2, iterations=2, images=2)} for name in ("glfc", "lga")},
+    "fedcbc": {"training": VAETraining(rounds=2, epochs=2), "hidden": 8, "latent": 2, "samples": 5},
 }
 
 
@@ -104,4 +111,11 @@ def unlisted(names: Collection[str]) -> list[Method]:
     """The methods of conf/method that are not among `names`, with small knobs."""
     training = Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none")
     found = [name for name in NAMES if name not in names]
-    return [made(name, training=training) if trains(name) else made(name, M=8) for name in found]
+    return [made(name, **_knobs(name, training)) for name in found]
+
+
+def _knobs(name: str, training: Training) -> dict[str, Any]:
+    """A method's small knobs: its training, or its random features; none where it has neither."""
+    if trains(name):
+        return {"training": training}
+    return {"M": 8} if issubclass(class_of(name), ClosedFormMethod) else {}
