@@ -9,7 +9,9 @@ import yaml
 
 from fcl_bench.composition import config_dir
 from fcl_bench.config import target_class
+from fcl_bench.methods.closed_form.base import ClosedFormMethod
 from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.fedcbc import VAETraining
 from fcl_bench.methods.gradient.proxy import Inversion
 from fcl_bench.protocol.method import Method
 from fcl_bench.training.generators import anchored, meta_inversion
@@ -58,6 +60,10 @@ _SHORT = {
     "lga": (*_INVERTING, "method.proxy_init=0"),
     # The tiny transformer has no fifth block.
     **dict.fromkeys(("coda_prompt", "cprompt"), (*TRANSFORMER, "method.layers=[0,1]", "method.components=3")),
+    "fedcbc": (
+        *("method.training.rounds=2", "method.training.epochs=10", "method.training.lr=0.02"),
+        *("method.hidden=32", "method.latent=8", "method.samples=30"),
+    ),
 }
 #: Knobs that make such methods quick where a test makes the method itself.
 _QUICK: dict[str, dict[str, Any]] = {
@@ -68,6 +74,7 @@ _QUICK: dict[str, dict[str, Any]] = {
     },
     **{name: {"inversion": Inversion(perturbation=2, iterations=2, images=2)} for name in ("glfc", "lga")},
     **{name: {"layers": [0, 1], "components": 3} for name in ("coda_prompt", "cprompt")},
+    "fedcbc": {"training": VAETraining(rounds=2, epochs=2), "hidden": 8, "latent": 2, "samples": 5},
 }
 
 
@@ -107,4 +114,11 @@ def unlisted(names: Collection[str]) -> list[Method]:
     """The methods of conf/method that are not among `names`, with small knobs."""
     training = Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none")
     found = [name for name in NAMES if name not in names]
-    return [made(name, training=training) if trains(name) else made(name, M=8) for name in found]
+    return [made(name, **_knobs(name, training)) for name in found]
+
+
+def _knobs(name: str, training: Training) -> dict[str, Any]:
+    """A method's small knobs: its training, or its random features; none where it has neither."""
+    if trains(name):
+        return {"training": training}
+    return {"M": 8} if issubclass(class_of(name), ClosedFormMethod) else {}

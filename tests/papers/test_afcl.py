@@ -16,7 +16,7 @@ DATA = {"CIFAR-100": "cifar100", "Tiny-ImageNet": "tiny_imagenet", "ImageNet-R":
 #: As printed -> our name.
 OURS = {
     **{"AFCL": "afcl", "Finetune": "finetune", "FedLwF": "fedlwf", "TARGET": "target"},
-    **{"FedEwc": "fedewc", "FedIcaRL": "fedicarl"},
+    **{"FedEwc": "fedewc", "FedIcaRL": "fedicarl", "FedCBC": "fedcbc"},
 }
 #: Characteristic -> the first task that it is defined for (Eq. 52 takes the tasks before, Eq. 53 the task itself).
 FIRST = {"Stability": 2, "Plasticity": 1}

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 STATED = ("tasks", "clients", "beta")
 #: What the copy of a paper has lost of a number: whose it is.
 LOST_METHOD = "which of the eight methods is lost in the copy"
+#: Why no run can stand beside it; where there cannot be such a method, its words go on with ": " and why.
+NO_METHOD = "no such method here"
 #: How words end that say what a paper does not say and we had to choose.
 _OURS = ": ours"
 #: What has no bearing on the numbers.

@@ -8,7 +8,7 @@ import shlex
 import numpy as np
 import pandas as pd
 
-from fcl_bench.papers.matching import LOST_METHOD, STATED, overrides
+from fcl_bench.papers.matching import LOST_METHOD, NO_METHOD, STATED, overrides
 from fcl_bench.papers.nominal import SIZES
 from fcl_bench.results.measures import direction
 from fcl_bench.results.summarise import CEILINGS, signature
@@ -16,7 +16,6 @@ from fcl_bench.results.tables.cells import NOT_DEFINED, NOT_RUN, NOTHING, Cell, 
 
 #: State of a line that has runs; and some of those of lines that cannot have any.
 HAS_RUNS = "run"
-NO_METHOD = "no such method here"
 NO_METRIC = "not a metric of ours"
 NO_EXPERIMENT = "in no experiment"
 #: What a printed number is compared with; other columns of runs stand beside it.
@@ -53,7 +52,8 @@ def paper_sheet(title: str, cells: pd.DataFrame, lines: pd.DataFrame, notes: lis
         row += _counted(line, cell) if counts else []
         for part in parts:
             row += _measured(line, cell, part, marks[part][position] if part in marks else "")
-        row += [] if parts else [Cell(line["state"], absent=line["state"] in (NOT_RUN, NO_METHOD, LOST_METHOD))]
+        absent = line["state"].startswith((NOT_RUN, NO_METHOD, LOST_METHOD))
+        row += [] if parts else [Cell(line["state"], absent=absent)]
         rows.append(row)
     return Sheet(title, headers, rows, headers.index("printed"), notes)
 

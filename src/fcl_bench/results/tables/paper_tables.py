@@ -16,6 +16,7 @@ from fcl_bench.errors import UserError, choices
 from fcl_bench.papers.experiments import MINIATURE, stand_ins
 from fcl_bench.papers.matching import (
     LOST_METHOD,
+    NO_METHOD,
     STATED,
     Matcher,
     groups_of,
@@ -31,7 +32,6 @@ from fcl_bench.results.tables.cells import NOT_RUN, NOTHING, Table
 from fcl_bench.results.tables.paper_sheet import (
     HAS_RUNS,
     NO_EXPERIMENT,
-    NO_METHOD,
     NO_METRIC,
     OURS,
     paper_sheet,
@@ -126,7 +126,8 @@ def _state(cell: pd.Series) -> str:
     """Why no run can stand beside a printed number; "" if one can."""
     words = words_without_key(cell["setting"])
     if not cell["method"]:
-        return LOST_METHOD if LOST_METHOD in words else NO_METHOD
+        why = [word for word in words if word == LOST_METHOD or word.startswith(NO_METHOD)]
+        return why[0] if why else NO_METHOD
     if words:
         return f"no key for: {'; '.join(words)}"
     if unsaid := [key for key in ("data", "backbone") if not cell[key]]:
