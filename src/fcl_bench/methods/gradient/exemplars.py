@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import normalize
 
+from fcl_bench.config import knob
+from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.problem import Problem, State
 from fcl_bench.tracking.console import Notices
-from fcl_bench.training.memory import Ranking, lists_in, remembered
+from fcl_bench.training.memory import SCOPES, Ranking, budget_of_each, lists_in, remembered, require_budget
 
 log = logging.getLogger(__name__)
 
@@ -50,3 +53,29 @@ class ExemplarServer(GradientServer):
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         return {} if self.stage == EXEMPLARS else super().extra_broadcast()
+
+
+@dataclass
+class ExemplarMethod(GradientMethod):
+    """A method whose clients keep exemplars.
+
+    Args:
+        memory: samples that a client may keep.
+        scope: whether `memory` is each client's, or that of all clients together.
+    """
+
+    memory: int = knob(2000, least=0)
+    scope: str = knob("client", choices=SCOPES)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.loss_over != "seen":
+            raise UserError("method.loss_over=task: exemplars are of earlier tasks' classes", "method.loss_over=seen")
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
+        require_budget(self.memory, self.scope, problem.clients)
+
+    def budget(self, problem: Problem) -> int:
+        """How many samples a client may keep."""
+        return budget_of_each(self.memory, self.scope, problem.clients or 1)

@@ -22,8 +22,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, normalize, one
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.methods.gradient.exemplars import EXEMPLARS, ExemplarClient, ExemplarServer
+from fcl_bench.methods.gradient.exemplars import EXEMPLARS, ExemplarClient, ExemplarMethod, ExemplarServer
 from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.protocol.expected import Expectation, counts, numbers, real
 from fcl_bench.protocol.message import Message
@@ -34,15 +33,12 @@ from fcl_bench.tracking.console import Notices
 from fcl_bench.training.distillation import Distilled
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.memory import (
-    SCOPES,
-    budget_of_each,
     herd,
     lists_in,
     memory_size,
     random_order,
     recalled,
     remembered,
-    require_budget,
     with_memory,
 )
 from fcl_bench.training.network import Network
@@ -229,12 +225,11 @@ class FediCaRLServer(ExemplarServer):
 
 
 @dataclass
-class FediCaRL(GradientMethod):
+class FediCaRL(ExemplarMethod):
     """Knobs of FediCaRL.
 
     Args:
         memory: samples that a client may keep; `variant=published`: that it draws in every round.
-        scope: whether `memory` is each client's, or that of all clients together.
         choose: which samples a client keeps.
         loss: see the equations.
         strength: of distillation; with bce the teacher's share in the targets. 0: no teacher is sent.
@@ -249,7 +244,6 @@ class FediCaRL(GradientMethod):
     server_half = FediCaRLServer
 
     memory: int = knob(300, least=0)
-    scope: str = knob("client", choices=SCOPES)
     choose: str = knob("herding", choices=("herding", "random"))
     loss: str = knob("ce_kd", choices=("ce_kd", "bce"))
     strength: float = knob(1.0, least=0)
@@ -259,8 +253,6 @@ class FediCaRL(GradientMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.loss_over != "seen":
-            raise UserError("method.loss_over=task: exemplars are of earlier tasks' classes", "method.loss_over=seen")
         if self.loss == "bce" and self.strength > 1:
             raise UserError(f"method.strength={self.strength:g}: with method.loss=bce it is a share", "0 to 1")
         if self.classify == "nme" and not self.memory:
@@ -286,14 +278,6 @@ class FediCaRL(GradientMethod):
     def looks(self) -> bool:
         """Whether clients need the final model to choose or to describe their exemplars."""
         return not self.published and (self.choose == "herding" or self.classify == "nme")
-
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
-        require_budget(self.memory, self.scope, problem.clients)
-
-    def budget(self, problem: Problem) -> int:
-        """How many samples a client may keep."""
-        return budget_of_each(self.memory, self.scope, problem.clients or 1)
 
     def stages(self, task: Task) -> list[str]:
         return [*super().stages(task), *([EXEMPLARS] if self.memory else [])]

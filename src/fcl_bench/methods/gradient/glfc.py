@@ -21,8 +21,7 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.methods.gradient.exemplars import EXEMPLARS, ExemplarServer
+from fcl_bench.methods.gradient.exemplars import EXEMPLARS, ExemplarMethod, ExemplarServer
 from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.methods.gradient.proxy import (
     GRADIENTS,
@@ -38,7 +37,7 @@ from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.compensation import Compensated, entropy
 from fcl_bench.training.heads import Heads
-from fcl_bench.training.memory import SCOPES, budget_of_each, herd, memory_size, recalled, require_budget, with_memory
+from fcl_bench.training.memory import herd, memory_size, recalled, with_memory
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.optimisers import with_prefix
@@ -165,12 +164,10 @@ class GLFCClient(PrototypeClient):
 
 
 @dataclass
-class GLFC(GradientMethod):
+class GLFC(ExemplarMethod):
     """Knobs of GLFC.
 
     Args:
-        memory: samples that a client may keep.
-        scope: whether `memory` is each client's, or that of all clients together.
         signal: what tells a client that new classes have come: boundary (its first round in a task), entropy (which
             comes when it comes: until then the client keeps the last task's samples).
         rise: of the entropy, above which there is a signal.
@@ -183,8 +180,6 @@ class GLFC(GradientMethod):
     name: ClassVar[str] = "glfc"
     client_half = GLFCClient
 
-    memory: int = knob(2000, least=0)
-    scope: str = knob("client", choices=SCOPES)
     signal: str = knob("boundary", choices=("boundary", "entropy"))
     rise: float = knob(1.2, above=0)
     proxy: str = knob("reconstruct", choices=("reconstruct", "none"))
@@ -193,8 +188,6 @@ class GLFC(GradientMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.loss_over != "seen":
-            raise UserError("method.loss_over=task: exemplars are of earlier tasks' classes", "method.loss_over=seen")
         if self.reconstructs and not self.trains_network:
             raise UserError("method.on=features: method.proxy=reconstruct makes images", "method.proxy=none")
         if self.published:
@@ -219,14 +212,6 @@ class GLFC(GradientMethod):
 
     def server(self, problem: Problem) -> Server:
         return ProxyServer(self, problem) if self.reconstructs else ExemplarServer(self, problem)
-
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
-        require_budget(self.memory, self.scope, problem.clients)
-
-    def budget(self, problem: Problem) -> int:
-        """How many samples a client may keep."""
-        return budget_of_each(self.memory, self.scope, problem.clients or 1)
 
     def stages(self, task: Task) -> list[str]:
         """With `signal: boundary` exemplars are chosen at the end of a task, by the model that the next begins with."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+from typing import TypeVar
 
 import torch
 
 from fcl_bench.training.network import Network
 
+#: Whatever kind of network it is, the student is of the same.
+N = TypeVar("N", bound=Network)
 
-def reinitialised(network: Network) -> Network:
+
+def reinitialised(network: N) -> N:
     """A copy in training mode whose layers all have new weights, drawn as torch does by default."""
     student = copy.deepcopy(network)
     for module in student.modules():
@@ -20,7 +24,8 @@ def reinitialised(network: Network) -> Network:
         # What never trains is no part of what is to be learnt anew.
         value.requires_grad_(name not in student.never_trains)
         value.grad = None
-    return student.train()
+    student.train()
+    return student
 
 
 def agreement(scores: torch.Tensor, wanted: torch.Tensor, temperature: float) -> torch.Tensor:
