@@ -54,6 +54,8 @@ _SHORT = {
         *("method.synthesis.batches=1", "method.synthesis.g_steps=2", "method.synthesis.kd_steps=2"),
     ),
     "mfcl": (*TRAINING, *_SMALL_GENERATOR, "method.synthetic=8"),
+    # The usual third layer of the tasks' prompts is one more than the small network has.
+    "dualprompt": (*TRANSFORMER, "method.e_layers=[2,3]"),
     "glfc": _INVERTING,
     "lga": (*_INVERTING, "method.proxy_init=0"),
     # The tiny transformer has no fifth block.
@@ -66,6 +68,7 @@ _QUICK: dict[str, dict[str, Any]] = {
         "anchor_size": 8,
         "synthesis": anchored.Synthesis(batch=8, noise=8, warmup=1, batches=1, g_steps=2, kd_steps=2),
     },
+    "dualprompt": {"e_layers": [2, 3]},
     **{name: {"inversion": Inversion(perturbation=2, iterations=2, images=2)} for name in ("glfc", "lga")},
     **{name: {"layers": [0, 1], "components": 3} for name in ("coda_prompt", "cprompt")},
 }

@@ -50,6 +50,15 @@ class Network(torch.nn.Module):
         #: Parameters that stay as everyone has them from the start.
         self.never_trains = {name for name, value in self.named_parameters() if not value.requires_grad}
 
+    @property
+    def device(self) -> torch.device:
+        return self._here.device
+
+    @property
+    def normalises_batches(self) -> bool:
+        """Whether training mode takes the statistics of the batch, so that it needs more than one sample."""
+        return any(isinstance(module, _NORMS) for module in self.modules())
+
     def grow(self, sizes: list[int], seed: int) -> None:
         """Add heads until there is one of each of `sizes`; new weights are uniform in +-1/sqrt(d), biases 0.
 
@@ -57,7 +66,6 @@ class Network(torch.nn.Module):
             sizes: classes of each task so far.
             seed: of the new weights of every head.
         """
-        device = self._here.device
         for task in range(len(self.heads), len(sizes)):
             # Not its own initial weights: they would come from everyone's generator.
             with warnings.catch_warnings():
@@ -68,7 +76,7 @@ class Network(torch.nn.Module):
                 drawn = torch.rand(head.weight.shape, generator=torch.Generator().manual_seed(seed + task))
                 head.weight.copy_((2 * drawn - 1) / self.dimension**0.5)
                 head.bias.zero_()
-            self.heads.append(head.to(device))
+            self.heads.append(head.to(self.device))
 
     def called_layers(self) -> list[tuple[str, torch.nn.Module]]:
         """The convolutions and linear layers of the body that a forward pass calls, with their names."""

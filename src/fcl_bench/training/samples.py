@@ -31,8 +31,13 @@ class Samples:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """One pass: (b, ...) inputs, augmented if they are images, and (b,) labels; every draw is of `generator`."""
         for chosen in epoch_batches(len(self), size, generator):
-            chosen = chosen.to(self.inputs.device, non_blocking=True)
-            yield augmented(self.inputs.index_select(0, chosen), augment, generator), self.labels[chosen]
+            yield self.batch(chosen.to(self.inputs.device, non_blocking=True), augment, generator)
+
+    def batch(
+        self, chosen: torch.Tensor, augment: Augmentation, generator: torch.Generator
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The samples of one batch, of `batches`; `chosen` (b,) says which, and any draw is of `generator`."""
+        return augmented(self.inputs.index_select(0, chosen), augment, generator), self.labels[chosen]
 
 
 class Pool:

@@ -20,6 +20,8 @@ from fcl_bench.training.optimisers import Optimiser, add_weight_decay, client_op
 from fcl_bench.training.repeated_batch import repeats_one_batch, train_repeatedly
 from fcl_bench.training.samples import Samples
 
+#: From standardised samples (b, ...), and what else is known of each, to features (b, d).
+Features = Callable[..., torch.Tensor]
 #: Images per forward pass where nothing is trained.
 FORWARD_BATCH = {"cuda": 512, "cpu": 128}
 
@@ -68,7 +70,7 @@ class Trainer:
         linear = None if self._half or not LinearHeads.fits(network, objective) else LinearHeads(network, objective)
         if linear is None:
             # Batch norm has no statistics of a single image; its running ones serve.
-            network.train(len(samples) > 1)
+            network.train(len(samples) > 1 or not network.normalises_batches)
         one_batch = 0 < len(samples) <= knobs.batch_size and knobs.epochs > 1
         with self.reproducible(seed), linear.few_threads(knobs.batch_size) if linear else nullcontext():
             if linear and one_batch and repeats_one_batch(linear, objective, samples, optimiser):
@@ -112,12 +114,22 @@ class Trainer:
         return loss if linear is None else linear.loss()
 
     @torch.inference_mode()
-    def features(self, network: Network, images: torch.Tensor) -> torch.Tensor:
-        """Features (n, d) of samples (n, ...) in float32, in evaluation mode."""
+    def features(
+        self, network: Network, images: torch.Tensor, *beside: torch.Tensor, of: Features | None = None
+    ) -> torch.Tensor:
+        """Features (n, d) of samples (n, ...) in float32, in evaluation mode.
+
+        Args:
+            network: whose features.
+            images: the samples, as clients hold them.
+            beside: (n, ...) what is known of each sample, as further arguments of `of`.
+            of: from standardised samples to features; None: the network's body.
+        """
         network.eval()
-        batches = images.split(FORWARD_BATCH.get(self._device.type, 128))
+        size, of = FORWARD_BATCH.get(self._device.type, 128), of or network.body
+        batches = zip(*(values.split(size) for values in (images, *beside)), strict=True)
         with exact_kernels(), self.autocast():
-            return torch.cat([network.body(self.standardise(batch)).float() for batch in batches])
+            return torch.cat([of(self.standardise(batch), *known).float() for batch, *known in batches])
 
     def diverged(self) -> UserError:
         """What to tell when a model is no longer finite."""

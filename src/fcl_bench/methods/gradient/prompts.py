@@ -10,15 +10,18 @@ from typing import ClassVar, cast
 import torch
 
 from fcl_bench.config import knob
+from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
+from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.problem import Prediction, Problem, Shard, State, TestBatch
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
+from fcl_bench.training.samples import Augmentation, Samples
 from fcl_bench.training.vit.blocks import dimension_of, require_layers, transformer_blocks
 from fcl_bench.training.vit.prompts import PromptedViT, Prompts
 
@@ -28,18 +31,96 @@ def prompted(network: Network) -> PromptedViT:
     return cast(PromptedViT, network.body)
 
 
+def require_even(key: str, length: int) -> None:
+    """Raise a `UserError` for a prompt that has not as many keys as values."""
+    if length % 2:
+        raise UserError(
+            f"{key}={length} is odd: half of a prompt's rows are keys, half are values", f"{key}={length + 1}"
+        )
+
+
 class PromptObjective(Objective):
     """Cross-entropy, and what the choice of prompts adds to it."""
 
     def loss(self, network: Network, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return super().loss(network, inputs, labels) + prompted(network).penalty
 
+    def finish(self, network: Network) -> None:
+        # It holds what autograd kept of the last step, without which the network can be copied.
+        prompted(network).prompts.penalty = torch.zeros(())
+
+
+class KnownQueries(Samples):
+    """A client's own samples, whose queries are known: the body need not compute them again.
+
+    Args:
+        own: the samples, which are not augmented.
+        queries: (n, d) of them.
+        body: is told those of each batch.
+    """
+
+    def __init__(self, own: Samples, queries: torch.Tensor, body: PromptedViT) -> None:
+        super().__init__(own.inputs, own.labels)
+        self._queries, self._body = queries, body
+
+    def batch(
+        self, chosen: torch.Tensor, augment: Augmentation, generator: torch.Generator
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._body.expect(self._queries[chosen])
+        return super().batch(chosen, augment, generator)
+
 
 class PromptClient(GradientClient):
-    """Trains the task's prompts and head."""
+    """Trains the task's prompts and head.
+
+    Without augmentation an image's query is the same in all epochs and rounds of a task. It is then computed once,
+    with those of the client's other samples: n d floats until the next task.
+    """
+
+    method: PromptMethod
+
+    def __init__(self, method: PromptMethod, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._queries: dict[int, torch.Tensor] = {}
+        self._task = 0
+
+    def samples(self, shard: Shard, broadcast: Message, state: State) -> Samples:
+        own = super().samples(shard, broadcast, state)
+        if self.method.training.augment != "none" or not len(own):
+            return own
+        return KnownQueries(own, self.queries(shard), prompted(self.network))
+
+    def queries(self, shard: Shard) -> torch.Tensor:
+        """(n, d) of the shard's labelled samples."""
+        if self._task != shard.task:
+            self._queries, self._task = {}, shard.task
+        found = self._queries.get(shard.client)
+        if found is None:
+            # Autograd takes no tensor that was made in inference mode.
+            made = self.trainer.features(self.network, shard.inputs, of=prompted(self.network).queries)
+            found = self._queries[shard.client] = made.clone()
+        return found
 
     def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
         return PromptObjective(Heads.from_message(broadcast), self.method.loss_over, self.method.frozen_heads)
+
+
+class PromptServer(GradientServer):
+    """Averages prompts and heads. It keeps the queries (n, d) of test batches that come back."""
+
+    def __init__(self, method: PromptMethod, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._queries: dict[int, torch.Tensor] = {}
+
+    def classify(self, batch: TestBatch) -> Prediction:
+        body, images = prompted(self.network), batch.inputs
+        queries = None if batch.number is None else self._queries.get(batch.number)
+        if queries is None:
+            queries = self.trainer.features(self.network, images, of=body.queries)
+            if batch.number is not None:
+                self._queries[batch.number] = queries
+        features = self.trainer.features(self.network, images, queries)
+        return Prediction(self.heads.class_scores(self.logits(features)))
 
 
 @dataclass
@@ -55,6 +136,7 @@ class PromptMethod(GradientMethod):
     """
 
     client_half = PromptClient
+    server_half = PromptServer
     inside_transformers: ClassVar[bool] = True
 
     training: Training = field(default_factory=lambda: Training(optimizer="adam", lr=1e-3, weight_decay=0.0))
@@ -90,6 +172,7 @@ class PromptMethod(GradientMethod):
         prompts = prompted(network).prompts
         while prompts.tasks < len(sizes):
             prompts.grow(derived_seed(seed, "prompts", prompts.tasks) % 2**62)
+        prompts.to(network.device)
         super().grow(network, sizes, seed)
 
     def frozen(

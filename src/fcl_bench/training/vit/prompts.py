@@ -32,7 +32,10 @@ class Prompts(nn.Module, ABC):
 
     @abstractmethod
     def grow(self, seed: int) -> None:
-        """Add the parameters of task `self.tasks`, drawn by the seed, on the device of the others; and count it."""
+        """Add the parameters of task `self.tasks`, drawn by the seed on the CPU, and count it.
+
+        Whoever calls it brings them to the others' device.
+        """
 
     @abstractmethod
     def forward(self, queries: torch.Tensor) -> Mapping[int, torch.Tensor]:
@@ -50,6 +53,14 @@ class Prompts(nn.Module, ABC):
     @abstractmethod
     def old(self) -> set[str]:
         """Names of the parameters of the tasks before the last, which no longer train."""
+
+
+def cosines(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """(b, ...) the cosine of each query (b, d) with each key (..., d), in float32 or better also under autocast."""
+    dtype = torch.promote_types(queries.dtype, torch.promote_types(keys.dtype, torch.float32))
+    with torch.autocast(queries.device.type, enabled=False):
+        rows = nn.functional.normalize(queries.to(dtype), dim=-1), nn.functional.normalize(keys.to(dtype), dim=-1)
+        return (rows[0] @ rows[1].flatten(0, -2).T).unflatten(1, keys.shape[:-1])
 
 
 class PromptedViT(nn.Module):
@@ -99,9 +110,11 @@ class PromptedViT(nn.Module):
         """(b, d) the features without any prompt."""
         return self.under({}, images)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: torch.Tensor, queries: torch.Tensor | None = None) -> torch.Tensor:
+        """Images (b, 3, size, size), with or without their queries (b, d), to features (b, d)."""
         expected, self._expected = self._expected, None
-        self.asked = self.queries(images) if expected is None else expected
+        queries = expected if queries is None else queries
+        self.asked = self.queries(images) if queries is None else queries
         return self.under(self.prompts(self.asked), images)
 
     def under(self, prompts: Mapping[int, torch.Tensor], images: torch.Tensor) -> torch.Tensor:
