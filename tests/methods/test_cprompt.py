@@ -92,10 +92,14 @@ def prompt_term(near: float, far: float, margin: float):
 
 
 CASES = {
-    "features": ({"near": 3.0, "far": 0.5, "margin": 1.0, "strength": 0.7}, feature_term(0.7, 3.0, 0.5, 1.0), False),
+    "features": (
+        {"near": 2000.0, "far": 60.0, "margin": 1.0, "strength": 0.7},
+        feature_term(0.7, 2000.0, 60.0, 1.0),
+        False,
+    ),
     "published": (
-        {"near": 0.3, "far": 0.2, "margin": 4.0, "variant": "published"},
-        feature_term(1.0, 0.3, 0.2, 4.0, True),
+        {"near": 500.0, "far": 20.0, "margin": 4.0, "variant": "published"},
+        feature_term(1.0, 500.0, 20.0, 4.0, True),
         True,
     ),
     "prompts": ({"contrast": "prompts", "near": 0.5, "far": 0.2, "margin": 3.0}, prompt_term(0.5, 0.2, 3.0), False),
@@ -105,14 +109,14 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_every_upload_is_that_of_the_oracle(name):
     knobs, term, softmax = CASES[name]
-    training = plain_training(lr=0.02)
+    training = plain_training()
     found = exchanges(cprompt(training, **knobs), lively_problem(), TASKS)
     assert_uploads(Oracle(lively_problem(), training, softmax=softmax, term=term), found, TASKS)
     # The term is worth seeing.
     without = exchanges(cprompt(training, **{**knobs, "strength": 0.0}), lively_problem(), TASKS)
     for task in (0, 1):
         mine, theirs = ([up for t, _, _, up in run if t == task] for run in (found, without))
-        assert max(float((mine[-1][n] - theirs[-1][n]).abs().max()) for n in mine[-1]) > 1e-4
+        assert max(float((mine[-1][n] - theirs[-1][n]).abs().max()) for n in mine[-1]) > 1e-3
 
 
 def halves(method: CPrompt, task: int = 1):
@@ -197,9 +201,9 @@ def test_the_earlier_models_stay_where_the_round_began():
 def test_a_strong_contrast_keeps_features_where_they_were():
     """The change of features in a client's round shrinks with the weight."""
     moved = []
-    for strength in (0.0, 0.01, 10.0):
-        method = cprompt(plain_training(rounds=1, epochs=4, optimizer="adam", lr=0.02), strength=strength)
-        down, up = next((down, up) for t, _, down, up in exchanges(method, lively_problem(), TASKS) if t == 0)
+    for near in (0.0, 10.0, 100.0):
+        method = cprompt(plain_training(rounds=1, epochs=4, lr=0.2, momentum=0.0), near=near)
+        [(*_, down, up)] = exchanges(method, lively_problem(), TASKS[:1])
         client, (images, labels) = method.client(lively_problem()), TASKS[0][0]
         client.take_over(image_shard(0, 0, images, labels), down)
         network, inputs = client.network.eval(), images.float() / 127.5 - 1
@@ -207,7 +211,7 @@ def test_a_strong_contrast_keeps_features_where_they_were():
             sent = network.body(inputs)
             network.load(dict(up))
             moved.append(float((network.body(inputs) - sent).square().sum(dim=1).mean()))
-    assert moved[0] > 1.5 * moved[1] > 1.5 * 1.5 * moved[2] > 0
+    assert moved[0] > 1.3 * moved[1] > 1.3 * 2 * moved[2] > 0
 
 
 # Limits ---------------------------------------------------------------------------------------------------------------

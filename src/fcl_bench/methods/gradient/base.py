@@ -110,7 +110,6 @@ class GradientMethod(Method):
         what = f"method={self.name} trains a part of its own inside the network, and nothing else of it"
         if self.on == "features":
             raise UserError(f"method.on=features: {what}", "method.on=images")
-        transformer_blocks(start.build(), self.name, start.name)
         if self.frozen_stages:
             raise UserError(f"method.frozen_stages={self.frozen_stages}: {what}", "method.frozen_stages=0")
         transformer_blocks(start.build(), self.name, start.name)

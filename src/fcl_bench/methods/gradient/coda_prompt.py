@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fcl_bench.config import knob
-from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.prompts import PromptMethod
+from fcl_bench.methods.gradient.prompts import PromptMethod, require_even
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.training.vit.coda import CodaPrompts
 
@@ -47,10 +46,7 @@ class CodaPrompt(PromptMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.length % 2:
-            raise UserError(
-                f"method.length={self.length} has no two halves, keys and values", f"method.length={self.length + 1}"
-            )
+        require_even("method.length", self.length)
 
     @property
     def prompted_layers(self) -> dict[str, list[int]]:

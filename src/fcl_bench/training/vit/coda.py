@@ -44,8 +44,6 @@ class CodaPrompts(Prompts):
         A, K, P: the parameters, by `group_name`.
     """
 
-    _here: torch.Tensor
-
     def __init__(
         self,
         layers: tuple[int, ...],
@@ -60,7 +58,6 @@ class CodaPrompts(Prompts):
         self._count, self._length, self._dimension = components, length, dimension
         self._orthogonality, self._softmax = orthogonality, softmax
         self.A, self.K, self.P = nn.ParameterDict(), nn.ParameterDict(), nn.ParameterDict()
-        self.register_buffer("_here", torch.empty(0), persistent=False)
 
     def grow(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -71,7 +68,7 @@ class CodaPrompts(Prompts):
                 old = earlier[name].flatten(1).cpu() if earlier else None
                 width = torch.Size(shape).numel()
                 new = orthonormal_rows(self._count, width, old, generator).unflatten(1, shape)
-                getattr(self, name)[group_name(layer, self.tasks)] = nn.Parameter(new.float().to(self._here.device))
+                getattr(self, name)[group_name(layer, self.tasks)] = nn.Parameter(new.float())
         self.tasks += 1
 
     def of(self, layer: int, tasks: int | None = None) -> Components:
@@ -106,9 +103,8 @@ class CodaPrompts(Prompts):
         return {f"{kind}.{name}" for kind in "AKP" for name in names}
 
     def _penalty(self, components: dict[int, Components]) -> torch.Tensor:
-        with torch.autocast(self._here.device.type, enabled=False):
-            terms = [unlike_orthonormal(X.flatten(1)) for own in components.values() for X in own]
-            return self._orthogonality * torch.stack(terms).sum()
+        terms = [unlike_orthonormal(X.flatten(1)) for own in components.values() for X in own]
+        return self._orthogonality * torch.stack(terms).sum()
 
 
 def group_name(layer: int, task: int) -> str:
@@ -117,8 +113,9 @@ def group_name(layer: int, task: int) -> str:
 
 
 def unlike_orthonormal(rows: torch.Tensor) -> torch.Tensor:
-    """mean((X X' - I)^2), 0 where the rows X (M, D) are orthonormal."""
-    return (rows @ rows.T - torch.eye(len(rows), dtype=rows.dtype, device=rows.device)).square().mean()
+    """mean((X X' - I)^2), 0 where the rows X (M, D) are orthonormal; in their precision, whatever the network's."""
+    with torch.autocast(rows.device.type, enabled=False):
+        return (rows @ rows.T - torch.eye(len(rows), dtype=rows.dtype, device=rows.device)).square().mean()
 
 
 def orthonormal_rows(count: int, dimension: int, old: torch.Tensor | None, generator: torch.Generator) -> torch.Tensor:
