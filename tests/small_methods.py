@@ -57,7 +57,7 @@ _SHORT = {
     "glfc": _INVERTING,
     "lga": (*_INVERTING, "method.proxy_init=0"),
     # The tiny transformer has no fifth block.
-    **{name: (*TRANSFORMER, "method.layers=[0,1]", "method.components=3") for name in ("coda_prompt", "cprompt")},
+    **dict.fromkeys(("coda_prompt", "cprompt"), (*TRANSFORMER, "method.layers=[0,1]", "method.components=3")),
 }
 #: Knobs that make such methods quick where a test makes the method itself.
 _QUICK: dict[str, dict[str, Any]] = {

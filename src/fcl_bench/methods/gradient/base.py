@@ -107,12 +107,12 @@ class GradientMethod(Method):
             require_memory("method.gaussian.covariance=full", size, "the covariances of all classes")
 
     def _check_transformer(self, start: Trainable) -> None:
-        transformer_blocks(start.build(), self.name, start.name)
         what = f"method={self.name} trains a part of its own inside the network, and nothing else of it"
         if self.on == "features":
             raise UserError(f"method.on=features: {what}", "method.on=images")
         if self.frozen_stages:
             raise UserError(f"method.frozen_stages={self.frozen_stages}: {what}", "method.frozen_stages=0")
+        transformer_blocks(start.build(), self.name, start.name)
 
     def stages(self, task: Task) -> list[str]:
         """The ledger's stages of a task's rounds, in order: those of the model, and others before or after them."""
