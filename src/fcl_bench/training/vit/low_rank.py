@@ -111,8 +111,10 @@ def add_low_rank(blocks: Sequence[nn.Module], targets: Sequence[str], layers: Se
         By the layer's path from the blocks, such as "0.attn.qkv".
 
     Raises:
-        UserError: for an unknown target, or one that is named twice, as q and qkv name the same rows.
+        UserError: for no target, an unknown one, or one that is named twice, as q and qkv name the same rows.
     """
+    if not targets:
+        raise UserError("method.targets=[] updates no layer", choices(_PLACES))
     for target in targets:
         if target not in _PLACES:
             raise UserError(
