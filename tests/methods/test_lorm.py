@@ -12,9 +12,11 @@ from timm.models.vision_transformer import VisionTransformer
 
 from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.config import typed_instance
+from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.lorm import LoRM
 from fcl_bench.protocol.problem import Problem, TestBatch
+from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.vit.low_rank import LowRank, low_rank_layers
 from tests.methods.harness import turn
@@ -95,6 +97,7 @@ def stacked(X: list[np.ndarray], W: list[np.ndarray], alpha: float, A: np.ndarra
     """The W (o, i) nearest to all W_k on the inputs X_k A', by least squares; damping as further rows of inputs.
 
     alpha G + (1 - alpha) diag(G) is the Gram matrix of sqrt(alpha) X and sqrt(1 - alpha) diag(G)^(1/2) together.
+    Inputs after a layer norm add up to 0, but for float32: what is that small is left out.
     """
     rows, targets = [], []
     for x, w in zip(X, W, strict=True):
@@ -102,7 +105,7 @@ def stacked(X: list[np.ndarray], W: list[np.ndarray], alpha: float, A: np.ndarra
         both = both if A is None else both @ A.T
         rows.append(both)
         targets.append(both @ w.T)
-    return np.linalg.lstsq(np.concatenate(rows), np.concatenate(targets), rcond=None)[0].T
+    return np.linalg.lstsq(np.concatenate(rows), np.concatenate(targets), rcond=1e-6)[0].T
 
 
 def assert_same_outputs(found: torch.Tensor, expected: np.ndarray, X: list[np.ndarray], alpha: float) -> None:
@@ -325,17 +328,25 @@ def test_a_task_without_a_label_changes_nothing():
         torch.testing.assert_close(layer.merged[part], layer.delta(part, 1), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])
-def test_rounded_grams_give_nearly_the_same_model(wire):
-    problem, tasks = setting([[9, 6], [7, 8]])
-    exact = learn_images(lorm(alpha=1.0, alpha_head=1.0), problem, tasks)
-    problem, _ = setting([[9, 6]], wire=wire)
-    rounded = learn_images(lorm(alpha=1.0, alpha_head=1.0), problem, tasks)
-    images = torch.cat([images for clients in tasks for images, _ in clients])
-    scores = exact.predict(images)
-    off = float((rounded.predict(images) - scores).norm() / scores.norm())
-    print(wire, off)
-    assert off < {"float32": 1e-2, "bfloat16": 0.5, "float16": 0.2}[wire], off
+@pytest.mark.parametrize(("wire", "gram", "close"), [("float32", "packed", 1e-3), ("bfloat16", "full", 0.5)])
+def test_rounded_grams_merge_nearly_as_exact_ones(wire, gram, close):
+    """The outputs of the merged class weights, relative to how far the clients' own are from their mean."""
+    problem, [clients] = setting([[12, 7, 9]])
+    method = lorm(rounds=1, alpha=1.0, alpha_head=1.0)
+    sent = WireFormat(WIRE_DTYPES[wire], gram=gram)
+    rounded = method.server(dataclasses.replace(problem, wire=sent))
+    [task] = images_stream([clients])
+    rounded.start_task(task)
+    rounded.broadcast(task, 0)
+    [(_, uploads, inputs, after)] = rounds_of(method, problem, clients, 1)
+    for k, upload in enumerate(uploads):
+        rounded.absorb(k, decoded(encoded(upload, sent), torch.float64))
+    rounded.finish_round()
+    X = np.concatenate([own["heads"] for own in inputs])
+    W = [upload["heads.0.weight"].double().numpy() for upload in uploads]
+    spread = np.linalg.norm(X @ (W[0] - np.mean(W, axis=0)).T)
+    off = rounded.network.heads[0].weight.double().detach().numpy() - after["heads.0.weight"].double().numpy()
+    assert 0 < np.linalg.norm(X @ off.T) < close * spread
 
 
 def test_passes_multiply_the_grams_and_augmentation_changes_them():
