@@ -25,8 +25,8 @@ def merged_weights(
     Args:
         sums_WG: (o, i) the sum of `weighted(W_k, G_k)`.
         sums_G: (i, i) the sum of the Gram matrices, or (i,) that of their diagonals.
-        near: (o, i) what W is where no client has an input (outside the range of the sum); None: 0. Weights that are
-            the same everywhere stay so whatever the inputs are, if this is they.
+        near: (o, i) what W is where no client has an input (outside the range of the sum), such as the mean of the W_k:
+            weights that are the same everywhere then stay so whatever the inputs are. None: 0.
         rounding: relative error of the entries of the Gram matrices (`relative_rounding`); what is no larger than it
             makes is taken for no input.
     """

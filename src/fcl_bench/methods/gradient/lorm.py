@@ -8,13 +8,14 @@ server takes the factor that comes closest to all clients' outputs, min sum_k ||
 
     B = (sum_k B_k A G_k A')(sum_k A G_k A')^+,    A = (sum_k A_k G_k)(sum_k G_k)^+,
 
-and where no client has an input, what it was before. Class weights are merged like A, with the Gram matrix of the
-features; biases are averaged by samples. Grams are damped before they are sent, alpha G + (1 - alpha) diag(G); with
-alpha = 0 the diagonal is all that travels.
+and where no client has an input, their average. Class weights are merged like A, with the Gram matrix of the features;
+biases are averaged by samples. Grams are damped before they are sent, alpha G + (1 - alpha) diag(G); with alpha = 0 the
+diagonal is all that travels.
 
 After the last round of task t, Grams G_t under the model as it is then are summed over the clients, and the tasks'
-updates merged in the same way: P += B_t A_t G_t, R += G_t, and W_0 + P R^+ is the model that predicts. Within a task
-it is W_0 + the mean of the tasks' updates, under which Grams are taken, too. Training runs on W_0 + B_t A_t alone.
+updates merged in the same way: P += B_t A_t G_t, R += G_t, and W_0 + P R^+ is the model that predicts (where no task
+has an input, the mean of the updates). Within a task it is W_0 + the mean of the updates, under which Grams are taken,
+too. Training runs on W_0 + B_t A_t alone.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ class LoRMServer(GradientServer):
 
     def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The merge of what has Grams, and the mean of all else."""
-        return {**mean, **self._clients.merged(self.method.merged_by(self.network, self.task), self.sent)}
+        return {**mean, **self._clients.merged(self.method.merged_by(self.network, self.task), mean)}
 
     def finish_stage(self) -> None:
         """P += B A G, R += G, and the model that predicts."""
@@ -183,13 +184,15 @@ class LoRMServer(GradientServer):
         self._merged_tasks = self.task + 1
         self._put_merged()
 
+    @torch.no_grad()
     def _put_merged(self) -> None:
         """Predict with P R^+ where all tasks so far are in it, else with the mean of the tasks' updates."""
         whole = self._merged_tasks == len(self.tasks)
         for path, layer in low_rank_layers(self.network.body).items():
-            names = {f"{path}.{part}": part for part in layer.parts} if whole and path in self._tasks.grams else {}
-            merged = self._tasks.merged(dict.fromkeys(names, path))
-            layer.merged = {names[name]: delta for name, delta in merged.items()}
+            parts = layer.parts if whole and path in self._tasks.grams else ()
+            mean = {f"{path}.{part}": layer.mean_delta(part) for part in parts}
+            merged = self._tasks.merged(dict.fromkeys(mean, path), mean)
+            layer.merged = {part: merged[f"{path}.{part}"] for part in parts}
 
     def model(self) -> dict[str, torch.Tensor]:
         """As of any gradient method, and `delta.<layer>.<part>` (o, i): what is added to the frozen weights."""

@@ -88,6 +88,10 @@ class LowRank(nn.Module):
         name = factor_name(part, task)
         return self.B[name] @ self.A[name]
 
+    def mean_delta(self, part: str) -> torch.Tensor:
+        """(o, i) the mean of what the tasks add to the rows of W."""
+        return torch.stack([self.delta(part, task) for task in range(self.tasks)]).mean(dim=0)
+
 
 def factor_name(part: str, task: int) -> str:
     """Of a task's factors in `LowRank.A` and `LowRank.B`."""
