@@ -1,0 +1,449 @@
+"""RegMean against least squares in NumPy, its Gram matrices against plain hooks, its bytes, its limits; and AFL."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from fcl_bench.errors import UserError
+from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.gradient.regmean import RegMean
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.problem import TestBatch
+from tests.methods.classical_harness import INPUTS, SIZES, exchanged, feature_tasks, federation, pictures, training
+from tests.methods.harness import relative_error, turn
+from tests.methods.training_harness import (
+    federation_of,
+    image_shard,
+    images_stream,
+    learn_images,
+    tiny_problem,
+)
+from tests.methods.whole_runs import assert_resumes, feature_problem, learnt, model_of, same
+
+EXACT = {"wire": "float64"}
+
+
+def regmean(**knobs) -> RegMean:
+    own = {name: knobs.pop(name) for name in ("damping", "on", "frozen_heads", "loss_over") if name in knobs}
+    return RegMean(training(**{"weight_decay": 0.0, **knobs}), **own)
+
+
+def joint(values, weight: str) -> np.ndarray:
+    """(o, i + 1) the weight and its bias."""
+    W, b = values[weight].double(), values[weight.replace("weight", "bias")].double()
+    return torch.cat([W, b[:, None]], dim=1).numpy()
+
+
+# The merge against NumPy ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recurring", [False, True])
+@pytest.mark.parametrize("damping", [1.0, 0.5, 0.0])
+def test_each_round_on_features_is_the_least_squares_of_all_clients_outputs(damping, recurring):
+    """In one go: the change of least norm that comes closest to the clients' on all their samples and a constant.
+
+    The second task has as few as 8 samples for 6 numbers each; the last has a client of one sample.
+    """
+    method, tasks = regmean(on="features", damping=damping), feature_tasks(recurring)
+    problem = feature_problem(INPUTS, **EXACT)
+    rounds: list[tuple[Message, dict]] = []
+    ends = []
+
+    def seen(client, broadcast, upload):
+        if not rounds or rounds[-1][0] is not broadcast:
+            rounds.append((broadcast, {}))
+        rounds[-1][1][client] = upload
+
+    learn_images(method, problem, tasks, seen=seen, after=lambda _, server: ends.append(model_of_server(server)))
+    assert len(rounds) == 6
+    for number, (before, uploads) in enumerate(rounds):
+        task, last = divmod(number, 2)
+        after = ends[task] if last else rounds[number + 1][0]
+        inputs = {k: np.c_[tasks[task][k][0].float().double().numpy(), np.ones(SIZES[task][k])] for k in uploads}
+        for k, upload in uploads.items():
+            G = inputs[k].T @ inputs[k]
+            sent = np.diag(G) if damping == 0 else damping * G + (1 - damping) * np.diag(np.diag(G))
+            np.testing.assert_allclose(upload["gram.heads"].numpy(), sent, rtol=1e-12, atol=1e-12)
+        for head in range(task + 1):
+            weight = f"heads.{head}.weight"
+            start = joint(before, weight)
+            changes = {k: joint(upload, weight) - start for k, upload in uploads.items()}
+            assert any(np.abs(change).max() > 1e-3 for change in changes.values())
+            if damping == 1:
+                outputs = [inputs[k] @ change.T for k, change in changes.items()]
+                change = np.linalg.lstsq(np.concatenate(list(inputs.values())), np.concatenate(outputs), rcond=1e-10)[
+                    0
+                ].T
+            else:
+                grams = {k: X.T @ X for k, X in inputs.items()}
+                grams = {k: damping * G + (1 - damping) * np.diag(np.diag(G)) for k, G in grams.items()}
+                change = sum(changes[k] @ G for k, G in grams.items()) @ np.linalg.pinv(sum(grams.values()))
+            np.testing.assert_allclose(joint(after, weight), start + change, atol=2e-6)
+
+
+def model_of_server(server) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in server.network.state().items()}
+
+
+def fed(method: RegMean, uploads: list[dict[str, torch.Tensor]], inputs: int, classes: int = 1, start: float = 0.0):
+    """The server after a round with these uploads, on features, from weights that are all `start`."""
+    problem = feature_problem(inputs, **EXACT)
+    server = method.server(problem)
+    rows = [(torch.zeros(classes, inputs, dtype=torch.float64), torch.arange(classes))]
+    [task] = images_stream([rows])
+    server.start_task(task)
+    for value in server.network.parameters():
+        value.data.fill_(start)
+    server.broadcast(task, 0)
+    for k, upload in enumerate(uploads):
+        server.absorb(k, Message(upload, samples=3))
+    server.finish_round()
+    return server.network.heads[0]
+
+
+def of_client(weight, bias, gram) -> dict[str, torch.Tensor]:
+    values = {"heads.0.weight": weight, "heads.0.bias": bias, "gram.heads": gram}
+    return {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+
+
+def test_the_hand_value_with_a_bias():
+    """One sample each, x = 1 and x = -1: the sum of the Gram matrices is 2 I, and both outputs (3 and 2) are met."""
+    one = of_client([[2.0]], [1.0], [[1.0, 1.0], [1.0, 1.0]])
+    other = of_client([[1.0]], [3.0], [[1.0, -1.0], [-1.0, 1.0]])
+    head = fed(regmean(on="features"), [one, other], 1, start=7.0)
+    assert (head.weight.item(), head.bias.item()) == (0.5, 2.5)
+
+
+def test_the_hand_value_of_diagonals():
+    """Column by column, sum_k w_k g_k / sum_k g_k; the bias by numbers of samples. No input: as it was sent."""
+    one = of_client([[2.0, 5.0]], [1.0], [3.0, 0.0, 4.0])
+    other = of_client([[6.0, 5.0]], [2.0], [1.0, 0.0, 12.0])
+    head = fed(regmean(on="features", damping=0.0), [one, other], 2, start=9.0)
+    np.testing.assert_allclose(head.weight.detach().numpy(), [[3.0, 9.0]])
+    np.testing.assert_allclose(head.bias.detach().numpy(), [1.75])
+
+
+@pytest.mark.parametrize("damping", [1.0, 0.0])
+def test_the_same_layer_at_all_clients_stays_whatever_their_inputs_are(damping):
+    rng = np.random.default_rng(0)
+    W, b = rng.standard_normal((3, 4)), rng.standard_normal(3)
+    uploads = []
+    for rows in (9, 4, 30):
+        X = np.c_[rng.standard_normal((rows, 4)) * rng.uniform(0.1, 5), np.ones(rows)]
+        uploads.append(of_client(W, b, X.T @ X if damping else (X**2).sum(axis=0)))
+    head = fed(regmean(on="features", damping=damping), uploads, 4, 3, start=0.3)
+    np.testing.assert_allclose(head.weight.detach().numpy(), W, atol=1e-6)
+    np.testing.assert_allclose(head.bias.detach().numpy(), b, atol=1e-6)
+
+
+def test_a_single_client_gets_its_own_model_back():
+    """On features, whatever SGD adds to a head lies in the span of the inputs: the method is finetuning."""
+    method, tasks = regmean(on="features"), [clients[:1] for clients in feature_tasks()]
+    both = (method, FineTune(method.training, on="features"))
+    ours, theirs = (learn_images(m, feature_problem(INPUTS, **EXACT), tasks).network.state() for m in both)
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], atol=2e-6, rtol=1e-5)
+
+
+def test_a_single_clients_outputs_on_its_own_samples_stay():
+    """On images features move while the head trains; where none are in the end, the head stays as it was."""
+    method, problem, tasks = regmean(rounds=1), tiny_problem(**EXACT), [[pictures()[0][0]]]
+    uploads = []
+    network = learn_images(method, problem, tasks, seen=lambda _, __, upload: uploads.append(upload)).network
+    [upload], state = uploads, network.state()
+    assert all(torch.equal(state[name], upload[name].float()) for name in state if name.startswith("body."))
+    off = joint(state, "heads.0.weight") - joint(upload, "heads.0.weight")
+    assert np.abs(off).max() > 1e-4
+    assert np.abs(off @ upload["gram.heads"].double().numpy()).max() < 1e-4
+
+
+def test_inputs_that_are_the_same_at_all_clients_give_the_average():
+    """Two clients with the same features and other labels: the plain average of the models, as finetune has it."""
+    X = torch.from_numpy(np.random.default_rng(3).standard_normal((12, INPUTS)))
+    labels = torch.arange(12) % 3
+    tasks = [[(X, labels), (X, labels.flip(0).roll(1))]]
+    problem, method = feature_problem(INPUTS, **EXACT), regmean(on="features")
+    ours, theirs = (
+        learn_images(m, problem, tasks).network.state() for m in (method, FineTune(method.training, on="features"))
+    )
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], atol=1e-6, rtol=1e-5)
+    tasks[0][1] = (3 * X.flip(1), tasks[0][1][1])
+    ours, theirs = (
+        learn_images(m, problem, tasks).network.state() for m in (method, FineTune(method.training, on="features"))
+    )
+    assert float((ours["heads.0.weight"] - theirs["heads.0.weight"]).abs().max()) > 1e-3
+
+
+# Whole networks -------------------------------------------------------------------------------------------------------
+
+VIT_LAYERS = {
+    f"body.blocks.{block}.{name}" for block in range(4) for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+}
+
+
+def hooked(network: torch.nn.Module, images: torch.Tensor) -> dict[str, np.ndarray]:
+    """X'X of every linear layer's inputs and a constant, of all images in one batch."""
+    found: dict[str, np.ndarray] = {}
+
+    def take(name):
+        def hook(_, given):
+            X = given[0].detach().reshape(-1, given[0].shape[-1]).double().numpy()
+            X = np.c_[X, np.ones(len(X))]
+            found[name] = found.get(name, 0) + X.T @ X
+
+        return hook
+
+    hooks = [
+        module.register_forward_pre_hook(take("heads" if name.startswith("heads") else name))
+        for name, module in network.named_modules()
+        if isinstance(module, torch.nn.Linear) and name != "heads.1"
+    ]
+    network.eval()
+    with torch.no_grad():
+        network(images)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def test_grams_are_those_of_every_linear_layers_inputs_under_the_trained_model():
+    """Of a vision transformer, tokens are rows; in the second task, with two heads."""
+    method, problem, tasks = regmean(), tiny_problem(architecture="vit", **EXACT), pictures()
+    server, client = learn_images(method, problem, tasks[:1]), method.client(problem)
+    task = images_stream(tasks)[1]
+    server.start_task(task)
+    broadcast, shard = server.broadcast(task, 0), image_shard(0, 1, *tasks[1][0])
+    upload = turn(client, shard, broadcast)
+    assert {name for name in upload if name.startswith("gram.")} == {f"gram.{name}" for name in VIT_LAYERS | {"heads"}}
+    assert all(torch.equal(upload[name], value) for name, value in client.network.changing().items())
+    expected = hooked(client.network, client.trainer.standardise(shard.inputs))
+    for name, G in expected.items():
+        np.testing.assert_allclose(upload[f"gram.{name}"].numpy(), G, rtol=1e-5, atol=1e-4)
+    assert expected["body.blocks.0.attn.qkv"][-1, -1] > len(shard.labels) == expected["heads"][-1, -1]
+    broadcast_model = hooked_before(server, client.trainer.standardise(shard.inputs))
+    assert relative_error(upload["gram.heads"], broadcast_model["heads"]) > 1e-4
+
+
+def hooked_before(server, images) -> dict[str, np.ndarray]:
+    return hooked(server.network, images)
+
+
+def test_linear_layers_of_the_body_are_merged_and_all_else_is_averaged():
+    """After one round from the same start; of the network that finetune averages, nothing but linear layers differs."""
+    method, problem, tasks = regmean(rounds=1), tiny_problem(architecture="vit", **EXACT), pictures()[:1]
+    uploads: dict[int, Message] = {}
+    start: dict[str, torch.Tensor] = {}
+
+    def seen(client, broadcast, upload):
+        uploads[client] = upload
+        start.update(broadcast)
+
+    ours = learn_images(method, problem, tasks, seen=seen).network.state()
+    theirs = learn_images(FineTune(method.training), problem, tasks).network.state()
+    linear = {*VIT_LAYERS, "heads.0"}
+    for name in theirs:
+        assert torch.equal(ours[name], theirs[name]) == (name.rpartition(".")[0] not in linear), name
+    for layer in linear:
+        gram = "gram.heads" if layer == "heads.0" else f"gram.{layer}"
+        W = joint(start, f"{layer}.weight")
+        G = {k: upload[gram].double().numpy() for k, upload in uploads.items()}
+        change = sum((joint(upload, f"{layer}.weight") - W) @ G[k] for k, upload in uploads.items())
+        # An eigenvalue of rounding's size may be on either side of the cut: the outputs are what is certain.
+        off = (joint(ours, f"{layer}.weight") - W) @ sum(G.values()) - change
+        assert np.abs(off).max() < 1e-5 * max(1.0, np.abs(sum(G.values())).max())
+
+
+def test_a_convolutional_body_is_finetunes_average():
+    """No linear layer in it: after a round the heads alone differ."""
+    method, problem, tasks = regmean(rounds=1), tiny_problem(**EXACT), pictures()[:1]
+    ours, theirs = (learn_images(m, problem, tasks).network.state() for m in (method, FineTune(method.training)))
+    assert {name for name in theirs if not torch.equal(ours[name], theirs[name])} == {"heads.0.weight", "heads.0.bias"}
+
+
+class HalfFrozen(RegMean):
+    """Its first two blocks stay as the first task leaves them."""
+
+    def frozen(self, network, stages, task, reused=frozenset()):
+        blocks = [name for name, _ in network.named_parameters() if name.startswith(("body.blocks.0", "body.blocks.1"))]
+        return super().frozen(network, stages, task, reused) | (set(blocks) if task else set())
+
+
+def test_what_is_frozen_has_no_gram_and_stays_to_the_bit():
+    """Layers of the body, old heads, and rows of classes that are not in the task in an old head that trains."""
+    method = HalfFrozen(training(), frozen_heads=True)
+    problem, states, fields = tiny_problem(architecture="vit"), [], []
+    learn_images(
+        method,
+        problem,
+        pictures(),
+        seen=lambda _, __, upload: fields.append({name for name in upload if name.startswith("gram.")}),
+        after=lambda _, server: states.append(model_of_server(server)),
+    )
+    assert len(fields[0]) == 17
+    assert fields[-1] == {f"gram.{name}" for name in VIT_LAYERS if int(name.split(".")[2]) >= 2} | {"gram.heads"}
+    kept = [name for name in states[0] if name.startswith(("heads.0", "body.blocks.1.attn.qkv"))]
+    assert len(kept) == 4
+    for name in kept:
+        assert torch.equal(states[0][name], states[2][name])
+    features, ends = regmean(on="features", frozen_heads=True), []
+    learn_images(
+        features, feature_problem(INPUTS), feature_tasks(True), after=lambda _, s: ends.append(model_of_server(s))
+    )
+    for kind in ("weight", "bias"):
+        before, after = (end[f"heads.0.{kind}"] for end in ends[:2])
+        assert torch.equal(before[:2], after[:2])
+        assert not torch.equal(before[2], after[2]), "the class that the second task has again"
+
+
+# Bytes ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("damping", "packed"), [(1.0, False), (1.0, True), (0.0, False)])
+def test_bytes_are_finetunes_and_a_gram_matrix_for_each_layer(damping, packed):
+    """(i + 1)^2 numbers, packed (i + 1)(i + 2)/2, of diagonals i + 1."""
+
+    def run(method):
+        problem = tiny_problem(architecture="vit")
+        wire = dataclasses.replace(problem.wire, gram="packed" if packed else "full")
+        return exchanged(learnt(method, dataclasses.replace(problem, wire=wire), pictures()))
+
+    method = regmean(damping=damping)
+    width = tiny_problem(architecture="vit").network.dimension
+    sides = [1 + side for side in 4 * [width, width, width, 4 * width] + [width]]
+    numbers = sides if damping == 0 else [i * (i + 1) // 2 if packed else i**2 for i in sides]
+    for ours, theirs in zip(run(method), run(FineTune(method.training)), strict=True):
+        assert ours.down_bytes == theirs.down_bytes
+        assert ours.up_bytes - theirs.up_bytes == (4 * sum(numbers) if theirs.up_bytes else 0)
+
+
+# Resuming -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recurring", [False, True])
+@pytest.mark.parametrize("local", ["sgd", "ridge"])
+def test_a_resumed_run_on_features_ends_the_same(local, recurring):
+    method = dataclasses.replace(regmean(on="features", rounds=3), local=local)
+    assert_resumes(lambda: federation_of(method, feature_problem(INPUTS), feature_tasks(recurring)))
+
+
+def test_a_resumed_run_on_images_ends_the_same():
+    method = regmean(momentum=0.0)
+    assert_resumes(lambda: federation_of(method, tiny_problem(architecture="vit"), pictures()), step=3)
+
+
+def test_clients_without_labels_take_no_part():
+    method = regmean(on="features")
+    whole = learnt(method, feature_problem(INPUTS), feature_tasks(), unlabelled=[(0, 1), (2, 0)])
+    sent = {(row.task, row.client) for row in exchanged(whole) if row.up_bytes}
+    assert (0, 0) in sent
+    assert not {(0, 1), (2, 0)} & sent
+
+
+# AFL ------------------------------------------------------------------------------------------------------------------
+
+
+def bridge(gamma: float, **knobs) -> RegMean:
+    return RegMean(on="features", local="ridge", gamma=gamma, **knobs)
+
+
+@pytest.mark.parametrize("recurring", [False, True])
+@pytest.mark.parametrize("gamma", [0.0, 1e-3, 1.0, 300.0])
+def test_with_ridge_solutions_it_is_afl(gamma, recurring):
+    """After every task, to 1e-9 in float64; clients come late, miss a task, or have a single sample."""
+    problem, tasks = feature_problem(INPUTS, **EXACT), feature_tasks(recurring)
+    ends: dict[str, list[torch.Tensor]] = {}
+    for method in (bridge(gamma), AFL(gamma=gamma)):
+        found = ends.setdefault(method.name, [])
+        learn_images(method, problem, tasks, after=lambda _, server, found=found: found.append(server.model()["W"]))
+    for ours, theirs in zip(ends["regmean"], ends["afl"], strict=True):
+        assert ours.dtype == torch.float64
+        assert relative_error(ours, theirs.numpy()) < 1e-9
+    Z, labels = (torch.cat([client[part] for task in tasks for client in task]).numpy() for part in (0, 1))
+    pooled = np.linalg.lstsq(Z, np.eye(labels.max() + 1)[labels], rcond=None)[0]
+    assert relative_error(ends["regmean"][-1], pooled) < 1e-9
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0])
+def test_with_fewer_samples_than_features_it_is_afl_too(gamma):
+    """What is left of the sum of the Gram matrices is singular, and both say so."""
+    problem, tasks = feature_problem(40, **EXACT), feature_tasks(inputs=40)
+    tasks = [clients[:2] for clients in tasks[:1]]
+    servers = [learn_images(method, problem, tasks) for method in (bridge(gamma), AFL(gamma=gamma))]
+    ours, theirs = (server.model()["W"] for server in servers)
+    assert relative_error(ours, theirs.numpy()) < 1e-9
+    Z, labels = (torch.cat([client[part] for client in tasks[0]]).numpy() for part in (0, 1))
+    assert relative_error(ours, np.linalg.pinv(Z) @ np.eye(3)[labels]) < 1e-9
+    assert [bool(server.report()["trouble"]) for server in servers] == [True, True]
+
+
+@pytest.mark.parametrize("wire", ["float32", "float16"])
+def test_its_uploads_are_afls_byte_for_byte_and_so_are_its_predictions(wire):
+    runs = [
+        learnt(method, feature_problem(INPUTS, wire=wire), feature_tasks()) for method in (bridge(1.0), AFL(gamma=1.0))
+    ]
+    ours, theirs = (exchanged(run) for run in runs)
+    assert [row.up_bytes for row in ours] == [row.up_bytes for row in theirs]
+    assert wire != "float32" or ours[0].up_bytes == 4 * (INPUTS**2 + 3 * INPUTS)
+    assert (ours[0].down_bytes, theirs[0].down_bytes) == (12, 12 + 8)
+    batch = TestBatch.of(torch.from_numpy(np.random.default_rng(1).standard_normal((50, INPUTS))))
+    scores = [run.server.classify(batch).scores for run in runs]
+    torch.testing.assert_close(*scores, rtol=1e-9, atol=1e-9)
+
+
+def test_a_merge_by_gram_matrices_without_the_regulariser_would_not_be_afl():
+    """The check has teeth: with G_k in place of C_k, or K gamma left in, the solution is another."""
+    [clients] = feature_tasks()[:1]
+    sums = dict.fromkeys(("CW", "GW", "C", "G"), 0)
+    for Z, labels in ((Z.numpy(), labels.numpy()) for Z, labels in clients if len(labels)):
+        G, C = Z.T @ Z, Z.T @ Z + np.eye(INPUTS)
+        W = np.linalg.solve(C, Z.T @ np.eye(3)[labels])
+        for key, value in (("CW", C @ W), ("GW", G @ W), ("C", C), ("G", G)):
+            sums[key] = sums[key] + value
+    W = learn_images(bridge(1.0), feature_problem(INPUTS, **EXACT), [clients]).model()["W"]
+    assert relative_error(W, np.linalg.solve(sums["G"], sums["CW"])) < 1e-9
+    assert relative_error(W, np.linalg.solve(sums["C"], sums["CW"])) > 1e-3
+    assert relative_error(W, np.linalg.solve(sums["G"], sums["GW"])) > 1e-3
+
+
+# Knobs ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        (regmean(server_optimizer="adam"), r"method\.training\.server_optimizer=adam: .*server_optimizer=average"),
+        (RegMean(local="ridge"), r"method\.on=images: method\.local=ridge .* \(method\.on=features, or"),
+        (bridge(1.0, damping=0.5), r"method\.damping=0\.5: method\.local=ridge"),
+        (bridge(1.0, replay_head="gaussian"), r"method\.replay_head=gaussian: method\.local=ridge"),
+    ],
+)
+def test_knobs_that_contradict_each_other_are_refused(method, told):
+    problem = tiny_problem() if method.on == "images" else feature_problem()
+    with pytest.raises(UserError, match=told):
+        method.check(problem, [2, 2])
+
+
+def test_ridge_solutions_take_one_round():
+    [task, *_] = images_stream(feature_tasks())
+    assert (bridge(1.0).stages(task), len(regmean(rounds=7).stages(task))) == (["model"], 7)
+
+
+def test_the_gaussian_head_works_beside_it():
+    method = dataclasses.replace(regmean(on="features"), replay_head="gaussian")
+    found = federation(method)
+    assert {row.stage for row in exchanged(found)} == {"model", "moments"}
+
+
+def test_the_seed_decides():
+    first, again, other = (
+        model_of(learnt(regmean(on="features"), feature_problem(INPUTS, seed=seed), feature_tasks()))
+        for seed in (0, 0, 1)
+    )
+    assert same(first, again)
+    assert not same(first, other)
