@@ -3,7 +3,11 @@
 `make bench-generators` measures TARGET, LANDER and MFCL (every method of conf/method whose server synthesises) at the
 knobs of profile=quick; overrides after `--` change them. One run measures both sides, alternating: the whole start of a
 second task, in which the server makes its images or trains its generator; and the bare forward and backward passes of
-the same networks, on ready inputs of the same sizes. Which passes these are is recorded once, from the server itself.
+the same networks, on ready inputs of the same sizes. Which passes these are is recorded once, from the server itself;
+that both sides run as many convolutions, forward and backward, is checked. Bare are the generator's, the teacher's and
+the student's passes, and the lessons'; not batch norms' statistics as terms of a loss, augmentation, steps and copies.
+
+On a CPU the share is of the processor's seconds, so that other work on the machine moves it little.
 """
 
 from __future__ import annotations
@@ -158,45 +162,56 @@ def _shape(value: Any) -> Any:
     return Shape(tuple(value.shape), torch.channels_last if last else torch.contiguous_format)
 
 
-def bare_pass(steps: list[Step], device: torch.device) -> Callable[[], float]:
-    """Seconds of the passes of these steps, on ready inputs; an input that was made by a network is made so again."""
-    ready: dict[tuple[Shape, bool], torch.Tensor] = {}
-    modes: dict[torch.nn.Module, tuple[bool, bool]] = {}
+def bare_pass(steps: list[Step], device: torch.device) -> Callable[[], None]:
+    """The passes of these steps, on ready inputs; an input that was made by a network is made so again.
 
-    def given(shape: Any, derived: bool, made: dict[tuple[int, ...], torch.Tensor]) -> Any:
+    Each backward pass goes through every network of its step through which the server's went: from all outputs that no
+    other network of the step takes in, back to the first network of the step.
+    """
+    ready: dict[tuple[Shape, bool], torch.Tensor] = {}
+
+    def given(shape: Any, derived: bool, made: list[torch.Tensor], taken: set[int]) -> Any:
         if not isinstance(shape, Shape):
             return shape
-        if derived and shape.sizes in made:
-            return made.pop(shape.sizes)
+        # Several networks may take in what one has made: teacher and student the images, head and mapping the features.
+        for number, value in enumerate(made):
+            if derived and tuple(value.shape) == shape.sizes:
+                taken.add(number)
+                return value
         if (shape, derived) not in ready:
             value = torch.randn(shape.sizes, device=device).to(memory_format=shape.memory_format)
             ready[shape, derived] = value.requires_grad_(derived)
         return ready[shape, derived]
 
-    def run() -> float:
-        synchronise(device)
-        begin = time.perf_counter()
+    def run() -> None:
         for step in steps:
-            made: dict[tuple[int, ...], torch.Tensor] = {}
+            made: list[torch.Tensor] = []
+            taken: set[int] = set()
             for call in step.calls:
-                if modes.get(call.network) != (call.training, call.learns):
-                    call.network.train(call.training).requires_grad_(call.learns)
-                    modes[call.network] = call.training, call.learns
+                # Before every call: a network's mode is also its parts', which are called by themselves elsewhere.
+                call.network.train(call.training).requires_grad_(call.learns)
                 call.network.zero_grad(set_to_none=True)
-                inputs = [given(*one, made) for one in zip(call.inputs, call.derived, strict=True)]
+                inputs = [given(*one, made, taken) for one in zip(call.inputs, call.derived, strict=True)]
                 with (
                     torch.set_grad_enabled(call.differentiated),
                     torch.autocast(device.type, torch.bfloat16, enabled=call.half),
                 ):
                     output = call.network(*inputs)
                 if output.requires_grad:
-                    made[tuple(output.shape)] = output
-            if step.backward and made:
-                torch.stack([value.float().mean() for value in made.values()]).sum().backward()
-        synchronise(device)
-        return time.perf_counter() - begin
+                    made.append(output)
+            ends = [value for number, value in enumerate(made) if number not in taken]
+            if step.backward and ends:
+                torch.stack([value.float().mean() for value in ends]).sum().backward()
 
     return run
+
+
+def convolutions(run: Callable[[], object]) -> tuple[int, int]:
+    """How many convolutions run forward and backward in this."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run()
+    found = {event.key: event.count for event in profile.key_averages()}
+    return found.get("aten::convolution", 0), found.get("aten::convolution_backward", 0)
 
 
 def measured(
@@ -204,33 +219,40 @@ def measured(
 ) -> dict[str, Any]:
     """Both sides in turn, so that whatever else the machine does falls on both."""
     with recorded(device) as steps:
-        maker(method, start, tasks, device)()
+        whole = convolutions(maker(method, start, tasks, device))
     bare = bare_pass(steps, device)
-
-    def whole() -> float:
-        make = maker(method, start, tasks, device)
-        synchronise(device)
-        begin = time.perf_counter()
-        make()
-        synchronise(device)
-        return time.perf_counter() - begin
-
-    sides = {"bare": bare, "server": whole}
-    for side in sides.values():
-        side()
-    times: dict[str, list[float]] = {name: [] for name in sides}
+    # Warms up, as the recording has for the server.
+    alone = convolutions(bare)
+    if whole != alone:
+        raise RuntimeError(f"the server runs {whole} convolutions forward and backward, the bare passes {alone}")
+    sides: dict[str, Callable[[], object]] = {"bare": bare, "server": lambda: None}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     for _ in range(repeats):
+        sides["server"] = maker(method, start, tasks, device)
         for name, side in sides.items():
-            times[name].append(side())
-    shares = [b / s for b, s in zip(times["bare"], times["server"], strict=True)]
+            times[name].append(timed(side, device))
+    # Of the processor's seconds, which other work on the machine moves less; on a GPU, of the clock's.
+    counted = 1 if device.type == "cpu" else 0
+    shares = [b[counted] / s[counted] for b, s in zip(times["bare"], times["server"], strict=True)]
     return {
         "forward_passes": sum(len(step.calls) for step in steps),
         "backward_passes": sum(step.backward for step in steps),
-        "seconds_per_task": statistics.median(times["server"]),
-        "bare_seconds": statistics.median(times["bare"]),
+        "convolutions": whole,
+        "seconds_per_task": statistics.median(clock for clock, _ in times["server"]),
+        "processor_seconds_per_task": statistics.median(own for _, own in times["server"]),
+        "bare_seconds": statistics.median(clock for clock, _ in times["bare"]),
         "share_median": statistics.median(shares),
         "shares": shares,
     }
+
+
+def timed(side: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    """Seconds of the clock, and of the processor."""
+    synchronise(device)
+    clock, processor = time.perf_counter(), time.process_time()
+    side()
+    synchronise(device)
+    return time.perf_counter() - clock, time.process_time() - processor
 
 
 def main() -> None:
@@ -238,10 +260,13 @@ def main() -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
     parser.add_argument("--backbone", default="tiny", help="a YAML of conf/backbone (tiny, resnet18_cifar)")
     parser.add_argument("--methods", nargs="+", default=None, metavar="NAME", help="default: all that synthesise")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=None, help="of the CPU; default: torch's")
     parser.add_argument("--out", type=Path, default=Path("outputs/benchmarks"))
     parser.add_argument("overrides", nargs="*", help="after --: such as method.generator.steps=200")
     arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
     device = environment.choose_device(arguments.device)
     data = images_of(100)
     start = network_of(arguments.backbone, data)
@@ -257,8 +282,10 @@ def main() -> None:
         found = measured(method_of(name, arguments.overrides), start, tasks, device, arguments.repeats)
         result["methods"][name] = found
         print(
-            f"{name:>10}: {found['seconds_per_task']:8.2f} s per task; bare passes take"
-            f" {100 * found['share_median']:.1f} % of it (median of {arguments.repeats}; aim: {100 * AIM:.0f} %)"
+            f"{name:>10}: {found['seconds_per_task']:8.2f} s per task ({found['processor_seconds_per_task']:.2f} s"
+            " of the processor); bare passes take"
+            f" {100 * found['share_median']:.1f} % of it (median of {arguments.repeats}; aim: {100 * AIM:.0f} %)",
+            flush=True,
         )
     arguments.out.mkdir(parents=True, exist_ok=True)
     file = arguments.out / f"generators-{arguments.backbone}-{device.type}.json"
