@@ -153,9 +153,8 @@ def test_one_client_gets_its_own_model_back(alpha):
 
 def test_grams_are_taken_under_the_mean_and_training_runs_on_the_tasks_own_update():
     problem, tasks = setting([[9], [9]])
-    method, seen = lorm(), []
-    server, watched = method.server(problem), Watched(method, problem)
-    acting = []
+    method, seen, acting = lorm(), [], []
+    server = method.server(problem)
     forward = LowRank.forward
 
     def looked(layer, x):
@@ -171,7 +170,6 @@ def test_grams_are_taken_under_the_mean_and_training_runs_on_the_tasks_own_updat
             acting.clear()
             server.classify(TestBatch.of(clients[0][0]))
             assert {merged for _, _, merged in acting} == {True}
-    del watched
     assert seen[1] == {(True, (0.0, 1.0), False), (False, (0.5, 0.5), False)}
     assert seen[0] == {(True, (1.0,), False), (False, (1.0,), False)}
 
@@ -349,7 +347,7 @@ def test_rounded_grams_merge_nearly_as_exact_ones(wire, gram, close):
     assert 0 < np.linalg.norm(X @ off.T) < close * spread
 
 
-def test_passes_multiply_the_grams_and_augmentation_changes_them():
+def test_passes_multiply_the_grams():
     problem, [clients] = setting([[9]])
 
     def gram_under(**knobs) -> torch.Tensor:
