@@ -63,12 +63,13 @@ class CodaPrompts(Prompts):
         generator = torch.Generator().manual_seed(seed)
         shapes = {"A": (self._dimension,), "K": (self._dimension,), "P": (self._length, self._dimension)}
         for layer in self.layers:
-            earlier = self.of(layer).detached()._asdict() if self.tasks else {}
-            for name, shape in shapes.items():
-                old = earlier[name].flatten(1).cpu() if earlier else None
-                width = torch.Size(shape).numel()
-                new = orthonormal_rows(self._count, width, old, generator).unflatten(1, shape)
-                getattr(self, name)[group_name(layer, self.tasks)] = nn.Parameter(new.float())
+            for kind, shape in shapes.items():
+                groups = getattr(self, kind)
+                # Of several new groups, the first may not be where the others are yet.
+                earlier = [groups[group_name(layer, task)].detach().flatten(1).cpu() for task in range(self.tasks)]
+                old = torch.cat(earlier) if earlier else None
+                new = orthonormal_rows(self._count, torch.Size(shape).numel(), old, generator)
+                groups[group_name(layer, self.tasks)] = nn.Parameter(new.unflatten(1, shape).float())
         self.tasks += 1
 
     def of(self, layer: int, tasks: int | None = None) -> Components:
