@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from timm.models.vision_transformer import Attention
 from torch import nn
+
+if TYPE_CHECKING:
+    from timm.models.vision_transformer import Attention
 
 
 class PrefixAttention(nn.Module):
