@@ -216,17 +216,18 @@ def test_the_server_averages_updates_by_samples_and_prototypes_by_their_distance
         np.testing.assert_allclose(state["heads.2.weight"][row].numpy(), weights @ theirs, rtol=1e-5, atol=1e-7)
 
 
-def test_a_class_that_one_client_has_is_weighed_by_that_clients_mean():
-    """Two clients, of which the second has no sample of class 1; and a client without its class says so."""
-    tasks = pictures([2], [[8, 8]])
+def test_a_client_without_a_class_has_a_prototype_and_no_mean():
+    """Three clients, of which the second has no sample of class 1: the means of the two others count."""
+    tasks = pictures([2], [[8, 8, 8]])
     images, labels = tasks[0][1]
     tasks[0][1] = (images[labels == 0], labels[labels == 0])
     uploads = []
     server = learn_images(pilora(rounds=1), problem(), tasks, seen=lambda *seen: uploads.append(seen[2]))
-    assert [upload[PRESENT].tolist() for upload in uploads] == [[1, 1], [1, 0]]
+    assert [upload[PRESENT].tolist() for upload in uploads] == [[1, 1], [1, 0], [1, 1]]
     assert not uploads[1][MEANS][:, 1].any()
     theirs = np.array([upload["heads.0.weight"][1].double().numpy() for upload in uploads])
-    weights = weights_by_hand(theirs, uploads[0][MEANS][:, 1].double().numpy()[None], 0.2)
+    means = np.array([uploads[client][MEANS][:, 1].double().numpy() for client in (0, 2)])
+    weights = weights_by_hand(theirs, means, 0.2)
     ours = server.network.heads[0].weight[1].detach().numpy()
     np.testing.assert_allclose(ours, weights @ theirs, rtol=1e-5, atol=1e-7)
 
