@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.linalg.regression_mean import damped, merged_weights, weighted
+from fcl_bench.linalg.regression_mean import RegressionSums, damped, merged_weights, weighted
 
 
 def drawn(seed: int, sizes: list[int], inputs: int = 5, outputs: int = 3) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -79,3 +79,84 @@ def test_what_rounding_made_is_no_input():
     S = sum(weighted(torch.from_numpy(w), G) for w, G in zip(W, rounded, strict=True))
     found = merged_weights(S, sum(G.double() for G in rounded), rounding=torch.finfo(torch.float32).eps)
     np.testing.assert_allclose(found, least_squares(X, W), atol=1e-4)
+
+
+# What LoRM asks of it: updates B_k A_k whose one factor everyone has --------------------------------------------------
+
+
+def merged_B(X: list[np.ndarray], B: list[np.ndarray], A: np.ndarray) -> np.ndarray:
+    """B by the Gram matrices of its own inputs, A x."""
+    found = RegressionSums()
+    for x, own in zip(X, B, strict=True):
+        found.add({"gram": torch.from_numpy(A @ x.T @ x @ A.T)}, {"B": torch.from_numpy(own)}, {"B": "gram"})
+    return merged_weights(found.products["B"], found.grams["gram"]).numpy()
+
+
+def factors(seed: int, clients: int, rank: int = 2) -> tuple[list[np.ndarray], np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=(3, rank)) for _ in range(clients)], rng.normal(size=(rank, 5))
+
+
+def test_the_merge_of_B_is_the_papers_formula_and_least_squares():
+    X, _ = drawn(5, [9, 4, 7])
+    B, A = factors(5, 3)
+    G = [x.T @ x for x in X]
+    formula = sum(b @ A @ g for b, g in zip(B, G, strict=True)) @ A.T @ np.linalg.pinv(A @ sum(G) @ A.T)
+    targets = np.concatenate([x @ (b @ A).T for x, b in zip(X, B, strict=True)])
+    solved = np.linalg.lstsq(np.concatenate(X) @ A.T, targets, rcond=None)[0].T
+    np.testing.assert_allclose(merged_B(X, B, A), formula, atol=1e-8)
+    np.testing.assert_allclose(merged_B(X, B, A), solved, atol=1e-8)
+
+
+def test_one_client_or_equal_ones_keep_their_B():
+    X, _ = drawn(6, [9, 4, 7])
+    B, A = factors(6, 3)
+    np.testing.assert_allclose(merged_B(X[:1], B[:1], A), B[0], atol=1e-10)
+    np.testing.assert_allclose(merged_B(X, [B[0]] * 3, A), B[0], atol=1e-10)
+    assert np.abs(merged_B(X, B, A) - B[0]).max() > 0.1
+
+
+def test_a_client_in_two_parts_is_the_client():
+    X, _ = drawn(7, [9, 6])
+    B, A = factors(7, 2)
+    split = merged_B([X[0][:4], X[0][4:], X[1]], [B[0], B[0], B[1]], A)
+    np.testing.assert_allclose(split, merged_B(X, B, A), atol=1e-10)
+
+
+def test_the_merge_of_A_does_not_depend_on_B():
+    """min_A sum_k ||B (A - A_k) X_k'||^2, solved in all entries of A at once."""
+    X, A = drawn(8, [9, 4])
+    B = np.random.default_rng(8).normal(size=(4, 3))
+    # vec by rows of B A x' is (B kron x) vec(A).
+    rows = np.concatenate([np.kron(B, x) for x in X])
+    targets = np.concatenate([(B @ a @ x.T).ravel() for x, a in zip(X, A, strict=True)])
+    solved = np.linalg.lstsq(rows, targets, rcond=None)[0].reshape(3, 5)
+    np.testing.assert_allclose(merged_weights(*sums(X, A)), solved, atol=1e-8)
+
+
+def test_after_one_task_the_merged_update_is_its_own_where_it_had_inputs():
+    X, _ = drawn(9, [3])
+    B, A = factors(9, 1)
+    delta, range_ = B[0] @ A, np.linalg.qr(X[0].T)[0]
+    found = merged_weights(*sums(X, [delta])).numpy()
+    np.testing.assert_allclose(found @ range_, delta @ range_, atol=1e-10)
+    assert np.abs(found - delta).max() > 0.01
+    X, _ = drawn(9, [20])
+    np.testing.assert_allclose(merged_weights(*sums(X, [delta])), delta, atol=1e-10)
+
+
+def test_a_layer_without_rows_is_merged_too():
+    """The head of a task without a new class."""
+    G = torch.eye(4, dtype=torch.float64)
+    assert merged_weights(torch.zeros(0, 4), G, torch.zeros(0, 4)).shape == (0, 4)
+
+
+def test_sums_do_not_see_what_the_wire_made_of_symmetry():
+    G = torch.tensor([[2.0, 1.0], [0.5, 3.0]])
+    found = RegressionSums()
+    found.add({"gram": G}, {"W": torch.eye(2)}, {"W": "gram"})
+    assert torch.equal(found.grams["gram"], torch.tensor([[2.0, 0.75], [0.75, 3.0]], dtype=torch.float64))
+    assert torch.equal(found.products["W"], found.grams["gram"])
+    found.clear()
+    assert not found.grams
+    assert not found.products

@@ -22,7 +22,7 @@ from fcl_bench.methods.gradient.fedprotip import FedProTIP
 from fcl_bench.protocol.problem import Problem, TestBatch
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.knobs import Training
-from fcl_bench.training.layer_inputs import HEADS, layer_columns, projectable
+from fcl_bench.training.layer_inputs import HEADS, layer_columns, layer_grams, projectable
 from fcl_bench.training.network import Network
 from fcl_bench.training.trainer import FORWARD_BATCH, Trainer
 from tests.methods.training_harness import CPU, image_tasks, learn_images, tiny_problem
@@ -396,3 +396,20 @@ def test_a_layer_that_is_never_called_is_no_error():
         method, problem, tasks, after=lambda _, server: states.append(server.network.body.inner.weight.detach().clone())
     )
     assert torch.equal(*states)
+
+
+def test_gram_matrices_are_those_of_all_inputs_whatever_the_batches():
+    start = tiny_problem(architecture="vit").network
+    assert start is not None
+    network, trainer = network_and_trainer(start)
+    images = images_of(7)
+    modules = {name: module for name, module in projectable(network).items() if isinstance(module, nn.Linear)}
+    names = ["body.blocks.1.attn.qkv", "body.blocks.2.mlp.fc2", HEADS]
+    layers = {name: modules.get(name, network.heads) for name in names}
+    found = layer_grams(trainer, network, images.split(3), layers, diagonal=[names[1]])
+    true = true_columns(network, trainer, images, names)
+    for name in names:
+        X = true[name].transpose(1, 2).flatten(0, 1).double().numpy()
+        expected = np.square(X).sum(axis=0) if name == names[1] else X.T @ X
+        np.testing.assert_allclose(found[name].numpy(), expected, rtol=1e-4, atol=1e-4)
+        assert found[name].dtype == torch.float64

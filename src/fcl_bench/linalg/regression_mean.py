@@ -10,6 +10,8 @@ A Gram matrix is (i, i), or (i,), its diagonal alone: W is then a weighted mean 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from fcl_bench.linalg.solve import solve_symmetric
@@ -23,8 +25,8 @@ def merged_weights(
     Args:
         sums_WG: (o, i) the sum of `weighted(W_k, G_k)`.
         sums_G: (i, i) the sum of the Gram matrices, or (i,) that of their diagonals.
-        near: (o, i) what W is where no client has an input (outside the range of the sum); None: 0. Weights that are
-            the same everywhere stay so whatever the inputs are, if this is they.
+        near: (o, i) what W is where no client has an input (outside the range of the sum), such as the mean of the W_k:
+            weights that are the same everywhere then stay so whatever the inputs are. None: 0.
         rounding: relative error of the entries of the Gram matrices (`relative_rounding`); what is no larger than it
             makes is taken for no input.
     """
@@ -55,3 +57,56 @@ def damped(G: torch.Tensor, alpha: float) -> torch.Tensor:
     if G.ndim == 1 or alpha == 1:
         return G
     return (alpha * G).diagonal_scatter(G.diagonal())
+
+
+class RegressionSums:
+    """sum_k W_k G_k and sum_k G_k of many layers, in float64, from one client to the next. Several W may share a G.
+
+    Args:
+        rounding: as of `merged_weights`.
+
+    Attributes:
+        products: the sum of W_k G_k (o, i), by the name of W.
+        grams: the sum of G_k (i, i) or (i,), by its own name.
+    """
+
+    def __init__(self, rounding: float = 0.0) -> None:
+        self.rounding = rounding
+        self.products: dict[str, torch.Tensor] = {}
+        self.grams: dict[str, torch.Tensor] = {}
+
+    def clear(self) -> None:
+        self.products, self.grams = {}, {}
+
+    def add(
+        self, grams: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], merged_by: Mapping[str, str]
+    ) -> None:
+        """Take in one client's.
+
+        Args:
+            grams: G_k by name; what the wire made of a matrix's symmetry is taken out.
+            weights: W_k by name, among others perhaps.
+            merged_by: of each W, the name of its G.
+        """
+        own = {name: G.double() if G.ndim == 1 else (G.double() + G.double().T) / 2 for name, G in grams.items()}
+        for name, by in merged_by.items():
+            product = weighted(weights[name], own[by])
+            self.products[name] = self.products[name] + product if name in self.products else product
+        for name, G in own.items():
+            self.grams[name] = self.grams[name] + G if name in self.grams else G
+
+    def merged(
+        self, merged_by: Mapping[str, str], near: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """`merged_weights` of each W in float32.
+
+        Args:
+            merged_by: of each W, the name of its G.
+            near: what each W is where no client has an input; None: 0.
+        """
+        return {
+            name: merged_weights(
+                self.products[name], self.grams[by], None if near is None else near[name], self.rounding
+            ).float()
+            for name, by in merged_by.items()
+        }

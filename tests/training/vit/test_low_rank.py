@@ -55,6 +55,26 @@ def test_the_sum_of_updates_is_the_concatenated_one():
     torch.testing.assert_close(several(x), one(x), atol=1e-6, rtol=1e-6)
 
 
+def test_one_task_acts_alone_or_all_in_the_mean_or_what_was_merged():
+    torch.manual_seed(0)
+    linear, x = torch.nn.Linear(5, 12), torch.randn(7, 5)
+    layer = drawn(LowRank(linear, {"q": (0, 4), "v": (8, 12)}), 2, 3)
+
+    def under(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        update = torch.cat([q, torch.zeros(4, 5), v])
+        return torch.nn.functional.linear(x, linear.weight + update, linear.bias)
+
+    deltas = [(layer.delta("q", task), layer.delta("v", task)) for task in (0, 1)]
+    for task in (0, 1):
+        layer.act(task)
+        torch.testing.assert_close(layer(x), under(*deltas[task]), atol=1e-5, rtol=1e-5)
+    layer.act()
+    mean = [(first + second) / 2 for first, second in zip(*deltas, strict=True)]
+    torch.testing.assert_close(layer(x), under(*mean), atol=1e-5, rtol=1e-5)
+    layer.merged = {"q": torch.randn(4, 5), "v": torch.randn(4, 5)}
+    torch.testing.assert_close(layer(x), under(layer.merged["q"], layer.merged["v"]), atol=1e-5, rtol=1e-5)
+
+
 def test_wrong_targets_are_refused_in_a_line():
     blocks = list(vit().blocks)
     with pytest.raises(UserError, match="w is no linear layer of a block"):

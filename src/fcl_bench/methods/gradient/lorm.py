@@ -8,13 +8,14 @@ server takes the factor that comes closest to all clients' outputs, min sum_k ||
 
     B = (sum_k B_k A G_k A')(sum_k A G_k A')^+,    A = (sum_k A_k G_k)(sum_k G_k)^+,
 
-and where no client has an input, what it was before. Class weights are merged like A, with the Gram matrix of the
-features; biases are averaged by samples. Grams are damped before they are sent, alpha G + (1 - alpha) diag(G); with
-alpha = 0 the diagonal is all that travels.
+and where no client has an input, their average. Class weights are merged like A, with the Gram matrix of the features;
+biases are averaged by samples. Grams are damped before they are sent, alpha G + (1 - alpha) diag(G); with alpha = 0 the
+diagonal is all that travels.
 
 After the last round of task t, Grams G_t under the model as it is then are summed over the clients, and the tasks'
-updates merged in the same way: P += B_t A_t G_t, R += G_t, and W_0 + P R^+ is the model that predicts. Within a task
-it is W_0 + the mean of the tasks' updates, under which Grams are taken, too. Training runs on W_0 + B_t A_t alone.
+updates merged in the same way: P += B_t A_t G_t, R += G_t, and W_0 + P R^+ is the model that predicts (where no task
+has an input, the mean of the updates). Within a task it is W_0 + the mean of the updates, under which Grams are taken,
+too. Training runs on W_0 + B_t A_t alone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Augment
 from fcl_bench.errors import UserError, require_memory
-from fcl_bench.linalg.regression_mean import damped, merged_weights, weighted
+from fcl_bench.linalg.regression_mean import RegressionSums, damped, weighted
 from fcl_bench.linalg.solve import relative_rounding
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
@@ -64,8 +65,6 @@ class LoRMClient(GradientClient):
     method: LoRM
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        if broadcast.stage == MODEL:
-            self.method.act(self.network, shard.task)
         upload, state = super().update(shard, broadcast, state)
         merged_by = self.method.merged_by(self.network, shard.task)
         if broadcast.stage != MODEL or not merged_by:
@@ -80,6 +79,7 @@ class LoRMClient(GradientClient):
         if broadcast.stage == MODEL:
             resting = self.method.resting(self.network, shard.task, int(broadcast["round"]))
             self.prepare(Heads.from_message(broadcast), resting)
+            act(self.network, shard.task)
 
     def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """The Grams of the layers under the task's last model."""
@@ -88,26 +88,20 @@ class LoRMClient(GradientClient):
 
     def _grams(self, shard: Shard, broadcast: Message, fields: Collection[str]) -> dict[str, torch.Tensor]:
         """The Gram matrices of those names, damped, under W_0 + the mean of the tasks' updates, in float64."""
-        method, layers = self.method, low_rank_layers(self.network.body)
-        # Where B trained, its inputs A x are asked for: a field per part of a layer.
-        parts = {f"{_GRAM}{path}.{part}": (path, part) for path, layer in layers.items() for part in layer.parts}
-        asked = {path for path in layers if _GRAM + path in fields}
-        asked |= {parts[name][0] for name in fields if name in parts}
-        modules: dict[str, torch.nn.Module] = {path: layers[path] for path in layers if path in asked}
+        layers, damping = low_rank_layers(self.network.body), self.method.damping
+        modules: dict[str, torch.nn.Module] = {**layers}
         if _GRAM + HEADS in fields:
             modules[HEADS] = self.network.heads
-        method.act(self.network)
-        diagonal = {name for name in modules if method.damping(name) == 0}
-        batches = self._images(shard, broadcast)
-        found = {
-            name: damped(G, method.damping(name))
-            for name, G in layer_grams(self.trainer, self.network, batches, modules, diagonal).items()
-        }
+        diagonal = [name for name in modules if damping(name) == 0]
+        act(self.network)
+        found = layer_grams(self.trainer, self.network, self._images(shard, broadcast), modules, diagonal)
+        found = {name: damped(G, damping(name)) for name, G in found.items()}
         grams = {_GRAM + name: G for name, G in found.items() if _GRAM + name in fields}
-        for name in sorted(parts.keys() & fields):
-            path, part = parts[name]
-            A = layers[path].A[factor_name(part, shard.task)].detach()
-            grams[name] = weighted(A, found[path]) @ A.double().T
+        for path, layer in layers.items():
+            for part in layer.parts:
+                if (name := f"{_GRAM}{path}.{part}") in fields:  # the inputs of B, A x
+                    A = layer.A[factor_name(part, shard.task)].detach()
+                    grams[name] = weighted(A, found[path]) @ A.double().T
         return grams
 
     def _images(self, shard: Shard, broadcast: Message) -> Iterator[torch.Tensor]:
@@ -128,13 +122,9 @@ class LoRMServer(GradientServer):
 
     def __init__(self, method: LoRM, problem: Problem) -> None:
         super().__init__(method, problem)
-        self._rounding = relative_rounding(problem.dtype, problem.wire.dtype)
-        #: Of the round at hand: by parameter the sum of W_k G_k, by field that of G_k.
-        self._products: dict[str, torch.Tensor] = {}
-        self._grams: dict[str, torch.Tensor] = {}
-        #: Over the tasks: P by layer and part, R by layer.
-        self._P: dict[str, torch.Tensor] = {}
-        self._R: dict[str, torch.Tensor] = {}
+        rounding = relative_rounding(problem.dtype, problem.wire.dtype)
+        #: Over the clients, of the round at hand; over the tasks, P by layer and part and R by layer.
+        self._clients, self._tasks = RegressionSums(rounding), RegressionSums(rounding)
         self._merged_tasks = 0
 
     def start_task(self, task: Task) -> None:
@@ -146,7 +136,7 @@ class LoRMServer(GradientServer):
 
         The factors of earlier tasks go by the names under which they went down in the last stage of their task.
         """
-        self._products, self._grams = {}, {}
+        self._clients.clear()
         in_training = self.method.stages(task)[round_] == MODEL
         model_round = self.method.model_round(task, round_)
         resting = self.method.resting(self.network, task.index, model_round) if in_training else set()
@@ -171,51 +161,38 @@ class LoRMServer(GradientServer):
 
     def absorb(self, client: int, upload: Message) -> None:
         super().absorb(client, upload)
-        if self.stage != MODEL:
-            return
-        merged_by = self.method.merged_by(self.network, self.task)
-        grams = {name: _symmetric(upload[name]) for name in set(merged_by.values())}
-        for name, field_ in merged_by.items():
-            _add(self._products, name, weighted(upload[name], grams[field_]))
-        for name, G in grams.items():
-            _add(self._grams, name, G)
+        if self.stage == MODEL:
+            merged_by = self.method.merged_by(self.network, self.task)
+            self._clients.add({name: upload[name] for name in merged_by.values()}, upload, merged_by)
 
     def absorb_answer(self, client: int, upload: Message) -> None:
-        for name, G in upload.items():
-            _add(self._grams, name, _symmetric(G))
+        self._clients.add(upload, {}, {})
 
     def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The merge of what has Grams, and the mean of all else."""
-        merged = {
-            name: merged_weights(self._products[name], self._grams[field_], self.sent[name], self._rounding).float()
-            for name, field_ in self.method.merged_by(self.network, self.task).items()
-        }
-        return {**mean, **merged}
+        return {**mean, **self._clients.merged(self.method.merged_by(self.network, self.task), mean)}
 
     def finish_stage(self) -> None:
         """P += B A G, R += G, and the model that predicts."""
         if self.stage != GRAMS:
             return
         for path, layer in low_rank_layers(self.network.body).items():
-            if (G := self._grams.get(_GRAM + path)) is None:  # a task whose labels nobody knows
-                continue
-            _add(self._R, path, G)
-            for part in layer.parts:
-                _add(self._P, f"{path}.{part}", weighted(layer.delta(part, self.task).detach(), G))
+            if (G := self._clients.grams.get(_GRAM + path)) is not None:  # None: nobody knows a label of the task
+                deltas = {f"{path}.{part}": layer.delta(part, self.task).detach() for part in layer.parts}
+                self._tasks.add({path: G}, deltas, dict.fromkeys(deltas, path))
+        self._clients.clear()
         self._merged_tasks = self.task + 1
-        self._grams = {}
         self._put_merged()
 
+    @torch.no_grad()
     def _put_merged(self) -> None:
         """Predict with P R^+ where all tasks so far are in it, else with the mean of the tasks' updates."""
         whole = self._merged_tasks == len(self.tasks)
         for path, layer in low_rank_layers(self.network.body).items():
-            known = whole and path in self._R
-            layer.merged = {part: self._delta(path, part) for part in layer.parts} if known else {}
-
-    def _delta(self, path: str, part: str) -> torch.Tensor:
-        """(o, i) P R^+; nothing where no task has an input."""
-        return merged_weights(self._P[f"{path}.{part}"], self._R[path], rounding=self._rounding).float()
+            parts = layer.parts if whole and path in self._tasks.grams else ()
+            mean = {f"{path}.{part}": layer.mean_delta(part) for part in parts}
+            merged = self._tasks.merged(dict.fromkeys(mean, path), mean)
+            layer.merged = {part: merged[f"{path}.{part}"] for part in parts}
 
     def model(self) -> dict[str, torch.Tensor]:
         """As of any gradient method, and `delta.<layer>.<part>` (o, i): what is added to the frozen weights."""
@@ -226,25 +203,22 @@ class LoRMServer(GradientServer):
         return {**super().model(), **deltas}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        sums = {_P + name: P for name, P in self._P.items()} | {_R + name: R for name, R in self._R.items()}
+        P, R = self._tasks.products, self._tasks.grams
+        sums = {**{_P + name: value for name, value in P.items()}, **{_R + name: value for name, value in R.items()}}
         return {**super().state_dict(), **sums, _TASKS: torch.tensor(self._merged_tasks)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
         on_device = {name: value.to(self.problem.device) for name, value in state.items()}
-        self._P, self._R = with_prefix(on_device, _P), with_prefix(on_device, _R)
+        self._tasks.products, self._tasks.grams = with_prefix(on_device, _P), with_prefix(on_device, _R)
         self._merged_tasks = int(state[_TASKS])
         self._put_merged()
 
 
-def _add(sums: dict[str, torch.Tensor], name: str, value: torch.Tensor) -> None:
-    sums[name] = sums[name] + value if name in sums else value
-
-
-def _symmetric(G: torch.Tensor) -> torch.Tensor:
-    """A Gram matrix in float64 without what the wire made of its symmetry; a diagonal as it is."""
-    G = G.double()
-    return G if G.ndim == 1 else (G + G.T) / 2
+def act(network: Network, task: int | None = None) -> None:
+    """Let the update of one task act on the network alone, as in training; None: the mean of all tasks'."""
+    for layer in low_rank_layers(network.body).values():
+        layer.act(task)
 
 
 def _matrices(grams: dict[str, torch.Tensor]) -> set[str]:
@@ -325,14 +299,8 @@ class LoRM(GradientMethod):
             while layer.tasks < len(sizes):
                 drawn = derived_seed(seed, "low rank", layer.tasks, place) % 2**62
                 layer.grow(self.rank, torch.Generator().manual_seed(drawn))
-        self.act(network)
+        act(network)
         super().grow(network, sizes, seed)
-
-    def act(self, network: Network, task: int | None = None) -> None:
-        """Let the update of one task act on the network alone, as in training; None: the mean of all tasks'."""
-        for layer in low_rank_layers(network.body).values():
-            alone = {own: float(own == task) for own in range(layer.tasks)}
-            layer.scales = dict.fromkeys(range(layer.tasks), 1 / max(layer.tasks, 1)) if task is None else alone
 
     def factors(self, network: Network, task: int) -> dict[str, str]:
         """Names of the factors of a task's updates, and which each is: A or B."""

@@ -78,10 +78,19 @@ class LowRank(nn.Module):
                 y = torch.cat([y[..., :begin], y[..., begin:end] + update, y[..., end:]], dim=-1)
         return y
 
+    def act(self, task: int | None = None) -> None:
+        """Let the update of one task act alone; None: the mean of all tasks'."""
+        alone = {own: float(own == task) for own in range(self.tasks)}
+        self.scales = dict.fromkeys(range(self.tasks), 1 / max(self.tasks, 1)) if task is None else alone
+
     def delta(self, part: str, task: int) -> torch.Tensor:
         """(o, i) what a task adds to the rows of W, B_t A_t."""
         name = factor_name(part, task)
         return self.B[name] @ self.A[name]
+
+    def mean_delta(self, part: str) -> torch.Tensor:
+        """(o, i) the mean of what the tasks add to the rows of W."""
+        return torch.stack([self.delta(part, task) for task in range(self.tasks)]).mean(dim=0)
 
 
 def factor_name(part: str, task: int) -> str:
