@@ -6,7 +6,7 @@ for each sample or token. The server takes the layer that comes closest to what 
 
     W = argmin_W sum_k ||(W - W_k) X_k'||^2 = (sum_k W_k G_k)(sum_k G_k)^+,
 
-and where no client has an input, the layer that it had sent. A bias that trains is the weight of one more input, which
+and where no client has an input, the clients' average. A bias that trains is the weight of one more input, which
 is always 1: W_k is then (o, i + 1), and G_k (i + 1, i + 1). All other parameters are averaged as in finetune. With
 `damping` alpha below 1, alpha G_k + (1 - alpha) diag(G_k) takes the place of G_k; with 0 only the diagonal travels.
 
@@ -136,12 +136,16 @@ class RegMeanServer(GradientServer):
             _add(self._grams, name, upload[_GRAM + name].double())
 
     def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """W + (sum_k (W_k - W) G_k)(sum_k G_k)^+ of the linear layers, and the mean of all else."""
+        """W + (sum_k (W_k - W) G_k)(sum_k G_k)^+ of the linear layers, and the mean of all else.
+
+        Where no client has an input under its last model, it may have had some while it trained: the mean again.
+        """
         rounding = relative_rounding(self.problem.dtype, self.problem.wire.dtype)
         new = dict(mean)
         for layer in self.method.merged(self.network):
-            change = merged_weights(self._products[layer.weight], self._grams[layer.inputs], rounding=rounding)
-            new |= layer.parted(layer.joint(self.sent) + change)
+            start = layer.joint(self.sent)
+            products, grams = self._products[layer.weight], self._grams[layer.inputs]
+            new |= layer.parted(start + merged_weights(products, grams, layer.joint(mean) - start, rounding))
         return new
 
 
