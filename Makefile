@@ -186,14 +186,16 @@ VIT_SEEDS ?= 0,1,2
 VIT_BETAS ?= 0.1,1
 VIT_RUNS := $(BIN)/fcl-bench -m data=cifar100 data.path=$(CIFAR100) data.skip_classes=75 data.per_class=100 tasks=5 clients=5 \
 	beta=$(VIT_BETAS) seed=$(VIT_SEEDS) backbone=vit_32 backbone.pretrained=true backbone.checkpoint=$(VIT) out=$(VIT_OUT)
-VIT_TRAINED := method.training.rounds=5 method.training.epochs=2 method.training.augment=none
-VIT_HEADS := method.on=features method.training.lr=0.1 method.training.weight_decay=0
 VIT_CLOSED := afl fedncm \
 	"stsa method.M=1024 method.gamma=auto" \
 	"stsa_e method.M=1024 method.gamma=auto" \
 	"fedran method.M=1024 method.rank=256 method.ridge=auto" \
 	"centred_sketch method.M=1024 method.rank=32 method.remainder=gaussian method.ridge=auto"
-VIT_TRAINING := "finetune $(VIT_HEADS)" "regmean $(VIT_HEADS)" lorm pilora dualprompt l2p coda_prompt cprompt
+VIT_TRAINED := method.training.rounds=5 method.training.epochs=1 method.training.batch_size=16 method.training.augment=none
+VIT_HEADS := method.on=features method.training.lr=0.03 method.training.weight_decay=0
+VIT_TRAINING := "finetune $(VIT_HEADS)" "finetune $(VIT_HEADS) method.loss_over=task method.frozen_heads=true" \
+	"regmean $(VIT_HEADS)" "dualprompt,coda_prompt,cprompt,l2p method.training.lr=0.003" \
+	"pilora method.training.lr=0.001 method.training.rates.heads=0.05" "lorm LORM_KNOBS"
 vit-study: $(VIT) $(VENV)/.run
 	for method in $(VIT_CLOSED); do $(VIT_RUNS) method=$$method || exit 1; done
 	for method in $(VIT_TRAINING); do $(VIT_RUNS) method=$$method $(VIT_TRAINED) || exit 1; done
