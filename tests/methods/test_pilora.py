@@ -10,8 +10,9 @@ from fcl_bench.config import typed_instance
 from fcl_bench.engine.admission import admitted
 from fcl_bench.engine.middleware import Chain
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.pilora import MEANS, PRESENT, PILoRA, low_rank_layers
+from fcl_bench.methods.gradient.pilora import MEANS, PRESENT, PILoRA
 from fcl_bench.protocol.message import Message
+from fcl_bench.training.vit.low_rank import low_rank_layers
 from tests.methods.harness import turn
 from tests.methods.pilora_harness import CLASSES, D, R, pictures, pilora, problem
 from tests.methods.training_harness import (
@@ -74,7 +75,7 @@ def test_nothing_of_the_network_itself_travels_and_old_parts_stay():
         name for name, value in fresh.state_dict().items() if not torch.equal(server.network.state_dict()[name], value)
     ]
     assert moved == []
-    [layer] = low_rank_layers(server.network).values()
+    [layer] = low_rank_layers(server.network.body).values()
     assert all(bool(factor.any()) for factor in layer.B.values())
 
 
@@ -139,7 +140,7 @@ def test_which_updates_a_test_applies(variant):
     tasks = pictures()
     server = learn_images(pilora(variant=variant, lr=0.1), problem(), tasks)
     images = tasks[2][0][0]
-    ours, [layer] = server.embed(images), low_rank_layers(server.network).values()
+    ours, [layer] = server.embed(images), low_rank_layers(server.network.body).values()
     found = {}
     for name, scales in {"working": {}, "published": {1: 0.0, 2: 0.0}}.items():
         layer.scales = scales

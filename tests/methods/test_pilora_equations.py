@@ -11,12 +11,12 @@ from fcl_bench.methods.gradient.pilora import (
     PRESENT,
     PILoRA,
     PILoRAObjective,
-    low_rank_layers,
     overlap,
     prototype_weights,
 )
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.objective import Objective
+from fcl_bench.training.vit.low_rank import low_rank_layers
 from tests.methods.pilora_harness import D, pictures, pilora, problem
 from tests.methods.training_harness import learn_images
 
@@ -28,7 +28,7 @@ def grown(method: PILoRA, sizes: list[int]):
     network = method.build_network(problem())
     method.grow(network, sizes, 5)
     generator = torch.Generator().manual_seed(1)
-    for layer in low_rank_layers(network).values():
+    for layer in low_rank_layers(network.body).values():
         for factor in layer.B.values():
             factor.data = 0.3 * torch.randn(factor.shape, generator=generator)
     return network.double().eval()
@@ -48,7 +48,7 @@ def by_hand(network, method: PILoRA, images: np.ndarray, labels: list[int], colu
         far = {i: np.sqrt(((row - w[i]) ** 2).sum() / len(row)) for i in rivals}
         loss += (far[logit] + np.log(sum(np.exp(-one) for one in far.values()))) / len(z)
         loss += method.pull * far[logit] / len(z)
-    for layer in low_rank_layers(network).values():
+    for layer in low_rank_layers(network.body).values():
         for part in layer.parts:
             A = [layer.A[f"{part}_{task}"].detach().numpy() for task in range(layer.tasks)]
             loss += method.sparsity * np.abs(A[-1]).sum()
@@ -101,7 +101,7 @@ def test_without_its_terms_it_is_the_plain_loss_bit_for_bit():
 def test_orthogonal_updates_do_not_overlap():
     """A_0 = e_1, e_2 and A_1 = e_3, e_4: 0. With A_1 = e_1, -2 e_2: 1 + 2, in q and in v."""
     network = grown(pilora(), [2, 2])
-    [layer] = low_rank_layers(network).values()
+    [layer] = low_rank_layers(network.body).values()
     basis = torch.eye(D, dtype=torch.float64)
     for part in ("q", "v"):
         layer.A[f"{part}_0"].data, layer.A[f"{part}_1"].data = basis[:2], basis[2:4]

@@ -48,8 +48,8 @@ from fcl_bench.training.network import Network
 from fcl_bench.training.optimisers import with_prefix
 from fcl_bench.training.samples import Samples
 from fcl_bench.training.trainer import FORWARD_BATCH
-from fcl_bench.training.vit.blocks import require_layers, transformer_blocks
-from fcl_bench.training.vit.low_rank import add_low_rank, factor_name, low_rank_layers
+from fcl_bench.training.vit.blocks import transformer_blocks
+from fcl_bench.training.vit.low_rank import add_low_rank, factor_name, factors, grow_low_rank, low_rank_layers
 
 #: The stage after a task's rounds, in which Grams under its last model travel.
 GRAMS = "grams"
@@ -142,7 +142,7 @@ class LoRMServer(GradientServer):
         resting = self.method.resting(self.network, task.index, model_round) if in_training else set()
         self.prepare(self.heads, resting)
         message = super().broadcast(task, round_)
-        of_task = {name: of for of in range(task.index) for name in self.method.factors(self.network, of)}
+        of_task = {name: of for of in range(task.index) for name in factors(self.network.body, of)}
         told = {name: final_prefix(of_task[name]) + name if name in of_task else name for name in message}
         kept = {told[name] for name in message.kept if name not in resting}
         return dataclasses.replace(message, tensors={told[name]: value for name, value in message.items()}, kept=kept)
@@ -288,37 +288,26 @@ class LoRM(GradientMethod):
         network = super().build_network(problem)
         body = network.body.requires_grad_(False)
         blocks = transformer_blocks(body, self.name, self.start(problem).name)
-        layers = list(range(len(blocks))) if self.layers is None else self.layers
-        require_layers("method.layers", layers, len(blocks))
-        add_low_rank(blocks, self.targets, layers)
+        add_low_rank(blocks, self.targets, self.layers)
         network.put_body(body)
         return network
 
     def grow(self, network: Network, sizes: list[int], seed: int) -> None:
-        for place, layer in enumerate(low_rank_layers(network.body).values()):
-            while layer.tasks < len(sizes):
-                drawn = derived_seed(seed, "low rank", layer.tasks, place) % 2**62
-                layer.grow(self.rank, torch.Generator().manual_seed(drawn))
+        grow_low_rank(network.body, self.rank, len(sizes), seed)
         act(network)
         super().grow(network, sizes, seed)
-
-    def factors(self, network: Network, task: int) -> dict[str, str]:
-        """Names of the factors of a task's updates, and which each is: A or B."""
-        layers = low_rank_layers(network.body).items()
-        parts = [(path, factor_name(part, task)) for path, layer in layers for part in layer.parts]
-        return {f"{path}.{which}.{name}": which for path, name in parts for which in "AB"}
 
     def frozen(
         self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
     ) -> set[str]:
-        old = {name for earlier in range(task) for name in self.factors(network, earlier)}
+        old = {name for earlier in range(task) for name in factors(network.body, earlier)}
         return super().frozen(network, stages, task, reused) | old
 
     def resting(self, network: Network, task: int, round_: int) -> set[str]:
         """The factors that do not train in a round of the model: A in the first and every other, B in the others."""
         if self.merge == "average":
             return set()
-        return {name for name, which in self.factors(network, task).items() if which == "AB"[round_ % 2]}
+        return {name for name, which in factors(network.body, task).items() if which == "AB"[round_ % 2]}
 
     def damping(self, layer: str) -> float:
         """alpha of a layer's Gram matrices."""
