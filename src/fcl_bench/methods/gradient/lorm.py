@@ -30,7 +30,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Augment
 from fcl_bench.errors import UserError, require_memory
-from fcl_bench.linalg.regression_mean import RegressionSums, damped, weighted
+from fcl_bench.linalg.regression_mean import RegressionSums, damped, matrices, weighted
 from fcl_bench.linalg.solve import relative_rounding
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
@@ -47,7 +47,7 @@ from fcl_bench.training.layer_inputs import HEADS, layer_grams
 from fcl_bench.training.network import Network
 from fcl_bench.training.optimisers import with_prefix
 from fcl_bench.training.samples import Samples
-from fcl_bench.training.trainer import FORWARD_BATCH
+from fcl_bench.training.trainer import forward_batch
 from fcl_bench.training.vit.blocks import transformer_blocks
 from fcl_bench.training.vit.low_rank import add_low_rank, factor_name, factors, grow_low_rank, low_rank_layers
 
@@ -70,7 +70,7 @@ class LoRMClient(GradientClient):
         if broadcast.stage != MODEL or not merged_by:
             return upload, state
         grams = self._grams(shard, broadcast, set(merged_by.values()))
-        return dataclasses.replace(upload, tensors={**upload, **grams}, symmetric=_matrices(grams)), state
+        return dataclasses.replace(upload, tensors={**upload, **grams}, symmetric=matrices(grams)), state
 
     def take_over(self, shard: Shard, broadcast: Message) -> None:
         super().take_over(shard, broadcast)
@@ -84,7 +84,7 @@ class LoRMClient(GradientClient):
     def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """The Grams of the layers under the task's last model."""
         grams = self._grams(shard, broadcast, self.method.layer_fields(self.network))
-        return Message(grams, symmetric=_matrices(grams), summed=grams), state
+        return Message(grams, symmetric=matrices(grams), summed=grams), state
 
     def _grams(self, shard: Shard, broadcast: Message, fields: Collection[str]) -> dict[str, torch.Tensor]:
         """The Gram matrices of those names, damped, under W_0 + the mean of the tasks' updates, in float64."""
@@ -108,7 +108,7 @@ class LoRMClient(GradientClient):
         """The client's images as training has them, `passes` times."""
         seed = derived_seed(self.problem.seed, "grams", shard.task, broadcast.round, shard.client)
         generator, augment = torch.Generator().manual_seed(seed), Augment(self.method.training.augment)
-        size = FORWARD_BATCH.get(shard.inputs.device.type, 128)
+        size = forward_batch(shard.inputs.device)
         samples = Samples(shard.inputs, shard.labels)
         for _ in range(self.method.passes):
             for images, _ in samples.batches(size, augment, generator):
@@ -221,10 +221,6 @@ def act(network: Network, task: int | None = None) -> None:
         layer.act(task)
 
 
-def _matrices(grams: dict[str, torch.Tensor]) -> set[str]:
-    return {name for name, G in grams.items() if G.ndim == 2}
-
-
 @dataclass
 class LoRM(GradientMethod):
     """Knobs of LoRM.
@@ -266,12 +262,8 @@ class LoRM(GradientMethod):
                 f"method.replay_head={self.replay_head}: clients do not have the model that predicts, P R^+",
                 "method.replay_head=none",
             )
-        if self.merge == "grams" and self.training.server_optimizer != "average":
-            raise UserError(
-                f"{self.training_key}.server_optimizer={self.training.server_optimizer}: method.merge=grams makes the"
-                " new model itself",
-                f"{self.training_key}.server_optimizer=average, or method.merge=average",
-            )
+        if self.merge == "grams":
+            self.require_average("method.merge=grams", ", or method.merge=average")
         layers = low_rank_layers(self.build_network(problem).body)
         for path, layer in layers.items():
             least = min(layer.linear.in_features, *(end - begin for begin, end in layer.parts.values()))
