@@ -13,11 +13,14 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
+from tests.methods.plain_training import made_tasks
 from tests.methods.training_harness import ImageTasks, images_stream, learn_image_task, tiny_problem
 
 LAYERS = [1, 3]
 #: Components of a task and layer, and rows of a prompt.
 COUNT, LENGTH = 3, 4
+#: The second client is not there in the first task.
+TASKS = made_tasks([[9, 0], [6, 7]])
 Values = Mapping[str, torch.Tensor]
 #: (phi, phi_g, phi_o or None, the values, those of the broadcast) -> a term of the loss
 Term = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, Values, Values], torch.Tensor]
@@ -27,6 +30,20 @@ def plain_training(**knobs) -> Training:
     """SGD, whose steps rounding does not turn round, as it may Adam's."""
     usual = {"rounds": 2, "epochs": 2, "batch_size": 4, "optimizer": "sgd", "lr": 0.05, "momentum": 0.5}
     return Training(**{**usual, "weight_decay": 0.0, "augment": "none", **knobs})
+
+
+def adam(**knobs) -> Training:
+    return plain_training(optimizer="adam", lr=0.01, momentum=0.0, **knobs)
+
+
+def recurring() -> ImageTasks:
+    """A class of the first task comes back in the second, and the third brings nothing new."""
+    first, second, third = made_tasks([[8, 6], [7, 6], [6, 8]])
+    return [
+        first,
+        [(images, torch.where(torch.arange(len(labels)) % 2 == 0, 1, labels)) for images, labels in second],
+        [(images, labels - 4) for images, labels in third],
+    ]
 
 
 def lively_problem(seed: int = 0, wire: str = "float32", width: int = 2) -> Problem:

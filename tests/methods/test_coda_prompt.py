@@ -19,37 +19,23 @@ from tests.methods.coda_oracle import (
     COUNT,
     LAYERS,
     LENGTH,
+    TASKS,
     Oracle,
+    adam,
     assert_uploads,
     exchanges,
     lively_problem,
     plain_training,
+    recurring,
 )
 from tests.methods.plain_training import made_tasks
-from tests.methods.training_harness import ImageTasks, federation_of, image_shard, tiny_problem
+from tests.methods.training_harness import federation_of, image_shard, tiny_problem
 from tests.methods.whole_runs import assert_resumes, learnt, model_of, same
-
-#: The second client is not there in the first task.
-TASKS = made_tasks([[9, 0], [6, 7]])
 
 
 def coda(training: Training | None = None, **knobs) -> CodaPrompt:
     usual = {"layers": LAYERS, "components": COUNT, "length": LENGTH}
     return CodaPrompt(training or plain_training(), **{**usual, **knobs})
-
-
-def adam(**knobs) -> Training:
-    return plain_training(optimizer="adam", lr=0.01, momentum=0.0, **knobs)
-
-
-def recurring() -> ImageTasks:
-    """A class of the first task comes back in the second, and the third brings nothing new."""
-    first, second, third = made_tasks([[8, 6], [7, 6], [6, 8]])
-    return [
-        first,
-        [(images, torch.where(torch.arange(len(labels)) % 2 == 0, 1, labels)) for images, labels in second],
-        [(images, labels - 4) for images, labels in third],
-    ]
 
 
 # Rounds ---------------------------------------------------------------------------------------------------------------

@@ -18,13 +18,15 @@ from tests.methods.coda_oracle import (
     COUNT,
     LAYERS,
     LENGTH,
+    TASKS,
     Oracle,
+    adam,
     assert_uploads,
     exchanges,
     lively_problem,
     plain_training,
+    recurring,
 )
-from tests.methods.test_coda_prompt import TASKS, adam, recurring
 from tests.methods.training_harness import federation_of, image_shard
 from tests.methods.whole_runs import assert_resumes, learnt, model_of, same
 

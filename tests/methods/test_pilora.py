@@ -1,8 +1,6 @@
-"""PILoRA against the equations in NumPy: its loss, its re-weighting, what is sent, and what stays."""
+"""PILoRA: what is sent, what stays, how it predicts, and whole runs."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import numpy as np
 import pytest
@@ -12,20 +10,11 @@ from fcl_bench.config import typed_instance
 from fcl_bench.engine.admission import admitted
 from fcl_bench.engine.middleware import Chain
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.pilora import (
-    MEANS,
-    PRESENT,
-    PILoRA,
-    PILoRAObjective,
-    low_rank_layers,
-    overlap,
-    prototype_weights,
-)
+from fcl_bench.methods.gradient.pilora import MEANS, PRESENT, PILoRA
 from fcl_bench.protocol.message import Message
-from fcl_bench.training.heads import Heads
-from fcl_bench.training.knobs import Training
-from fcl_bench.training.objective import Objective
+from fcl_bench.training.vit.low_rank import low_rank_layers
 from tests.methods.harness import turn
+from tests.methods.pilora_harness import CLASSES, D, R, pictures, pilora, problem
 from tests.methods.training_harness import (
     federation_of,
     image_shard,
@@ -36,215 +25,10 @@ from tests.methods.training_harness import (
 )
 from tests.methods.whole_runs import assert_resumes, learnt, model_of, same
 
-#: Of the tiny transformer: d, and the rank of the updates.
-D, R = 16, 2
-SIZES = [[9, 6, 0], [8, 1, 7], [6, 6, 6]]
-CLASSES = [3, 2, 2]
-NO_TERMS = {"pull": 0.0, "sparsity": 0.0, "orthogonality": 0.0}
-
-
-def training(**knobs) -> Training:
-    usual = {"rounds": 2, "epochs": 1, "batch_size": 4, "optimizer": "adam", "lr": 0.01, "rates": {"heads": 0.05}}
-    return Training(**{**usual, "augment": "none", "weight_decay": 1e-5, **knobs})
-
-
-def pilora(**knobs) -> PILoRA:
-    names = {field.name for field in dataclasses.fields(Training)}
-    how = {name: knobs.pop(name) for name in list(knobs) if name in names}
-    return PILoRA(training(**how), **{"rank": R, **knobs})
-
-
-def problem(**options):
-    return tiny_problem(width=D // 8, architecture="vit", **options)
-
-
-def pictures(classes=CLASSES, sizes=SIZES):
-    return image_tasks(np.random.default_rng(0), classes, sizes)
-
 
 def copied(server) -> dict[str, torch.Tensor]:
     """Its state as it is now."""
     return {name: value.clone() for name, value in server.state_dict().items()}
-
-
-def grown(method: PILoRA, sizes: list[int]):
-    """The network in float64, with all factors drawn."""
-    network = method.build_network(problem())
-    method.grow(network, sizes, 5)
-    generator = torch.Generator().manual_seed(1)
-    for layer in low_rank_layers(network).values():
-        for factor in layer.B.values():
-            factor.data = 0.3 * torch.randn(factor.shape, generator=generator)
-    return network.double().eval()
-
-
-# The loss -------------------------------------------------------------------------------------------------------------
-
-
-def by_hand(network, method: PILoRA, images: np.ndarray, labels: list[int], columns: list[int], rivals: list[int]):
-    """The equations; `columns` are those of the logits, `rivals` the logits that compete."""
-    with torch.no_grad():
-        z = network.body(images).numpy()
-    w = torch.cat(list(network.heads.parameters())).detach().numpy()
-    own = [next(logit for logit in rivals if columns[logit] == label) for label in labels]
-    loss = 0.0
-    for row, logit in zip(z, own, strict=True):
-        far = {i: np.sqrt(((row - w[i]) ** 2).sum() / len(row)) for i in rivals}
-        loss += (far[logit] + np.log(sum(np.exp(-one) for one in far.values()))) / len(z)
-        loss += method.pull * far[logit] / len(z)
-    for layer in low_rank_layers(network).values():
-        for part in layer.parts:
-            A = [layer.A[f"{part}_{task}"].detach().numpy() for task in range(layer.tasks)]
-            loss += method.sparsity * np.abs(A[-1]).sum()
-            loss += method.orthogonality * sum(np.abs(before @ A[-1].T).sum() for before in A[:-1])
-    return loss
-
-
-@pytest.mark.parametrize(
-    "knobs",
-    [{}, {**NO_TERMS, "pull": 2.0}, {**NO_TERMS, "sparsity": 0.7}, {**NO_TERMS, "orthogonality": 0.9}, NO_TERMS],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    ("heads", "labels"),
-    [
-        (Heads(((0, 1, 2), (3, 4)), (3, 4)), [3, 4, 4, 3]),
-        # Class 1 comes back, beside a new one.
-        (Heads(((0, 1, 2), (3,)), (1, 3)), [3, 1, 1, 3]),
-        (Heads(((0, 1, 2),), (0, 1, 2)), [2, 0, 1, 1]),
-    ],
-    ids=["second", "recurring", "first"],
-)
-@pytest.mark.parametrize("over", ["seen", "task"])
-def test_the_loss_is_what_the_equations_say(knobs, heads, labels, over):
-    method = pilora(loss_over=over, layers=[0, 2], **knobs)
-    network = grown(method, heads.sizes)
-    images = torch.randn(4, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    objective = PILoRAObjective(heads, method, D, torch.device("cpu"))
-    ours = float(objective.loss(network, images, torch.tensor(labels)).detach())
-    rivals = [i for i, column in enumerate(heads.logits) if over == "seen" or column in heads.task]
-    assert ours == pytest.approx(by_hand(network, method, images, labels, heads.logits, rivals), rel=1e-6)
-    features = network.body(images).detach()
-    for place, column in enumerate(heads.task):
-        chosen = [i for i, label in enumerate(labels) if label == column]
-        torch.testing.assert_close(objective.means()[:, place], features[chosen].mean(dim=0).float())
-
-
-def test_without_its_terms_it_is_the_plain_loss_bit_for_bit():
-    heads, labels = Heads(((0, 1), (2, 3)), (2, 3)), torch.tensor([2, 3, 3, 2])
-    images = torch.randn(4, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    found = []
-    for knobs in (NO_TERMS, {}):
-        method = pilora(**knobs)
-        network = grown(method, heads.sizes)
-        ours = PILoRAObjective(heads, method, D, torch.device("cpu")).loss(network, images, labels)
-        found.append(torch.equal(ours, Objective(heads).loss(network, images, labels)))
-    assert found == [True, False]
-
-
-def test_orthogonal_updates_do_not_overlap():
-    """A_0 = e_1, e_2 and A_1 = e_3, e_4: 0. With A_1 = e_1, -2 e_2: 1 + 2, in q and in v."""
-    network = grown(pilora(), [2, 2])
-    [layer] = low_rank_layers(network).values()
-    basis = torch.eye(D, dtype=torch.float64)
-    for part in ("q", "v"):
-        layer.A[f"{part}_0"].data, layer.A[f"{part}_1"].data = basis[:2], basis[2:4]
-    assert float(overlap([layer]).detach()) == 0
-    for part in ("q", "v"):
-        layer.A[f"{part}_1"].data = torch.tensor([[1.0], [-2.0]]) * basis[:2]
-    assert float(overlap([layer]).detach()) == 6
-
-
-# The server's weights -------------------------------------------------------------------------------------------------
-
-
-def test_the_hand_values_of_the_weights():
-    """The farther of two has r = 0, the nearer r = 1 after scaling: softmax(5, 0)."""
-    weights = prototype_weights(torch.tensor([1.0, 3.0], dtype=torch.float64), 0.2)
-    np.testing.assert_allclose(weights.numpy(), [0.993307, 0.006693], atol=5e-7)
-    np.testing.assert_allclose(
-        prototype_weights(torch.tensor([3.0, 1.0]), 0.2).numpy(), [0.006693, 0.993307], atol=1e-6
-    )
-
-
-@pytest.mark.parametrize("distances", [[2.0, 2.0, 2.0], [7.0], [0.0, 0.0], [1.0, 1.0 + 1e-9]], ids=str)
-def test_what_is_equally_near_counts_alike(distances):
-    """0 / 0 in the public code; and what differs by rounding alone is no difference."""
-    weights = prototype_weights(torch.tensor(distances, dtype=torch.float64), 0.2)
-    np.testing.assert_allclose(weights.numpy(), 1 / len(distances))
-
-
-def test_a_prototype_that_is_the_mean_itself_is_the_nearest():
-    """r is infinite there: the limit of ever smaller distances."""
-    limit = prototype_weights(torch.tensor([1e-12, 1.0, 3.0], dtype=torch.float64), 0.2)
-    exact = prototype_weights(torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64), 0.2)
-    torch.testing.assert_close(exact, limit, atol=1e-9, rtol=0)
-    np.testing.assert_allclose(exact.numpy(), np.exp([5, 0, 0]) / (np.exp(5) + 2))
-
-
-def weights_by_hand(prototypes: np.ndarray, means: np.ndarray, temperature: float) -> np.ndarray:
-    r = [1 / sum(np.linalg.norm(one - mean) for mean in means) for one in prototypes]
-    scaled = [(one - min(r)) / (max(r) - min(r)) for one in r]
-    powers = [np.exp(one / temperature) for one in scaled]
-    return np.array(powers) / sum(powers)
-
-
-@pytest.mark.parametrize(("knobs", "reweighted"), [({"temperature": 0.3}, True), ({"reweighting": "none"}, False)])
-def test_the_server_averages_updates_by_samples_and_prototypes_by_their_distances(knobs, reweighted):
-    tasks = pictures()
-    method, all_seen = pilora(rounds=2, **knobs), []
-    server = learn_images(
-        method, problem(), tasks, seen=lambda k, broadcast, upload: all_seen.append((k, broadcast, upload))
-    )
-    uploads = [upload for _, _, upload in all_seen]
-    # The last round of the last task: three clients.
-    last, state = uploads[-3:], server.network.state()
-    shares = np.array([upload.samples for upload in last]) / sum(upload.samples for upload in last)
-    for name in ("A.q_2", "A.v_2", "B.q_2", "B.v_2"):
-        name = f"body.blocks.0.attn.qkv.{name}"
-        mean = sum(share * upload[name].double() for share, upload in zip(shares, last, strict=True))
-        torch.testing.assert_close(state[name], mean.float())
-    assert (MEANS in last[0]) is reweighted
-    for row in range(2):
-        theirs = np.array([upload["heads.2.weight"][row].double().numpy() for upload in last])
-        weights = shares
-        if reweighted:
-            means = np.array([u[MEANS][:, row].double().numpy() for u in last if u[PRESENT][row]])
-            assert len(means) > 1
-            weights = weights_by_hand(theirs, means, 0.3)
-            assert abs(weights - shares).max() > 0.1
-        np.testing.assert_allclose(state["heads.2.weight"][row].numpy(), weights @ theirs, rtol=1e-5, atol=1e-7)
-
-
-def test_a_client_without_a_class_has_a_prototype_and_no_mean():
-    """Three clients, of which the second has no sample of class 1: the means of the two others count."""
-    tasks = pictures([2], [[8, 8, 8]])
-    images, labels = tasks[0][1]
-    tasks[0][1] = (images[labels == 0], labels[labels == 0])
-    uploads = []
-    server = learn_images(pilora(rounds=1), problem(), tasks, seen=lambda *seen: uploads.append(seen[2]))
-    assert [upload[PRESENT].tolist() for upload in uploads] == [[1, 1], [1, 0], [1, 1]]
-    assert not uploads[1][MEANS][:, 1].any()
-    theirs = np.array([upload["heads.0.weight"][1].double().numpy() for upload in uploads])
-    means = np.array([uploads[client][MEANS][:, 1].double().numpy() for client in (0, 2)])
-    weights = weights_by_hand(theirs, means, 0.2)
-    ours = server.network.heads[0].weight[1].detach().numpy()
-    np.testing.assert_allclose(ours, weights @ theirs, rtol=1e-5, atol=1e-7)
-
-
-def test_the_means_are_those_of_the_features_that_training_saw():
-    """Under weights that do not move: of the frozen body's features, whatever the number of passes."""
-    tasks = pictures([3], [[12, 5]])
-    still = pilora(lr=1e-30, rates={"heads": 1e-30}, rounds=1, epochs=3)
-    uploads = []
-    server = learn_images(still, problem(), tasks, seen=lambda *seen: uploads.append(seen[2]))
-    for (images, labels), upload in zip(tasks[0], uploads, strict=True):
-        features = server.embed(images)
-        for column in range(3):
-            own = features[labels == column]
-            assert bool(upload[PRESENT][column]) == bool(len(own))
-            if len(own):
-                torch.testing.assert_close(upload[MEANS][:, column], own.mean(dim=0), atol=1e-5, rtol=1e-4)
 
 
 # What is sent ---------------------------------------------------------------------------------------------------------
@@ -291,7 +75,7 @@ def test_nothing_of_the_network_itself_travels_and_old_parts_stay():
         name for name, value in fresh.state_dict().items() if not torch.equal(server.network.state_dict()[name], value)
     ]
     assert moved == []
-    [layer] = low_rank_layers(server.network).values()
+    [layer] = low_rank_layers(server.network.body).values()
     assert all(bool(factor.any()) for factor in layer.B.values())
 
 
@@ -356,7 +140,7 @@ def test_which_updates_a_test_applies(variant):
     tasks = pictures()
     server = learn_images(pilora(variant=variant, lr=0.1), problem(), tasks)
     images = tasks[2][0][0]
-    ours, [layer] = server.embed(images), low_rank_layers(server.network).values()
+    ours, [layer] = server.embed(images), low_rank_layers(server.network.body).values()
     found = {}
     for name, scales in {"working": {}, "published": {1: 0.0, 2: 0.0}}.items():
         layer.scales = scales

@@ -59,6 +59,11 @@ def damped(G: torch.Tensor, alpha: float) -> torch.Tensor:
     return (alpha * G).diagonal_scatter(G.diagonal())
 
 
+def matrices(grams: Mapping[str, torch.Tensor]) -> set[str]:
+    """Names of the Gram matrices that are whole, not diagonals alone."""
+    return {name for name, G in grams.items() if G.ndim == 2}
+
+
 class RegressionSums:
     """sum_k W_k G_k and sum_k G_k of many layers, in float64, from one client to the next. Several W may share a G.
 

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fcl_bench.environment import exact_kernels
 from fcl_bench.training.network import Network
-from fcl_bench.training.trainer import FORWARD_BATCH
+from fcl_bench.training.trainer import forward_batch
 
 #: Which class y a sample's gradient d log p(y|x) is of: its own; one drawn from p; every one, weighted by p.
 LABELS = ("empirical", "sampled", "exact")
@@ -50,7 +50,7 @@ def summed_squares(
     sums = {name: torch.zeros_like(own[name], dtype=torch.float64) for name in names}
     uniform = torch.rand(len(samples), generator=generator, dtype=torch.float64)
     if all(name.startswith("heads.") for name in names):
-        squares, size = _of_heads, FORWARD_BATCH.get(samples.device.type, FORWARD_BATCH["cpu"])
+        squares, size = _of_heads, forward_batch(samples.device)
     else:
         squares, size = _of_network, chunk_size([own[name] for name in names], samples.device)
     network.eval()

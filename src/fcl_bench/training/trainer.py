@@ -26,6 +26,11 @@ Features = Callable[..., torch.Tensor]
 FORWARD_BATCH = {"cuda": 512, "cpu": 128}
 
 
+def forward_batch(device: torch.device) -> int:
+    """Images per forward pass on this device where nothing is trained."""
+    return FORWARD_BATCH.get(device.type, FORWARD_BATCH["cpu"])
+
+
 class Trainer:
     """Runs a network on samples that are on its device: training, features, scores.
 
@@ -126,7 +131,7 @@ class Trainer:
             of: from standardised samples to features; None: the network's body.
         """
         network.eval()
-        size, of = FORWARD_BATCH.get(self._device.type, 128), of or network.body
+        size, of = forward_batch(self._device), of or network.body
         batches = zip(*(values.split(size) for values in (images, *beside)), strict=True)
         with exact_kernels(), self.autocast():
             return torch.cat([of(self.standardise(batch), *known).float() for batch, *known in batches])

@@ -72,6 +72,17 @@ class GradientMethod(Method):
             if (value := getattr(self.training if inside else self, name)) != wanted:
                 raise UserError(f"{key}={value} contradicts method.variant=published", f"{key}={wanted}")
 
+    def require_average(self, what: str, otherwise: str = "") -> None:
+        """Raise a `UserError` for an optimiser of the server's, where `what` makes the new model in its place.
+
+        Args:
+            what: the method or the knob, for the message.
+            otherwise: what else would work.
+        """
+        if (kind := self.training.server_optimizer) != "average":
+            key = f"{self.training_key}.server_optimizer"
+            raise UserError(f"{key}={kind}: {what} makes the new model itself", f"{key}=average{otherwise}")
+
     @property
     def trains_network(self) -> bool:
         return self.on == "images"

@@ -30,7 +30,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Augment
 from fcl_bench.errors import UserError, require_memory
-from fcl_bench.linalg.regression_mean import RegressionSums, damped, weighted
+from fcl_bench.linalg.regression_mean import RegressionSums, damped, matrices, weighted
 from fcl_bench.linalg.solve import relative_rounding
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
@@ -47,9 +47,9 @@ from fcl_bench.training.layer_inputs import HEADS, layer_grams
 from fcl_bench.training.network import Network
 from fcl_bench.training.optimisers import with_prefix
 from fcl_bench.training.samples import Samples
-from fcl_bench.training.trainer import FORWARD_BATCH
-from fcl_bench.training.vit.blocks import require_layers, transformer_blocks
-from fcl_bench.training.vit.low_rank import add_low_rank, factor_name, low_rank_layers
+from fcl_bench.training.trainer import forward_batch
+from fcl_bench.training.vit.blocks import transformer_blocks
+from fcl_bench.training.vit.low_rank import add_low_rank, factor_name, factors, grow_low_rank, low_rank_layers
 
 #: The stage after a task's rounds, in which Grams under its last model travel.
 GRAMS = "grams"
@@ -70,7 +70,7 @@ class LoRMClient(GradientClient):
         if broadcast.stage != MODEL or not merged_by:
             return upload, state
         grams = self._grams(shard, broadcast, set(merged_by.values()))
-        return dataclasses.replace(upload, tensors={**upload, **grams}, symmetric=_matrices(grams)), state
+        return dataclasses.replace(upload, tensors={**upload, **grams}, symmetric=matrices(grams)), state
 
     def take_over(self, shard: Shard, broadcast: Message) -> None:
         super().take_over(shard, broadcast)
@@ -84,7 +84,7 @@ class LoRMClient(GradientClient):
     def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """The Grams of the layers under the task's last model."""
         grams = self._grams(shard, broadcast, self.method.layer_fields(self.network))
-        return Message(grams, symmetric=_matrices(grams), summed=grams), state
+        return Message(grams, symmetric=matrices(grams), summed=grams), state
 
     def _grams(self, shard: Shard, broadcast: Message, fields: Collection[str]) -> dict[str, torch.Tensor]:
         """The Gram matrices of those names, damped, under W_0 + the mean of the tasks' updates, in float64."""
@@ -108,7 +108,7 @@ class LoRMClient(GradientClient):
         """The client's images as training has them, `passes` times."""
         seed = derived_seed(self.problem.seed, "grams", shard.task, broadcast.round, shard.client)
         generator, augment = torch.Generator().manual_seed(seed), Augment(self.method.training.augment)
-        size = FORWARD_BATCH.get(shard.inputs.device.type, 128)
+        size = forward_batch(shard.inputs.device)
         samples = Samples(shard.inputs, shard.labels)
         for _ in range(self.method.passes):
             for images, _ in samples.batches(size, augment, generator):
@@ -142,7 +142,7 @@ class LoRMServer(GradientServer):
         resting = self.method.resting(self.network, task.index, model_round) if in_training else set()
         self.prepare(self.heads, resting)
         message = super().broadcast(task, round_)
-        of_task = {name: of for of in range(task.index) for name in self.method.factors(self.network, of)}
+        of_task = {name: of for of in range(task.index) for name in factors(self.network.body, of)}
         told = {name: final_prefix(of_task[name]) + name if name in of_task else name for name in message}
         kept = {told[name] for name in message.kept if name not in resting}
         return dataclasses.replace(message, tensors={told[name]: value for name, value in message.items()}, kept=kept)
@@ -221,10 +221,6 @@ def act(network: Network, task: int | None = None) -> None:
         layer.act(task)
 
 
-def _matrices(grams: dict[str, torch.Tensor]) -> set[str]:
-    return {name for name, G in grams.items() if G.ndim == 2}
-
-
 @dataclass
 class LoRM(GradientMethod):
     """Knobs of LoRM.
@@ -266,12 +262,8 @@ class LoRM(GradientMethod):
                 f"method.replay_head={self.replay_head}: clients do not have the model that predicts, P R^+",
                 "method.replay_head=none",
             )
-        if self.merge == "grams" and self.training.server_optimizer != "average":
-            raise UserError(
-                f"{self.training_key}.server_optimizer={self.training.server_optimizer}: method.merge=grams makes the"
-                " new model itself",
-                f"{self.training_key}.server_optimizer=average, or method.merge=average",
-            )
+        if self.merge == "grams":
+            self.require_average("method.merge=grams", ", or method.merge=average")
         layers = low_rank_layers(self.build_network(problem).body)
         for path, layer in layers.items():
             least = min(layer.linear.in_features, *(end - begin for begin, end in layer.parts.values()))
@@ -288,37 +280,26 @@ class LoRM(GradientMethod):
         network = super().build_network(problem)
         body = network.body.requires_grad_(False)
         blocks = transformer_blocks(body, self.name, self.start(problem).name)
-        layers = list(range(len(blocks))) if self.layers is None else self.layers
-        require_layers("method.layers", layers, len(blocks))
-        add_low_rank(blocks, self.targets, layers)
+        add_low_rank(blocks, self.targets, self.layers)
         network.put_body(body)
         return network
 
     def grow(self, network: Network, sizes: list[int], seed: int) -> None:
-        for place, layer in enumerate(low_rank_layers(network.body).values()):
-            while layer.tasks < len(sizes):
-                drawn = derived_seed(seed, "low rank", layer.tasks, place) % 2**62
-                layer.grow(self.rank, torch.Generator().manual_seed(drawn))
+        grow_low_rank(network.body, self.rank, len(sizes), seed)
         act(network)
         super().grow(network, sizes, seed)
-
-    def factors(self, network: Network, task: int) -> dict[str, str]:
-        """Names of the factors of a task's updates, and which each is: A or B."""
-        layers = low_rank_layers(network.body).items()
-        parts = [(path, factor_name(part, task)) for path, layer in layers for part in layer.parts]
-        return {f"{path}.{which}.{name}": which for path, name in parts for which in "AB"}
 
     def frozen(
         self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
     ) -> set[str]:
-        old = {name for earlier in range(task) for name in self.factors(network, earlier)}
+        old = {name for earlier in range(task) for name in factors(network.body, earlier)}
         return super().frozen(network, stages, task, reused) | old
 
     def resting(self, network: Network, task: int, round_: int) -> set[str]:
         """The factors that do not train in a round of the model: A in the first and every other, B in the others."""
         if self.merge == "average":
             return set()
-        return {name for name, which in self.factors(network, task).items() if which == "AB"[round_ % 2]}
+        return {name for name, which in factors(network.body, task).items() if which == "AB"[round_ % 2]}
 
     def damping(self, layer: str) -> float:
         """alpha of a layer's Gram matrices."""

@@ -29,24 +29,25 @@ from fcl_bench.protocol.expected import Expectation, numbers, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
-from fcl_bench.randomness import derived_seed
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.prototypes import PrototypeNetwork
-from fcl_bench.training.vit.blocks import require_layers, transformer_blocks
-from fcl_bench.training.vit.low_rank import LowRank, add_low_rank, factor_name
+from fcl_bench.training.vit.blocks import transformer_blocks
+from fcl_bench.training.vit.low_rank import (
+    LowRank,
+    add_low_rank,
+    factor_name,
+    factors,
+    grow_low_rank,
+    low_rank_layers,
+)
 
 #: The fields of an upload beside the model: (d, c) mean features of the task's classes, (c,) 1 for those it has.
 MEANS, PRESENT = "class_means", "present"
 #: How much two sums of distances differ, relative to the larger, that differ by rounding only.
 _EQUAL = 1e-6
-
-
-def low_rank_layers(network: Network) -> dict[str, LowRank]:
-    """The network's layers with low-rank updates, by their paths."""
-    return {path: module for path, module in network.named_modules() if isinstance(module, LowRank)}
 
 
 def overlap(layers: list[LowRank]) -> torch.Tensor:
@@ -105,7 +106,7 @@ class PILoRAObjective(Objective):
         if method.reweighting == "distances":
             self._note(features.detach(), labels)
         loss = self.score_loss(network.logits(features), labels, inputs)
-        layers = list(low_rank_layers(network).values())
+        layers = list(low_rank_layers(network.body).values())
         if method.sparsity:
             loss = loss + method.sparsity * size(layers)
         if method.orthogonality and layers[0].tasks > 1:
@@ -167,7 +168,7 @@ class PILoRAServer(GradientServer):
     def _apply(self) -> None:
         """As published, the model that is tested has the first task's update alone."""
         if self.method.variant == "published":
-            for layer in low_rank_layers(self.network).values():
+            for layer in low_rank_layers(self.network.body).values():
                 layer.scales = dict.fromkeys(range(1, layer.tasks), 0.0)
 
     @property
@@ -279,11 +280,7 @@ class PILoRA(GradientMethod):
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)
-        start = self.start(problem)
-        body = start.build()
-        blocks = transformer_blocks(body, self.name, start.name)
-        require_layers("method.layers", self.layers, len(blocks))
-        add_low_rank(blocks, self.targets, self.layers)
+        self.build_network(problem)
 
     def build_network(self, problem: Problem) -> Network:
         start = self.start(problem)
@@ -294,20 +291,11 @@ class PILoRA(GradientMethod):
         return network
 
     def grow(self, network: Network, sizes: list[int], seed: int) -> None:
-        for place, layer in enumerate(low_rank_layers(network).values()):
-            while layer.tasks < len(sizes):
-                drawn = derived_seed(seed, "low rank", layer.tasks, place) % 2**62
-                layer.grow(self.rank, torch.Generator().manual_seed(drawn))
+        grow_low_rank(network.body, self.rank, len(sizes), seed)
         super().grow(network, sizes, seed)
 
     def frozen(
         self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
     ) -> set[str]:
-        old = {
-            f"{path}.{kind}.{factor_name(part, before)}"
-            for path, layer in low_rank_layers(network).items()
-            for kind in "AB"
-            for part in layer.parts
-            for before in range(task)
-        }
+        old = {name for earlier in range(task) for name in factors(network.body, earlier)}
         return super().frozen(network, stages, task, reused) | old

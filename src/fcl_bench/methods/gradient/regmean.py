@@ -32,7 +32,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.local_ridge import local_ridge
-from fcl_bench.linalg.regression_mean import damped, merged_weights, weighted
+from fcl_bench.linalg.regression_mean import damped, matrices, merged_weights, weighted
 from fcl_bench.linalg.solve import relative_rounding, solve_symmetric
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
@@ -45,7 +45,7 @@ from fcl_bench.protocol.problem import Prediction, Problem, Shard, State, TestBa
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.layer_inputs import HEADS, layer_grams
 from fcl_bench.training.network import Network
-from fcl_bench.training.trainer import FORWARD_BATCH
+from fcl_bench.training.trainer import forward_batch
 
 #: Before the name of a layer, of its Gram matrix in an upload.
 _GRAM = "gram."
@@ -88,8 +88,7 @@ class RegMeanClient(GradientClient):
         if broadcast.stage != MODEL:
             return upload, state
         grams = {_GRAM + name: G for name, G in self._grams(shard.inputs).items()}
-        matrices = {name for name, G in grams.items() if G.ndim == 2}
-        return dataclasses.replace(upload, tensors={**upload, **grams}, symmetric=matrices), state
+        return dataclasses.replace(upload, tensors={**upload, **grams}, symmetric=matrices(grams)), state
 
     def _grams(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
         """The damped Gram matrices under the trained model, of samples as they are: nothing is augmented."""
@@ -97,7 +96,7 @@ class RegMeanClient(GradientClient):
         layers = self.method.merged(self.network)
         modules: dict[str, torch.nn.Module] = {layer.inputs: layer.module for layer in layers}
         constant = {layer.inputs for layer in layers if layer.bias}
-        batches = inputs.split(FORWARD_BATCH.get(inputs.device.type, 128))
+        batches = inputs.split(forward_batch(inputs.device))
         diagonal = () if alpha else modules
         found = layer_grams(self.trainer, self.network, batches, modules, diagonal, constant)
         return {name: damped(G, alpha) for name, G in found.items()}
@@ -265,12 +264,7 @@ class RegMean(GradientMethod):
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)
-        if self.training.server_optimizer != "average":
-            raise UserError(
-                f"{self.training_key}.server_optimizer={self.training.server_optimizer}: method=regmean makes the new"
-                " model itself",
-                f"{self.training_key}.server_optimizer=average",
-            )
+        self.require_average("method=regmean")
         if self.local == "ridge":
             self._check_ridge()
             return

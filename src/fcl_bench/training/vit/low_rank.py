@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from fcl_bench.errors import UserError, choices
-from fcl_bench.training.vit.blocks import dimension_of
+from fcl_bench.randomness import derived_seed
+from fcl_bench.training.vit.blocks import dimension_of, require_layers
 
 #: Where an update can go in a block: the module's path, and which third of its output (None: all of it).
 _PLACES: dict[str, tuple[str, int | None]] = {
@@ -103,29 +104,47 @@ def low_rank_layers(body: nn.Module) -> dict[str, LowRank]:
     return {f"body.{name}": module for name, module in body.named_modules() if isinstance(module, LowRank)}
 
 
-def add_low_rank(blocks: Sequence[nn.Module], targets: Sequence[str], layers: Sequence[int]) -> dict[str, LowRank]:
+def factors(body: nn.Module, task: int) -> dict[str, str]:
+    """Names in the network of the factors of a task's updates, and which each is: A or B."""
+    layers = low_rank_layers(body).items()
+    parts = [(path, factor_name(part, task)) for path, layer in layers for part in layer.parts]
+    return {f"{path}.{which}.{name}": which for path, name in parts for which in "AB"}
+
+
+def grow_low_rank(body: nn.Module, rank: int, tasks: int, seed: int) -> None:
+    """Give all layers of a network's body updates of this rank for so many tasks in all."""
+    for place, layer in enumerate(low_rank_layers(body).values()):
+        while layer.tasks < tasks:
+            drawn = derived_seed(seed, "low rank", layer.tasks, place) % 2**62
+            layer.grow(rank, torch.Generator().manual_seed(drawn))
+
+
+def add_low_rank(blocks: list[nn.Module], targets: list[str], layers: list[int] | None) -> dict[str, LowRank]:
     """Put a `LowRank` in the place of each linear layer that a target names, without an update as yet.
 
     Args:
         blocks: of a ViT (`transformer_blocks`).
         targets: of q, k, v, qkv, proj, fc1, fc2.
-        layers: the blocks, from 0.
+        layers: the blocks, from 0; None: all.
 
     Returns:
         By the layer's path from the blocks, such as "0.attn.qkv".
 
     Raises:
-        UserError: for no target, an unknown one, or one that is named twice, as q and qkv name the same rows.
+        UserError: for no layer, or one that is not there or named twice; and for no target, an unknown one, or one that
+            is named twice, as q and qkv name the same rows.
     """
+    layers = list(range(len(blocks))) if layers is None else layers
+    require_layers("method.layers", layers, len(blocks))
     if not targets:
         raise UserError("method.targets=[] updates no layer", choices(_PLACES))
     for target in targets:
         if target not in _PLACES:
             raise UserError(
-                f"method.targets={list(targets)}: {target} is no linear layer of a block", choices(_PLACES, target)
+                f"method.targets={targets}: {target} is no linear layer of a block", choices(_PLACES, target)
             )
     if len(set(targets)) < len(targets) or ("qkv" in targets and {"q", "k", "v"} & set(targets)):
-        raise UserError(f"method.targets={list(targets)} names a layer twice", "q, k and v, or qkv")
+        raise UserError(f"method.targets={targets} names a layer twice", "q, k and v, or qkv")
     found: dict[str, LowRank] = {}
     for layer in layers:
         for path in dict.fromkeys(_PLACES[target][0] for target in targets):
