@@ -195,7 +195,7 @@ VIT_TRAINED := method.training.rounds=5 method.training.epochs=1 method.training
 VIT_HEADS := method.on=features method.training.lr=0.03 method.training.weight_decay=0
 VIT_TRAINING := "finetune $(VIT_HEADS)" "finetune $(VIT_HEADS) method.loss_over=task method.frozen_heads=true" \
 	"regmean $(VIT_HEADS)" "dualprompt,coda_prompt,cprompt,l2p method.training.lr=0.003" \
-	"pilora method.training.lr=0.001 method.training.rates.heads=0.05" "lorm method.training.lr=0.003"
+	"pilora method.training.lr=0.001 method.training.rates.heads=0.05" "lorm method.training.lr=0.001 +method.training.rates.heads=0.03"
 vit-study: $(VIT) $(VENV)/.run
 	for method in $(VIT_CLOSED); do $(VIT_RUNS) method=$$method || exit 1; done
 	for method in $(VIT_TRAINING); do $(VIT_RUNS) method=$$method $(VIT_TRAINED) || exit 1; done

@@ -195,3 +195,14 @@ def test_clients_that_keep_the_same_share_one_set():
     restored.restore(state, ledger.tensors())
     assert kept_by(restored) == kept_by(ledger)
     assert len({id(names) for names in restored.kept.values()}) == 1
+
+
+@pytest.mark.parametrize("takes_part", [True, False], ids=["with the client", "without it"])
+def test_what_changes_again_costs_again_whoever_had_it(takes_part):
+    """As the class weights of a class that comes back: at rest in one task, trained in the next, at rest again."""
+    ledger = Ledger(2)
+    resting = Message({"a": torch.zeros(3)}, kept=["a"])
+    assert [ledger.send(0, resting), ledger.send(0, resting)] == [12, 0]
+    changing = Message({"a": torch.zeros(3), "b": torch.zeros(2)}, kept=["b"] if takes_part else [])
+    assert ledger.send(0 if takes_part else 1, changing) == 20
+    assert ledger.send(0, Message({"a": torch.zeros(3)}, kept=["a"])) == 12

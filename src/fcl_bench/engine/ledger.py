@@ -189,16 +189,22 @@ class Ledger:
 
     def send(self, client: int, broadcast: Message) -> int:
         """Bytes that `broadcast` costs this client, who has them from now on."""
+        if broadcast is not self._sent:
+            self._sent, self._costs = broadcast, {}
+            self._forget(frozenset(broadcast) - frozenset(broadcast.kept))
         if not broadcast.kept:
             return broadcast.nbytes
         there = self.kept.get(client, frozenset())
-        if broadcast is not self._sent:
-            self._sent, self._costs = broadcast, {}
         if there not in self._costs:
             # Most of many receivers have the same; they share one set, too.
             self._costs[there] = broadcast.nbytes_without(there), there | frozenset(broadcast.kept)
         size, self.kept[client] = self._costs[there]
         return size
+
+    def _forget(self, changing: frozenset[str]) -> None:
+        """What changes again, such as class weights whose classes are back, is not what anyone has of its name."""
+        left = {there: there - changing for there in set(self.kept.values())}
+        self.kept = {client: left[there] for client, there in self.kept.items()}
 
     def state(self) -> dict[str, Any]:
         """What is in no row, as JSON; clients that keep the same share one list of names."""

@@ -63,8 +63,17 @@ class CodaPrompt(PromptMethod):
         super().check(problem, classes_per_task)
         tasks, dimension = len(classes_per_task), self.start(problem).dimension
         if tasks * self.components > dimension:
+            key = self.training_key.removesuffix(".training")
             log.warning(
-                "method.components=%d in %d tasks are more than the %d dimensions of a key: from task %d on, new keys"
-                " are random where no orthogonal one is left (method.components=%d always fits)",
-                *(self.components, tasks, dimension, dimension // self.components, max(1, dimension // tasks)),
+                "%s.components=%d in %d tasks are more than the %d dimensions of a key: from task %d on, new keys"
+                " are random where no orthogonal one is left (%s.components=%d always fits)",
+                *(
+                    key,
+                    self.components,
+                    tasks,
+                    dimension,
+                    dimension // self.components,
+                    key,
+                    max(1, dimension // tasks),
+                ),
             )

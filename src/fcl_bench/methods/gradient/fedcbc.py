@@ -102,8 +102,10 @@ class FedCBC(Method):
         return Architecture(problem.inputs, self.hidden, self.latent)
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        # The server holds them, a round's uploads, and what is asked for scores.
-        size = 3 * 4 * sum(classes_per_task) * self.architecture(problem).numbers
+        # The server holds them, with what is asked for scores, and the uploads of a round, of every class from every
+        # client at most, with their copies in the classes' order.
+        uploads = (problem.clients or 1) * max(classes_per_task)
+        size = 3 * 4 * (sum(classes_per_task) + uploads) * self.architecture(problem).numbers
         require_memory(f"method.hidden={self.hidden}", size, "the autoencoders of all classes")
 
     def fit(self) -> Fit:

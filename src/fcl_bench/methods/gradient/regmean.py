@@ -22,6 +22,7 @@ once the rows that nobody has are taken out of the Gram matrices again. That is 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,9 +44,12 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Server
 from fcl_bench.protocol.problem import Prediction, Problem, Shard, State, TestBatch
 from fcl_bench.protocol.task import Task
+from fcl_bench.tracking.console import Notices
 from fcl_bench.training.layer_inputs import HEADS, layer_grams
 from fcl_bench.training.network import Network
 from fcl_bench.training.trainer import forward_batch
+
+log = logging.getLogger(__name__)
 
 #: Before the name of a layer, of its Gram matrix in an upload.
 _GRAM = "gram."
@@ -157,10 +161,16 @@ class RidgeClient(GradientClient):
 
     method: RegMean
 
+    def __init__(self, method: RegMean, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._told = Notices(log)
+
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """C_k (d, d) and W_k (d, c), the columns of the task's classes."""
         Y = (shard.labels.unsqueeze(1) == broadcast["columns"].to(shard.labels.device)).to(shard.inputs.dtype)
-        C, W, _ = local_ridge(shard.inputs, Y, self.method.gamma)
+        C, W, trouble = local_ridge(shard.inputs, Y, self.method.gamma)
+        if trouble:
+            self._told.tell("client", f"a client's own solution with method.gamma={self.method.gamma:g}: {trouble}")
         return Message({"C": C, "W": W}, symmetric=["C"], per_class=["W"]), state
 
 
@@ -245,8 +255,8 @@ class RegMean(GradientMethod):
 
     Args:
         damping: alpha, what is left of the entries of Gram matrices off the diagonal; 1: all; 0: diagonals travel.
-        local: what clients do: sgd, ridge (their own ridge regressions on features, one round per task; no other knob
-            than gamma counts).
+        local: what clients do: sgd, ridge (their own ridge regressions on features, one round per task; besides gamma
+            only training.fraction counts).
         gamma: of local=ridge, every client's regulariser, which the server takes out again; 0: Moore-Penrose solutions.
     """
 

@@ -52,7 +52,7 @@ def _hashes(keys: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _uniform(bits: torch.Tensor, high: bool) -> torch.Tensor:
-    """Within 0 and 1, neither of them, in float32; of the upper half of the bits or of the lower one."""
+    """Above 0 and at most 1, in float32; of the upper half of the bits or of the lower one."""
     chosen = _shifted(bits, 64 - _BITS) if high else bits & ((1 << _BITS) - 1)
     return (chosen.float() + 0.5) / 2**_BITS
 

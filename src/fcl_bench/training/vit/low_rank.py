@@ -148,8 +148,12 @@ def add_low_rank(blocks: list[nn.Module], targets: list[str], layers: list[int] 
     found: dict[str, LowRank] = {}
     for layer in layers:
         for path in dict.fromkeys(_PLACES[target][0] for target in targets):
-            linear = blocks[layer].get_submodule(path)
-            assert isinstance(linear, nn.Linear)
+            linear = dict(blocks[layer].named_modules()).get(path)
+            if not isinstance(linear, nn.Linear):
+                raise UserError(
+                    f"method.targets={targets}: block {layer} of the network has no linear layer {path}",
+                    "a plain ViT, such as backbone=vit_b16, or targets of q, k, v, qkv, proj",
+                )
             parts = {t: _rows(t, linear, blocks[layer]) for t in targets if _PLACES[t][0] == path}
             made = found[f"{layer}.{path}"] = LowRank(linear, parts)
             parent, _, name = path.rpartition(".")

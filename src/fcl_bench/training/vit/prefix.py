@@ -29,20 +29,23 @@ class PrefixAttention(nn.Module):
         self.attention = attention
         self.prefix: torch.Tensor | None = None
 
-    def forward(self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, is_causal: bool = False) -> torch.Tensor:
-        """Tokens (b, N, d) to tokens (b, N, d)."""
+    def forward(self, x: torch.Tensor, *masks: object, **others: object) -> torch.Tensor:
+        """Tokens (b, N, d) to tokens (b, N, d); what else timm's blocks pass is for masks."""
         own = self.attention
         if self.prefix is None:
-            return own(x, attn_mask=attn_mask, is_causal=is_causal)
+            return own(x, *masks, **others)
         batch, tokens, _ = x.shape
         query, key, value = own.qkv(x).reshape(batch, tokens, 3, own.num_heads, own.head_dim).permute(2, 0, 3, 1, 4)
         first, second = (self._by_head(half, batch) for half in self.prefix.to(x.dtype).chunk(2, dim=1))
         query, key = own.q_norm(query), own.k_norm(key)
         key, value = torch.cat([first.to(key.dtype), key], dim=2), torch.cat([second.to(value.dtype), value], dim=2)
         mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=own.scale)
-        mixed = own.norm(mixed.transpose(1, 2).reshape(batch, tokens, own.attn_dim))
-        if own.gate is not None:
-            mixed = mixed * own.gate(x).sigmoid()
+        mixed = mixed.transpose(1, 2).flatten(2)
+        # Newer versions of timm can normalise and gate what the heads say.
+        if (norm := getattr(own, "norm", None)) is not None:
+            mixed = norm(mixed)
+        if (gate := getattr(own, "gate", None)) is not None:
+            mixed = mixed * gate(x).sigmoid()
         return own.proj_drop(own.proj(mixed))
 
     def _by_head(self, rows: torch.Tensor, batch: int) -> torch.Tensor:
