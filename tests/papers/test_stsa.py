@@ -125,6 +125,8 @@ def test_metric_data_and_beta_say_what_the_headings_say(frame, text):
 def test_the_method_is_the_rows(frame):
     names = {"Joint (Upper-bound)": "joint_training", "STSA": "stsa", "STSA-E": "stsa_e"}
     names |= {"Fed-EWC": "fedewc", "Fed-LWF": "fedlwf", "MFCL": "mfcl", "LANDER": "lander"}
+    names |= {"Fed-DualP": "dualprompt", "Fed-CODAP": "coda_prompt", "Fed-CPrompt": "cprompt"}
+    names |= {"PILoRA": "pilora", "PLoRA": "pilora"}
     assert (frame["method"] == frame["row"].str.split("+").str[0].map(names).fillna("")).all()
 
 
@@ -190,13 +192,14 @@ def test_the_settings_are_those_of_the_text(frame, text):
             assert float(keys["method.gamma"]) == float(gamma[vit])
             assert keys.get("method.dummy_clients") == (K_D[vit] if row.method == "stsa_e" else None)
         if "+" in row.row:
-            assert not any(key.startswith("adapt") for key in keys)
-            continue
+            assert keys["adapt"] == {"PLoRA": "pilora", "Fed-CPrompt": "cprompt"}[row.row.split("+")[1]]
         training = {key.partition(".training.")[2]: value for key, value in keys.items() if ".training." in key}
         assert all(key.startswith(group) for key in keys if ".training." in key)
         wanted = rounds[1 + (row.data == "imagenet_r")] if vit else scratch[2]
         assert (training["rounds"], training["epochs"], training["batch_size"]) == (wanted, scratch[3], scratch[1])
-        if group == "adapt" or not vit:
+        if "+" in row.row:
+            assert "lr" not in training  # it is not said
+        elif group == "adapt" or not vit:
             assert training["lr"] == rates[2 if vit else row.data == "tiny_imagenet"]
 
 
