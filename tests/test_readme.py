@@ -37,7 +37,8 @@ def test_every_command_composes_and_passes_the_checks(line, command, tmp_path, m
     if "--help" in arguments:
         assert command(*arguments)[0] == 0
         return
-    jobs = [argument.split(",")[0] for argument in arguments if argument != "-m"]
+    # Of what a sweep lists the first; a value in brackets is one list.
+    jobs = [re.split(r",(?![^\[{]*[]}])", argument)[0] for argument in arguments if argument != "-m"]
     load_settings(composed(jobs))
 
 
