@@ -103,7 +103,7 @@ class RegressionSums:
     def merged(
         self, merged_by: Mapping[str, str], near: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:
-        """`merged_weights` of each W in float32.
+        """`merged_weights` of each W.
 
         Args:
             merged_by: of each W, the name of its G.
@@ -112,6 +112,6 @@ class RegressionSums:
         return {
             name: merged_weights(
                 self.products[name], self.grams[by], None if near is None else near[name], self.rounding
-            ).float()
+            )
             for name, by in merged_by.items()
         }

@@ -192,7 +192,7 @@ class LoRMServer(GradientServer):
             parts = layer.parts if whole and path in self._tasks.grams else ()
             mean = {f"{path}.{part}": layer.mean_delta(part) for part in parts}
             merged = self._tasks.merged(dict.fromkeys(mean, path), mean)
-            layer.merged = {part: merged[f"{path}.{part}"] for part in parts}
+            layer.merged = {part: merged[f"{path}.{part}"].float() for part in parts}
 
     def model(self) -> dict[str, torch.Tensor]:
         """As of any gradient method, and `delta.<layer>.<part>` (o, i): what is added to the frozen weights."""

@@ -33,7 +33,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.local_ridge import local_ridge
-from fcl_bench.linalg.regression_mean import damped, matrices, merged_weights, weighted
+from fcl_bench.linalg.regression_mean import RegressionSums, damped, matrices
 from fcl_bench.linalg.solve import relative_rounding, solve_symmetric
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
@@ -113,12 +113,11 @@ class RegMeanServer(GradientServer):
 
     def __init__(self, method: RegMean, problem: Problem) -> None:
         super().__init__(method, problem)
-        #: Of the round at hand: by weight the sum of (W_k - W) G_k, W as it was sent; by layer that of G_k.
-        self._products: dict[str, torch.Tensor] = {}
-        self._grams: dict[str, torch.Tensor] = {}
+        #: Of the round at hand: the sums of (W_k - W) G_k, W as it was sent, and of G_k.
+        self._clients = RegressionSums(relative_rounding(problem.dtype, problem.wire.dtype))
 
     def broadcast(self, task: Task, round_: int) -> Message:
-        self._products, self._grams = {}, {}
+        self._clients.clear()
         return super().broadcast(task, round_)
 
     def expects(self, task: Task, round_: int) -> Expectation:
@@ -131,29 +130,26 @@ class RegMeanServer(GradientServer):
         super().absorb(client, upload)
         if self.stage != MODEL:
             return
-        layers = self.method.merged(self.network)
-        for layer in layers:
-            change = layer.joint(upload) - layer.joint(self.sent)
-            _add(self._products, layer.weight, weighted(change, upload[_GRAM + layer.inputs]))
-        for name in {layer.inputs for layer in layers}:
-            _add(self._grams, name, upload[_GRAM + name].double())
+        merged_by = {layer.weight: _GRAM + layer.inputs for layer in self.method.merged(self.network)}
+        grams = {name: upload[name] for name in dict.fromkeys(merged_by.values())}
+        self._clients.add(grams, self._changes(upload), merged_by)
+
+    def _changes(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """By weight, what differs from the model that was sent."""
+        return {
+            layer.weight: layer.joint(values) - layer.joint(self.sent) for layer in self.method.merged(self.network)
+        }
 
     def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """W + (sum_k (W_k - W) G_k)(sum_k G_k)^+ of the linear layers, and the mean of all else.
 
         Where no client has an input under its last model, it may have had some while it trained: the mean again.
         """
-        rounding = relative_rounding(self.problem.dtype, self.problem.wire.dtype)
-        new = dict(mean)
-        for layer in self.method.merged(self.network):
-            start = layer.joint(self.sent)
-            products, grams = self._products[layer.weight], self._grams[layer.inputs]
-            new |= layer.parted(start + merged_weights(products, grams, layer.joint(mean) - start, rounding))
+        layers, new = self.method.merged(self.network), dict(mean)
+        merged = self._clients.merged({layer.weight: _GRAM + layer.inputs for layer in layers}, self._changes(mean))
+        for layer in layers:
+            new |= layer.parted(layer.joint(self.sent) + merged[layer.weight])
         return new
-
-
-def _add(sums: dict[str, torch.Tensor], name: str, value: torch.Tensor) -> None:
-    sums[name] = sums[name] + value if name in sums else value
 
 
 class RidgeClient(GradientClient):
