@@ -128,11 +128,12 @@ class FediCaRLClient(ExemplarClient):
         width, sizes = self.network.dimension, torch.tensor([len(kept) for kept in lists.values()], dtype=torch.int32)
         now, before = torch.full((len(shard.labels),), -1), []
         for number, (column, kept) in enumerate(lists.items()):
+            own = torch.nonzero(shard.labels == column).squeeze(1)
             # The engine knows a lone exemplar by its place in the shard, if it is of this task.
-            own = torch.nonzero(shard.labels == column).squeeze(1) if len(kept) == 1 else shard.labels[:0]
-            found = own[(storable(shard.inputs[own]) == kept).flatten(1).all(dim=1)][:1]
-            now[found.cpu()] = number
-            before += [number] * (len(kept) - len(found))
+            if len(kept) == 1 and len(own):
+                own = own[(storable(shard.inputs[own]) == kept).flatten(1).all(dim=1)][:1]
+                now[own.cpu()] = number
+            before += [number] * (len(kept) - int((now == number).sum()))
         return Message(
             {
                 "classes": torch.tensor(list(lists), dtype=torch.int32),
