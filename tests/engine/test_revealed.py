@@ -11,6 +11,7 @@ import torch
 
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.revealed import revealed
+from fcl_bench.methods.closed_form.fedncm import FedNCM, FedNCMClient
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.protocol.message import Message
 from tests.methods.harness import problem_of
@@ -66,17 +67,24 @@ def test_labels_that_clients_give_themselves_make_sums_larger():
         assert federation.state.ledger.told_alone()["told_samples"] == alone
 
 
+class GuessingClient(FedNCMClient):
+    def pseudo_labels(self, shard):
+        return torch.ones(len(shard.unlabelled), dtype=torch.int64)
+
+
+class Guessing(FedNCM):
+    client_half = GuessingClient
+
+
 def test_a_pseudo_labelled_sample_that_is_alone_is_told_by_its_own_number():
-    """Of client 0's class 1 there is no label; STSA never sees those samples, and FedRAN-SSL gives them class 0."""
-    Z = torch.tensor([[4.0, 1, 0], [4.1, 1, 0], [0, 1, 5]], dtype=torch.float64)
-    federation = federation_of(
-        FedRAN(M=None, rank=2, ssl=True, tau=-1.0), problem_of(3), [[(Z, torch.tensor([0, 0, 1]))]]
-    )
+    """The client knows the labels of samples 0 and 2, class 0, and takes sample 1 to be of class 1."""
+    tasks = [[(torch.rand(3, 4, dtype=torch.float64), torch.tensor([0, 1, 0]))]]
+    federation = federation_of(Guessing(), problem_of(4), tasks)
     data = federation.transport.everything
-    data._columns = np.array([0, -1, 1])
+    data._columns = np.array([0, -1, 0])
     data._known = data._columns >= 0
     federation.run(lambda _: None)
-    assert federation.state.ledger.told._rows.array.tolist() == [2]
+    assert federation.state.ledger.told._rows.array.tolist() == [1]
 
 
 @pytest.mark.parametrize("name", ["stsa_e", "fedprotip", "pilora"])
