@@ -112,7 +112,8 @@ def test_every_exchange_is_a_row_and_an_empty_client_sends_nothing():
 def test_seconds_per_task_is_equation_1():
     ledger = Ledger(clients=2)
     for task, client, seconds in [(0, 0, 1.0), (0, 1, 3.0), (1, 0, 5.0), (1, 1, 0.0)]:
-        columns = dict.fromkeys(("samples", "labelled", "accepted", "right", "up_bytes", "down_bytes"), 1)
+        counts = ("samples", "labelled", "accepted", "right", "up_bytes", "down_bytes")
+        columns = dict.fromkeys((*counts, "one_sample_sums", "one_sample_moments"), 1)
         ledger.add_round(task, 0, "statistics", {**columns, "client": client, "client_seconds": seconds})
     ledger.server_seconds = [10.0, 20.0]
     assert ledger.runtime()["seconds_per_task"] == ((1 + 3) / 2 + 10 + (5 + 0) / 2 + 20) / 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 
 import numpy as np
@@ -10,7 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.engine.ledger import Ledger, Rows, Upload
+from fcl_bench.engine.ledger import Ledger, Upload
+from fcl_bench.engine.raw import RawSamples
+from fcl_bench.engine.rows import Rows
 from fcl_bench.protocol.message import Message
 
 STAGES = ("model", "statistics", "bases")
@@ -25,12 +28,17 @@ def exchanges(seed: int) -> list[Upload]:
             stage = STAGES[rng.integers(3)]
             for client in np.flatnonzero(rng.random(7) < 0.6).tolist():
                 counts, sizes = rng.integers(0, 2**31, 4).tolist(), rng.integers(0, 2**40, 2).tolist()
-                rows.append(Upload(task, round_, client, stage, *counts, *sizes, float(1e3 * rng.random())))
+                alone = rng.integers(0, 2**20, 2).tolist()
+                rows.append(Upload(task, round_, client, stage, *counts, *sizes, float(1e3 * rng.random()), *alone))
     return rows
 
 
+#: Of features of 16-bit numbers, say: with something that every upload costs besides.
+RAW = RawSamples("features", 100, 1000)
+
+
 def entered(rows: list[Upload], clients: int = 7) -> Ledger:
-    ledger = Ledger(clients)
+    ledger = Ledger(clients, RAW)
     add(ledger, rows)
     ledger.server_seconds = [float(task) for task in range(6)]
     return ledger
@@ -55,6 +63,21 @@ def sums(rows: list[Upload], column: str, *keys: str) -> dict[tuple, int]:
     return found
 
 
+def raw_of(rows: list[Upload]) -> dict:
+    """Client by client and task by task; a client's samples of a task are what any of its rows says."""
+    told = {"kind": "features", "sample_bytes": 100, "busiest_bytes": 0, "total_bytes": 0, "uploads": 0, "larger": 0}
+    largest = (0, 0)
+    for (client, task), up in sums(rows, "up_bytes", "client", "task").items():
+        own = [row for row in rows if (row.client, row.task) == (client, task)]
+        samples = max(row.labelled for row in own) + max(row.accepted for row in own)
+        cost = 100 * samples + (1000 if samples else 0)
+        largest = max(largest, (up, cost))
+        told["uploads"] += up > 0
+        told["larger"] += up > cost
+        told["total_bytes"] += cost if up else 0
+    return {**told, "busiest_bytes": largest[1]}
+
+
 def most(found: dict[tuple, int]) -> int:
     return max(found.values(), default=0)
 
@@ -72,6 +95,7 @@ def test_totals_are_those_of_a_plain_loop(seed):
         "down_max_bytes": most(sums(rows, "down_bytes", "client", "task")),
         "up_total_bytes": sum(row.up_bytes for row in rows),
         "down_total_bytes": sum(row.down_bytes for row in rows),
+        "raw": raw_of(rows),
         "by_stage": {},
     }
     for stage in sorted({row.stage for row in rows}):
@@ -100,6 +124,9 @@ def test_totals_are_those_of_a_plain_loop(seed):
         assert totals["client_seconds"] == pytest.approx(sum(row.client_seconds for row in own))
         assert totals["server_seconds"] == task
     assert ledger.runtime()["client_seconds"] == pytest.approx(sum(row.client_seconds for row in rows))
+    alone = ledger.told_alone()
+    for name in ("one_sample_sums", "one_sample_moments"):
+        assert alone[name] == sum(getattr(row, name) for row in rows)
 
 
 @settings(max_examples=20, deadline=None)
@@ -119,9 +146,10 @@ def test_what_is_saved_is_restored_and_can_be_gone_on_with(seed):
 def test_numbers_are_plain_ones_as_json_and_csv_want_them():
     ledger = entered([Upload(0, 0, 1, "model", 3, 2, 1, 0, 10, 20, 0.25)])
     [row] = ledger.values()
-    assert [type(value) for value in row] == [int, int, int, str, *[int] * 6, float]
+    assert [type(value) for value in row] == [int, int, int, str, *[int] * 6, float, int, int]
     told = ledger.communication()
     values = [*told.values(), *ledger.labels().values(), *told["by_stage"]["model"].values()]
+    values += [*ledger.told_alone().values(), *(value for name, value in told["raw"].items() if name != "kind")]
     assert {type(value) for value in values} == {int, dict, list}
 
 
@@ -141,7 +169,7 @@ def test_all_stages_can_be_renamed():
 
 def long_ledger(tasks: int, clients: int) -> Ledger:
     ledger = Ledger(clients)
-    columns = dict.fromkeys(("samples", "labelled", "accepted", "right"), 1)
+    columns = dict.fromkeys(("samples", "labelled", "accepted", "right", "one_sample_sums", "one_sample_moments"), 1)
     columns |= {"client": np.arange(clients), "up_bytes": 4, "down_bytes": 8, "client_seconds": 0.5}
     for task in range(tasks):
         ledger.add_round(task, 0, "statistics", columns)
@@ -160,10 +188,10 @@ def test_what_is_asked_of_a_task_visits_its_rows_only():
         assert ledger.communication()["up_total_bytes"] == 4 * len(ledger)
 
 
-def test_a_row_is_54_bytes_and_room_to_spare_is_a_third_at_most():
+def test_a_row_is_62_bytes_and_room_to_spare_is_a_third_at_most():
     ledger = long_ledger(tasks=50, clients=1000)
-    assert ledger.tensors()["rows.uploads"].nbytes == 54 * 50_000
-    assert ledger._rows._room.nbytes <= 1.5 * 54 * 50_000
+    assert ledger.tensors()["rows.uploads"].nbytes == 62 * 50_000
+    assert ledger._rows._room.nbytes <= 1.5 * 62 * 50_000
 
 
 def test_growing_moves_each_row_a_few_times_however_many_there_are(monkeypatch):
@@ -206,3 +234,30 @@ def test_what_changes_again_costs_again_whoever_had_it(takes_part):
     changing = Message({"a": torch.zeros(3), "b": torch.zeros(2)}, kept=["b"] if takes_part else [])
     assert ledger.send(0 if takes_part else 1, changing) == 20
     assert ledger.send(0, Message({"a": torch.zeros(3)}, kept=["a"])) == 12
+
+
+def test_samples_are_counted_once_however_often_they_are_told():
+    ledger = entered([Upload(0, 0, 1, "model", 3, 2, 1, 0, 10, 20, 0.25, 4, 1)])
+    for told in ([7, 3], [], [3, 100_000], [0, 7]):
+        ledger.told.add(np.array(told, dtype=np.int64))
+    assert ledger.told_alone() == {"one_sample_sums": 4, "one_sample_moments": 1, "told_samples": 4}
+    restored = Ledger(7)
+    restored.restore(json.loads(json.dumps(ledger.state())), ledger.tensors())
+    assert restored.communication() == ledger.communication()  # and so what a raw sample costs
+    restored.told.add(np.array([3, 5]))
+    assert restored.told_alone()["told_samples"] == 5
+    assert ledger.told_alone()["told_samples"] == 4
+
+
+def test_a_ledger_of_an_earlier_version_has_no_such_columns():
+    ledger = entered([Upload(0, 0, client, "model", 3, 2, 1, 0, 10, 20, 0.25, 4, 1) for client in range(3)])
+    state = {name: value for name, value in ledger.state().items() if name != "raw"}
+    rows = ledger.tensors()["rows.uploads"][:, :54]
+    older = {"rows.uploads": rows, "rows.server_seconds": ledger.tensors()["rows.server_seconds"]}
+    restored = Ledger(7, RAW)
+    restored.restore(state, older)
+    assert restored.uploads == tuple(Upload(0, 0, client, "model", 3, 2, 1, 0, 10, 20, 0.25) for client in range(3))
+    assert restored.told_alone() == {"one_sample_sums": 0, "one_sample_moments": 0, "told_samples": 0}
+    assert restored.communication()["raw"] is None
+    add(restored, [Upload(1, 0, 0, "model", 1, 1, 0, 0, 1, 1, 0.0, 9, 9)])
+    assert restored.told_alone()["one_sample_sums"] == 9

@@ -117,3 +117,38 @@ def test_what_clients_keep_has_a_table_where_they_keep_something(capsys):
     assert re.search(r"all kinds together +│ +3\.0 KiB", capsys.readouterr().out)
     print_record({**record, "client_storage_bytes": {"images": 3000}}, "x")  # an older run's
     assert "raw samples" not in capsys.readouterr().out
+
+
+def test_uploads_stand_beside_raw_samples_with_a_warning_where_they_are_larger(capsys):
+    record = record_of([75.0, 60.0])
+    raw = {"kind": "features", "sample_bytes": 100, "busiest_bytes": 2048, "total_bytes": 2 * 10**8}
+    record["communication"]["raw"] = {**raw, "uploads": 1200, "larger": 1100}
+    print_record(record, "x")
+    out = capsys.readouterr().out
+    assert re.search(r"busiest client's raw features, same task +│ +2\.0 KiB", out)
+    assert re.search(r"everyone's raw features +│ +190\.73 MiB", out)
+    assert "warning: 1,100 of 1,200 uploads (per client and task) are larger than the client's raw features" in out
+    assert "together are 5.00 times as large" in out
+    record["communication"]["raw"] = {**raw, "total_bytes": 10**10, "uploads": 1200, "larger": 1}
+    print_record(record, "x")
+    out = capsys.readouterr().out
+    assert "warning: 1 of 1,200" in out
+    assert "times as large" not in out
+    record["communication"]["raw"] = {**raw, "uploads": 1200, "larger": 0}
+    print_record(record, "x")
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_samples_that_left_alone_have_a_table_with_their_share(capsys):
+    record = record_of([75.0, 60.0])
+    privacy = dict.fromkeys(("synthetic_images", "sample_gradients", "reconstructed_images"), 0)
+    told = {"one_sample_sums": 1234, "one_sample_moments": 0, "told_samples": 12}
+    print_record({**record, "privacy": {**privacy, **told}}, "x")
+    out = capsys.readouterr().out
+    assert re.search(r"sums of one sample that clients sent +│ +1,234", out)
+    assert re.search(r"training samples that left alone so, 12 % of all +│ +12", out)
+    assert "second moments" not in out
+    print_record({**record, "privacy": {**privacy, **dict.fromkeys(told, 0)}}, "x")
+    assert "left the clients" not in capsys.readouterr().out
+    print_record({**record, "privacy": {**privacy, "sample_gradients": 3}}, "x")  # an older run's
+    assert "gradients of single samples" in capsys.readouterr().out

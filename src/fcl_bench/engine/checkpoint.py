@@ -23,7 +23,9 @@ log = logging.getLogger(__name__)
 #: Tensors of a run's state whose names start so only ever gain rows, so that each row is written once.
 GROWING = "rows."
 #: Version of the files below; a checkpoint of another one is left alone, and the run starts from its first task.
-FORMAT = 4
+FORMAT = 5
+#: The last version whose checkpoints do not say which samples were revealed.
+SILENT = 4
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,13 @@ class Checkpoint:
     Args:
         folder: made when something is saved.
         schema: version of what is saved; another one is not taken over.
+        oldest: the earliest `FORMAT` that is taken over.
     """
 
-    def __init__(self, folder: Path, schema: int) -> None:
+    def __init__(self, folder: Path, schema: int, oldest: int = FORMAT) -> None:
         self.folder = folder
         self._schema = schema
+        self._formats = range(oldest, FORMAT + 1)
         #: Per growing tensor, its file and what of it belongs to the last state saved or loaded.
         self._grown: dict[str, _Grown] = {}
 
@@ -107,7 +111,7 @@ class Checkpoint:
             return None
         try:
             state = read_json(file)
-            if state["schema"] == self._schema and state.get("format") != FORMAT:
+            if state["schema"] == self._schema and state.get("format") not in self._formats:
                 log.warning("checkpoint %s is of another version's form; starting from the first task", self.folder)
                 return None
             tensors = self.folder / state["tensors"]

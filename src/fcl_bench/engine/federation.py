@@ -112,7 +112,7 @@ class Federation:
         self.transport = transport
         self.server = method.server(problem)
         self.audits = dict(audits or {})
-        self.state = FederationState(0, Answers(len(stream.tasks)), Ledger(transport.clients))
+        self.state = FederationState(0, Answers(len(stream.tasks)), self._ledger(transport))
         self._examination = Examination(problem, stream, test)
         self.rounds = RoundAccuracy(evaluate_rounds, self._examination, np.array([len(own) for own in stream.test]))
         self._middleware = Chain([*middleware, Codec.of_server(problem)])
@@ -123,6 +123,11 @@ class Federation:
                 f"the audits {', '.join(self.audits)} need the clients' data, which stay where they are",
                 "method.bounds=false, method.theory=0 and drift=0",
             )
+
+    @staticmethod
+    def _ledger(transport: Transport) -> Ledger:
+        data = transport.everything
+        return Ledger(transport.clients, None if data is None else data.raw)
 
     def run(self, checkpoint: Callable[[Federation], Any], every: int | None = None) -> FederationState:
         """All tasks that are not done yet.
@@ -197,7 +202,7 @@ class Federation:
             known: (K,) `samples` and `labelled` samples of each client.
         """
         ledger, clients = self.state.ledger, self.transport.clients
-        counted = ("accepted", "right", "up_bytes", "down_bytes")
+        counted = ("accepted", "right", "up_bytes", "down_bytes", "one_sample_sums", "one_sample_moments")
         columns: dict[str, np.ndarray] = {name: np.zeros(clients, dtype=np.int64) for name in counted}
         columns |= {"client": np.arange(clients), "client_seconds": np.zeros(clients), **known}
         with watch.running():
@@ -216,9 +221,14 @@ class Federation:
             columns["up_bytes"][client] = reply.upload.nbytes
             columns["down_bytes"][client] = ledger.send(client, broadcast)
             columns["client_seconds"][client] = reply.seconds
+            columns["one_sample_sums"][client] = reply.revealed.sums
+            columns["one_sample_moments"][client] = reply.revealed.moments
             self.state.note_stored(reply)
             if (data := self.transport.everything) is not None:
                 columns["accepted"][client], columns["right"][client] = self._guessed(task, reply, data)
+                if len(reply.revealed.samples):
+                    learnt = self._learnt_from(task, reply, data)
+                    ledger.told.add(learnt[reply.revealed.samples])
                 if round_ == 0 and known["labelled"][client]:
                     self._observe(task, client, data, reply.guesses)
             del reply, upload
@@ -234,6 +244,14 @@ class Federation:
         _, unlabelled = data.samples(task.index, reply.client)
         truth = torch.from_numpy(self.stream.train_columns[unlabelled])
         return int((reply.guesses >= 0).sum()), int((reply.guesses.cpu() == truth).sum())
+
+    @staticmethod
+    def _learnt_from(task: Task, reply: Reply, data: ClientData) -> np.ndarray:
+        """Indices of the samples that a client learnt from, in the order of its shard."""
+        labelled, unlabelled = data.samples(task.index, reply.client)
+        if reply.guesses is None:
+            return labelled
+        return np.concatenate([labelled, unlabelled[(reply.guesses >= 0).cpu().numpy()]])
 
     def _observe(self, task: Task, client: int, data: ClientData, guesses: torch.Tensor | None = None) -> None:
         """Show the audits what a client learns from."""

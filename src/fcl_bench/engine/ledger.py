@@ -6,14 +6,17 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, cast
 
 import numpy as np
 import torch
 
 from fcl_bench.engine.checkpoint import GROWING
-from fcl_bench.engine.reports import LabelCounts, Seconds, StageExchanged, StagesExchanged
+from fcl_bench.engine.raw import RawSamples
+from fcl_bench.engine.reports import LabelCounts, Raw, Seconds, StageExchanged, StagesExchanged, Told
+from fcl_bench.engine.revealed import ToldSamples
+from fcl_bench.engine.rows import Rows
 from fcl_bench.protocol.message import Message
 
 
@@ -40,9 +43,9 @@ class Stopwatch:
             torch.cuda.synchronize(self._device)
 
 
-def _kept_as(kind: type) -> Any:
+def _kept_as(kind: type, default: Any = MISSING) -> Any:
     """A column of uploads.csv, and NumPy's type in which the ledger keeps it."""
-    return field(metadata={"kept_as": kind})
+    return field(default=default, metadata={"kept_as": kind})
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Upload:
         right: how many of those labels are true.
         up_bytes, down_bytes: payload.
         client_seconds: the client's own.
+        one_sample_sums, one_sample_moments: what of the upload was of one sample only (see `engine.revealed`).
     """
 
     task: int = _kept_as(np.int32)
@@ -71,55 +75,18 @@ class Upload:
     up_bytes: int = _kept_as(np.int64)
     down_bytes: int = _kept_as(np.int64)
     client_seconds: float = _kept_as(np.float64)
+    # Columns that came later are last (see `Rows.restore`).
+    one_sample_sums: int = _kept_as(np.int32, default=0)
+    one_sample_moments: int = _kept_as(np.int32, default=0)
 
 
-#: A row as it is kept: 54 bytes.
+#: A row as it is kept: 62 bytes.
 _ROW = np.dtype([(column.name, column.metadata["kept_as"]) for column in fields(Upload)])
 #: What `add_round` is given for each client.
 _COUNTED = [column.name for column in fields(Upload) if column.name not in ("task", "round", "stage")]
 #: Rows that become Python objects at a time where somebody reads them one by one.
 _BLOCK = 4096
 _ROWS, _SERVER_SECONDS = GROWING + "uploads", GROWING + "server_seconds"
-
-
-class Rows:
-    """A table of numbers that grows at the end, with room to spare, so that adding a row costs the same at any length.
-
-    Args:
-        dtype: NumPy's type of a row; its fields are the columns.
-    """
-
-    def __init__(self, dtype: np.dtype) -> None:
-        self._room = np.zeros(0, dtype=dtype)
-        self._used = 0
-
-    def __len__(self) -> int:
-        return self._used
-
-    @property
-    def array(self) -> np.ndarray:
-        """(n,) the rows so far; a view, valid until the next `extend`."""
-        return self._room[: self._used]
-
-    def extend(self, rows: np.ndarray) -> None:
-        """Add `rows` (m,) of the table's type."""
-        needed = self._used + len(rows)
-        if needed > len(self._room):
-            # By a half, so that n rows are moved at most twice each on average, and at most a third is spare.
-            room = np.zeros(max(needed, len(self._room) * 3 // 2), dtype=self._room.dtype)
-            room[: self._used] = self.array
-            self._room = room
-        self._room[self._used : needed] = rows
-        self._used = needed
-
-    def tensor(self) -> torch.Tensor:
-        """(n, bytes of a row) uint8: the rows as they lie in memory, without a copy."""
-        return torch.from_numpy(self.array.view(np.uint8).reshape(self._used, self._room.dtype.itemsize))
-
-    def restore(self, saved: torch.Tensor) -> None:
-        """Take over what `tensor` returned."""
-        rows = np.ascontiguousarray(saved.cpu().numpy()).view(self._room.dtype)
-        self._room, self._used = rows.reshape(len(saved)).copy(), len(saved)
 
 
 class Ledger:
@@ -130,14 +97,18 @@ class Ledger:
 
     Args:
         clients: K.
+        raw: what a sample would cost as it is; None where nobody sees one.
 
     Attributes:
         server_seconds: of each complete task.
         kept: per client, the names of the broadcast tensors that it keeps (see `Message.kept`).
+        told: the samples that were revealed.
     """
 
-    def __init__(self, clients: int) -> None:
+    def __init__(self, clients: int, raw: RawSamples | None = None) -> None:
         self.clients = clients
+        self.told = ToldSamples()
+        self._raw = raw
         self.server_seconds: list[float] = []
         self.kept: dict[int, frozenset[str]] = {}
         self._rows = Rows(_ROW)
@@ -212,21 +183,26 @@ class Ledger:
         number = {names: i for i, names in enumerate(sets)}
         return {
             "stages": self._stages,
+            "raw": None if self._raw is None else self._raw.state(),
             "kept": [sorted(names) for names in sets],
             "kept_by": {str(client): number[names] for client, names in self.kept.items()},
         }
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The rows, and the seconds, as tensors that only grow."""
-        return {_ROWS: self._rows.tensor(), _SERVER_SECONDS: torch.tensor(self.server_seconds, dtype=torch.float64)}
+        seconds = torch.tensor(self.server_seconds, dtype=torch.float64)
+        return {_ROWS: self._rows.tensor(), _SERVER_SECONDS: seconds, **self.told.tensors()}
 
     def restore(self, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Take over what `state` and `tensors` returned."""
         self._stages = list(state["stages"])
+        # What was counted then; a first stage that is taken over has no samples at hand.
+        self._raw = None if (raw := state.get("raw")) is None else RawSamples(**raw)
         sets = [frozenset(names) for names in state["kept"]]
         self.kept = {int(client): sets[number] for client, number in state["kept_by"].items()}
         self._rows.restore(tensors[_ROWS])
         self.server_seconds = tensors[_SERVER_SECONDS].tolist()
+        self.told.restore(tensors)
 
     def _of_task(self, task: int) -> np.ndarray:
         """The rows of one task."""
@@ -285,8 +261,42 @@ class Ledger:
             "down_max_bytes": down_max,
             "up_total_bytes": int(up_total.sum()),
             "down_total_bytes": down_total,
+            "raw": self._against_raw(),
             "by_stage": dict(sorted(stages.items())),
         }
+
+    def _against_raw(self) -> Raw | None:
+        """Each client's uploads of a task, over its rounds, against its samples of the task sent once."""
+        raw = self._raw
+        if raw is None:
+            return None
+        busiest, total, uploads, larger = (0, 0), 0, 0, 0
+        for rows in self._tasks():
+            up = self._per_client(rows, "up_bytes")
+            samples = np.zeros((2, self.clients), dtype=np.int64)
+            # The same in every round that a client takes part in.
+            for own, name in zip(samples, ("labelled", "accepted"), strict=True):
+                np.maximum.at(own, rows["client"], rows[name])
+            cost, sent = raw.cost(samples.sum(axis=0)), up > 0
+            uploads, larger = uploads + int(sent.sum()), larger + int((up > cost).sum())
+            total += int(cost[sent].sum())
+            most = int(up.max())
+            busiest = max(busiest, (most, int(cost[up == most].max())))
+        return {
+            "kind": raw.kind,
+            "sample_bytes": raw.sample_bytes,
+            "busiest_bytes": busiest[1],
+            "total_bytes": total,
+            "uploads": uploads,
+            "larger": larger,
+        }
+
+    def told_alone(self) -> Told:
+        """What clients revealed of single samples."""
+        sums, moments = (
+            int(self._rows.array[name].sum(dtype=np.int64)) for name in ("one_sample_sums", "one_sample_moments")
+        )
+        return {"one_sample_sums": sums, "one_sample_moments": moments, "told_samples": len(self.told)}
 
     def _per_client(self, rows: np.ndarray, column: str) -> np.ndarray:
         """(K,) sums of a column over each client's rows."""

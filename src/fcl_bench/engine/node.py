@@ -12,6 +12,8 @@ import torch
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.engine.ledger import Stopwatch
 from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.raw import RawSamples
+from fcl_bench.engine.revealed import NOTHING, Revealed, revealed
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
 from fcl_bench.protocol.problem import SAMPLE_KINDS, Problem, Shard, State
@@ -49,6 +51,11 @@ class ClientData:
         """(K,) how many labelled samples each client has of a task."""
         return self.holdings[task].chosen(self._known)
 
+    @property
+    def raw(self) -> RawSamples:
+        """What a sample would cost as it is."""
+        return RawSamples.of(self._inputs, self._problem.wire)
+
     def samples(self, task: int, client: int) -> tuple[np.ndarray, np.ndarray]:
         """Indices of a client's labelled samples of a task, and of the others."""
         indices = self.holdings[task][client]
@@ -84,6 +91,8 @@ class Reply:
             part of the upload, and only a transport that sees everything has them.
         stored: bytes that the client keeps until its next turn, by kind (see `State`).
         samples_kept: how many raw samples are among it (see `SAMPLE_KINDS`).
+        revealed: what the upload reveals of single samples, by what the client half says of it. Their numbers are among
+            the samples that it learnt from; as `guesses`, only a transport that sees everything has them.
     """
 
     client: int
@@ -92,6 +101,7 @@ class Reply:
     guesses: torch.Tensor | None
     stored: dict[str, int]
     samples_kept: int
+    revealed: Revealed = NOTHING
 
 
 @dataclass(frozen=True)
@@ -131,15 +141,17 @@ class Node:
             if guesses is not None:
                 shard = shard.with_pseudo_labels(guesses)
             upload, state = self._client.update(shard, received, state)
+        alone = revealed(upload, len(shard.labels))
+        with watch.running():
             upload = dataclasses.replace(upload, stage=received.stage, task=task, round=round_)
-            upload = self._middleware.send(upload, client)
+            upload = self._middleware.send(upload.to_be_sent(), client)
         # A view would keep all that it is a part of.
-        alone = {
+        kept = {
             name: value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
             for name, value in state.items()
         }
-        self._states[client] = alone
-        return Reply(client, upload, watch.seconds, guesses, stored_bytes(alone), samples_in(alone))
+        self._states[client] = kept
+        return Reply(client, upload, watch.seconds, guesses, stored_bytes(kept), samples_in(kept), alone)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What the clients keep: `<client>.<name>`."""

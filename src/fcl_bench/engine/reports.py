@@ -31,6 +31,28 @@ class BestRounds(TypedDict):
     best_round: list[int | None]  # after which round that was, as uploads.csv counts them; the first of equals
 
 
+class Raw(TypedDict):
+    """What the samples would cost if clients sent them as they are, with their labels, once (docs/privacy.md).
+
+    They are those that clients learnt from: labelled ones, and unlabelled ones that they gave a label.
+    """
+
+    kind: str  # "features" in the wire's type; "images" in bytes, of a method that trains the network
+    sample_bytes: int  # of one, with its label
+    busiest_bytes: int  # of the client and task that `up_max_bytes` is of; of several, the one with most samples
+    total_bytes: int  # of all clients and tasks that uploaded anything
+    uploads: int  # how many clients and tasks these are
+    larger: int  # of how many of them the upload, over all rounds of the task, is larger
+
+
+class Told(TypedDict):
+    """Single samples that left their clients within what they sent (docs/privacy.md)."""
+
+    one_sample_sums: int  # class sums, means and other sums that were of one sample only
+    one_sample_moments: int  # Gram matrices, covariances, their diagonals and subspaces that were
+    told_samples: int  # distinct training samples of either
+
+
 class Exchanged(TypedDict):
     """Bytes that clients sent and received (see `engine.ledger.Ledger.communication`)."""
 
@@ -39,6 +61,7 @@ class Exchanged(TypedDict):
     down_max_bytes: int  # the most that one client receives for one task
     up_total_bytes: int  # all clients and tasks together
     down_total_bytes: int
+    raw: Raw | None  # None where nobody sees the samples, or in a first stage that an earlier version did
 
 
 class StageExchanged(TypedDict):

@@ -31,6 +31,11 @@ class Message(Mapping[str, torch.Tensor]):
         kept: names of the tensors of a broadcast that never change again: a client that has had one keeps it, and it
             is sent, and counted, only once.
         task, round: of the exchange, from 0.
+        sums_of: of an upload, which of its tensors are sums over samples (or means, extremes, the samples themselves),
+            and in which sum each of the client's labelled samples is: whole numbers (n,), -1 for none; None: all are in
+            one. A sum of one sample is that sample: the engine counts these (docs/privacy.md), and nothing of this
+            leaves the client. Entries beyond the shard's n samples are of samples that the client keeps.
+        moments_of: the same of second moments: Gram matrices, covariances, their diagonals, bases of such.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -41,6 +46,8 @@ class Message(Mapping[str, torch.Tensor]):
     factors: Collection[str] = field(default=frozenset(), kw_only=True)
     summed: Collection[str] = field(default=frozenset(), kw_only=True)
     kept: Collection[str] = field(default=frozenset(), kw_only=True)
+    sums_of: Mapping[str, torch.Tensor | None] = field(default_factory=dict, kw_only=True)
+    moments_of: Mapping[str, torch.Tensor | None] = field(default_factory=dict, kw_only=True)
     task: int = field(default=0, kw_only=True)
     round: int = field(default=0, kw_only=True)
 
@@ -60,6 +67,10 @@ class Message(Mapping[str, torch.Tensor]):
     def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Message:
         """The same message, saying the same about other tensors."""
         return dataclasses.replace(self, tensors=tensors)
+
+    def to_be_sent(self) -> Message:
+        """The same message without what is for its sender's side only."""
+        return dataclasses.replace(self, sums_of={}, moments_of={})
 
     @property
     def nbytes(self) -> int:

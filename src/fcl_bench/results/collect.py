@@ -129,7 +129,13 @@ def _results(record: RunRecord) -> dict[str, Any]:
     if "client_storage_max_bytes" in record:  # which older runs lack
         found["client_storage_mib"] = record["client_storage_max_bytes"] / 2**20
         found["client_samples_kept"] = record["client_samples_kept"]
-    found |= record.get("privacy", {})
+    if raw := communication.get("raw"):  # which older runs lack
+        found["raw_mib"] = raw["busiest_bytes"] / 2**20
+        found["times_raw"] = communication["up_total_bytes"] / raw["total_bytes"] if raw["total_bytes"] else None
+    privacy: Mapping[str, Any] = record.get("privacy", {})
+    found |= privacy
+    if "told_samples" in privacy:
+        found["told_percent"] = 100 * privacy["told_samples"] / record["labels"]["samples"]
     found["A_T_aware"] = record.get("task_aware", {}).get("A_T")
     if rounds := record.get("rounds"):
         found["A_T_best"] = rounds["best"][-1]

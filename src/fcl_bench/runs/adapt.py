@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fcl_bench import environment
-from fcl_bench.engine.checkpoint import Checkpoint
+from fcl_bench.engine.checkpoint import FORMAT, SILENT, Checkpoint
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.metrics import metrics
@@ -133,6 +133,7 @@ class Adapted:
             "seconds": self.seconds,
             "cache_hit": self.hit,
             "weights": weights,
+            "told": self.ledger.told_alone(),
         }
 
 
@@ -162,7 +163,9 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
     place = folder / f"adapted-{identity_hash(_SCHEMA, adaptation_identity(plan))}"
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / f"{place.name}.lock", "adapting the network"):
-        checkpoint = Checkpoint(place, _SCHEMA)
+        # FedAvg tells no sample alone, so that an earlier version's first stage is as good as this one's.
+        silent = isinstance(plan.settings.adapt, FedAvgAdaptation)
+        checkpoint = Checkpoint(place, _SCHEMA, oldest=SILENT if silent else FORMAT)
         saved = checkpoint.load()
         hit = saved is not None and saved[0]["tasks_done"] == 1
         none = torch.empty(0, dtype=torch.uint8)

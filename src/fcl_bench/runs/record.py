@@ -84,8 +84,9 @@ def test_sizes(federation: Federation) -> np.ndarray:
 
 
 def _privacy(federation: Federation) -> Privacy:
-    """What the method says, and 0 for what it leaves out."""
-    none = Privacy(synthetic_images=0, sample_gradients=0, reconstructed_images=0)
+    """What the method says, 0 for what it leaves out, and what its clients' uploads told of single samples."""
+    told = federation.state.ledger.told_alone()
+    none = Privacy(**told, synthetic_images=0, sample_gradients=0, reconstructed_images=0)
     return cast(Privacy, {**none, **federation.server.privacy()})
 
 

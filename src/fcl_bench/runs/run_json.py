@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from fcl_bench.engine.reports import BestRounds, Exchanged, LabelCounts, Metrics, Seconds, StagesExchanged
+from fcl_bench.engine.reports import BestRounds, Exchanged, LabelCounts, Metrics, Seconds, StagesExchanged, Told
 from fcl_bench.environment import Environment
 
 #: `protocol` unless a method says otherwise: test samples are classified one by one, without their task.
@@ -33,6 +33,7 @@ class Adaptation(Exchanged):
     seconds: float  # that this run spent on it
     cache_hit: bool  # whether an earlier run had done it
     weights: str | None  # hash of the adapted network
+    told: Told  # as in `privacy`, of this stage
 
 
 class Communication(StagesExchanged):
@@ -55,8 +56,11 @@ class Drift(TypedDict):
     mean: float | None  # of these
 
 
-class Privacy(TypedDict):
-    """What the server made, or came to know, of samples; what clients keep is in `client_samples_kept`."""
+class Privacy(Told):
+    """What the server made, or came to know, of samples; what clients keep is in `client_samples_kept`.
+
+    The first stage left out, which says its own.
+    """
 
     synthetic_images: int  # that the server made from models alone and sent
     sample_gradients: int  # gradients of single samples that clients sent

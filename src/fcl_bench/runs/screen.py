@@ -8,7 +8,7 @@ from rich.columns import Columns
 from rich.console import Console
 from rich.table import Table
 
-from fcl_bench.engine.reports import BestRounds, Metrics
+from fcl_bench.engine.reports import BestRounds, Metrics, Raw
 from fcl_bench.environment import Environment
 from fcl_bench.runs.run_json import (
     TASK_AGNOSTIC,
@@ -55,10 +55,12 @@ def print_record(record: RunRecord, folder: str) -> None:
     if record["adaptation"]:
         console.print(_adaptation(record["adapt"], record["adaptation"]))
     console.print(_communication(record["communication"]))
+    if (raw := record["communication"].get("raw")) and raw["larger"]:  # older runs lack it
+        console.print(_larger(raw, record["communication"]["up_total_bytes"]), soft_wrap=True)
     if record.get("client_storage_bytes"):
         console.print(_storage(record))
     if any(record.get("privacy", {}).values()):  # older runs lack it
-        console.print(_privacy(record["privacy"]))
+        console.print(_privacy(record["privacy"], record["labels"]["samples"]))
     if record["labels"]["rate"] < 1:
         console.print(_labels(record["labels"]))
     if record["bounds"]:
@@ -137,6 +139,10 @@ def _adaptation(choice: str, adaptation: Adaptation) -> Table:
         "clients, together": f"{adaptation['client_seconds']:.2f} s",
         "server": f"{adaptation['server_seconds']:.2f} s",
     }
+    if raw := adaptation.get("raw"):  # older runs lack it
+        rows[f"the same client's raw {raw['kind']}"] = _bytes(raw["busiest_bytes"])
+    if told := adaptation.get("told", {}).get("told_samples"):
+        rows["samples that left their client alone"] = f"{told:,}"
     return screen_table(f"First stage, adapt={choice} ({origin})", ("", "value"), rows.items())
 
 
@@ -184,9 +190,22 @@ def _communication(communication: Communication) -> Table:
     for stage, sent in stages.items() if len(stages) > 1 else ():
         sizes[f"upload, busiest client and task: {stage}"] = sent["up_max_bytes"]
     rows = [(name, _bytes(size)) for name, size in sizes.items()]
+    if raw := communication.get("raw"):  # older runs lack it
+        rows.append((f"the busiest client's raw {raw['kind']}, same task", _bytes(raw["busiest_bytes"])))
+        rows.append((f"everyone's raw {raw['kind']}", _bytes(raw["total_bytes"])))
     for name, mib in communication["accounting"].items():
         rows.append((f"as {_CONVENTIONS.get(name, name)} counts", f"{mib:.2f} MiB"))
     return screen_table(f"Communication ({communication['wire']['dtype']})", ("", "size"), rows)
+
+
+def _larger(raw: Raw, sent: int) -> str:
+    """The warning where samples cost less than what is sent of them."""
+    times = sent / raw["total_bytes"] if raw["total_bytes"] else 0
+    together = f"; all uploads together are {times:,.{0 if times >= 10 else 2}f} times as large" if times > 1 else ""
+    return (
+        f"[yellow]warning:[/] {raw['larger']:,} of {raw['uploads']:,} uploads (per client and task) are larger than the"
+        f" client's raw {raw['kind']} with their labels{together}"
+    )
 
 
 def _storage(record: RunRecord) -> Table:
@@ -199,15 +218,20 @@ def _storage(record: RunRecord) -> Table:
     return screen_table("Kept by a client between its turns, at most", ("", "size"), rows.items())
 
 
-def _privacy(privacy: Privacy) -> Table:
-    """What was made of samples, or of the models that learnt them."""
+def _privacy(privacy: Privacy, samples: int) -> Table:
+    """What was told of samples, and made of them or of the models that learnt them."""
+    told = privacy.get("told_samples", 0)  # older runs lack it
+    share = f", {100 * told / samples:.3g} % of all" if told else ""
     counted = {
+        "sums of one sample that clients sent": privacy.get("one_sample_sums", 0),
+        "second moments of one sample that clients sent": privacy.get("one_sample_moments", 0),
+        f"training samples that left alone so{share}": told,
         "synthetic images that the server sent": privacy["synthetic_images"],
         "gradients of single samples that clients sent": privacy["sample_gradients"],
         "images that the server reconstructed of them": privacy["reconstructed_images"],
     }
-    told = ((name, f"{count:,}") for name, count in counted.items() if count)
-    return screen_table("Samples that left the clients, or were made", ("", "number"), told)
+    rows = ((name, f"{count:,}") for name, count in counted.items() if count)
+    return screen_table("Samples that left the clients, or were made", ("", "number"), rows)
 
 
 def _runtime(runtime: Runtime, environment: Environment) -> Table:

@@ -44,10 +44,18 @@ class AFCLClient(LocalRidge):
         mine = torch.nonzero(owners == shard.client).squeeze(1)
         known = int(mine[0]) if len(mine) else 1 + int(torch.nonzero(torch.isin(columns, held)).max())
         learnt = torch.cat([columns[:known], columns[mine]])
-        G, W = self.solve(self.features(shard, broadcast), one_hot(shard, learnt), self.method.gamma)
+        Y = one_hot(shard, learnt)
+        G, W = self.solve(self.features(shard, broadcast), Y, self.method.gamma)
         upload = {"G": G, "W_known": W[:, :known], "W_unknown": W[:, known:], "columns": learnt}
-        samples = self.told(shard)
-        return Message(upload, samples=samples, symmetric=["G"], per_class=["W_known", "W_unknown"]), state
+        return Message(
+            upload,
+            samples=self.told(shard),
+            symmetric=["G"],
+            per_class=["W_known", "W_unknown"],
+            # Both parts of W together tell the class sums G W, each class once.
+            sums_of={"W": Y.argmax(dim=1)},
+            moments_of={"G": None},
+        ), state
 
 
 class AFCLServer(RidgeServer):

@@ -18,7 +18,14 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.linalg.local_ridge import local_ridge
-from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer, one_hot, ridge_knob
+from fcl_bench.methods.closed_form.base import (
+    ClosedFormClient,
+    ClosedFormMethod,
+    RidgeServer,
+    one_hot,
+    positions,
+    ridge_knob,
+)
 from fcl_bench.protocol.expected import Expectation, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Shard, State
@@ -42,10 +49,20 @@ class AFLClient(LocalRidge):
     method: AFL
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        """C_k = X'X + gamma I (d, d) and W_k (d, c_t), this task's columns of the client's solution."""
-        X = self.features(shard, broadcast)
-        C, W = self.solve(X, one_hot(shard, broadcast["columns"]), self.method.gamma)
-        return Message({"C": C, "W": W}, samples=self.told(shard), symmetric=["C"], per_class=["W"]), state
+        """C_k = X'X + gamma I (d, d) and W_k (d, c_t), this task's columns of the client's solution.
+
+        C_k W_k are the class sums, so W_k tells them.
+        """
+        X, columns = self.features(shard, broadcast), broadcast["columns"]
+        C, W = self.solve(X, one_hot(shard, columns), self.method.gamma)
+        return Message(
+            {"C": C, "W": W},
+            samples=self.told(shard),
+            symmetric=["C"],
+            per_class=["W"],
+            sums_of={"W": positions(shard, columns)},
+            moments_of={"C": None},
+        ), state
 
 
 class AFLServer(RidgeServer):

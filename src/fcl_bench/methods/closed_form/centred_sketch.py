@@ -72,7 +72,15 @@ class CentredSketchClient(ClosedFormClient):
             upload["n"] = torch.bincount(which, minlength=len(columns)).to(torch.int32)
         upload |= self.of_inputs(shard, which, len(columns))
         samples = None if self.method.centre else self.told(shard)
-        return Message(upload, samples=samples, per_class=["S", "S_z"], factors=["V", "U"]), state
+        return Message(
+            upload,
+            samples=samples,
+            per_class=["S", "S_z"],
+            factors=["V", "U"],
+            sums_of={name: which for name in ("S", "S_z") if name in upload},
+            # A deviation from the mean of one sample is 0, so that no sketch of deviations is of one sample.
+            moments_of={} if self.method.centre else {"V": None},
+        ), state
 
     def rest(self, A: torch.Tensor, sigma: torch.Tensor) -> dict[str, torch.Tensor]:
         """What is told of the directions that the sketch drops."""

@@ -71,7 +71,15 @@ class DSALClient(STSAClient):
                 yield K
 
         add_grams(G, summed())
-        return Message({"G": G, "T": T.T}, symmetric=["G"], per_class=["T"], summed=["G", "T"]), state
+        return Message(
+            {"G": G, "T": T.T},
+            symmetric=["G"],
+            per_class=["T"],
+            summed=["G", "T"],
+            # Every column of T is of all samples; of one sample all are multiples of its k.
+            sums_of={"T": None},
+            moments_of={"G": None},
+        ), state
 
 
 class DSALServer(STSAServer):

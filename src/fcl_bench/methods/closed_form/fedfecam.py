@@ -56,7 +56,13 @@ class FedFeCAMClient(ClosedFormClient):
                 columns.append(moments.clone() if method.covariance == "diagonal" else packed(moments))
                 moments.zero_()
         upload = {"n": n.to(torch.int32), "S": S.T, "Q": torch.stack(columns, dim=1)}
-        return Message(upload if method.tukey == 1 else {**upload, "T": T.T}), state
+        if method.tukey != 1:
+            upload["T"] = T.T
+        return Message(
+            upload,
+            sums_of={name: which for name in upload if name in "ST"},
+            moments_of={"Q": None if method.covariance == "shared" else which},
+        ), state
 
 
 class FedFeCAMServer(ClosedFormServer):

@@ -47,7 +47,7 @@ class FedKLDAClient(FedLDAClient):
         z = shard.inputs
         samples = torch.tensor([len(z)], dtype=torch.int32)
         upload = {"total": z.sum(dim=0), "squares": z.square().sum().reshape(1), "samples": samples}
-        return Message(upload, stage=BANDWIDTH, summed=upload), state
+        return Message(upload, stage=BANDWIDTH, summed=upload, sums_of={"total": None}), state
 
     def random_features(self, broadcast: Message) -> RandomFeatures:
         if "projection" in broadcast:

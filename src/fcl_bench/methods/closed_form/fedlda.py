@@ -17,7 +17,7 @@ from fcl_bench.config import knob
 from fcl_bench.linalg.discriminant import contradiction, noise_of, oas_share, solve_discriminant, within_scatter
 from fcl_bench.linalg.gram import add_class_sums, add_gram
 from fcl_bench.linalg.solve import Solution, relative_rounding
-from fcl_bench.methods.closed_form.base import ClosedFormClient
+from fcl_bench.methods.closed_form.base import ClosedFormClient, positions
 from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, DiscriminantServer, counted
 from fcl_bench.protocol.expected import Expectation, counts, real
 from fcl_bench.protocol.message import Message
@@ -42,7 +42,7 @@ class FedLDAClient(ClosedFormClient):
             for H, which in self.blocks(shard, broadcast):
                 add_class_sums(sums, H, which)
             total = {"total": sums.sum(dim=0), "samples": n.sum(dim=0, keepdim=True, dtype=torch.int32)}
-            return Message(total, stage=OFFSET, summed=total), state
+            return Message(total, stage=OFFSET, summed=total, sums_of={"total": None}), state
         maps = self.method.maps
         M = self.dimension // maps
         grams = {name: shard.inputs.new_zeros(M, M) for name in gram_names(maps)}
@@ -53,7 +53,14 @@ class FedLDAClient(ClosedFormClient):
             for G, own in zip(grams.values(), H.split(M, dim=1), strict=True):
                 add_gram(G, own)
         upload = {**grams, "S": sums.T, "n": n}
-        return Message(upload, symmetric=grams, per_class=["S"], summed=upload), state
+        return Message(
+            upload,
+            symmetric=grams,
+            per_class=["S"],
+            summed=upload,
+            sums_of={"S": positions(shard, columns)},
+            moments_of=dict.fromkeys(grams),
+        ), state
 
 
 def gram_names(maps: int) -> list[str]:

@@ -14,7 +14,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.linalg.gram import add_class_sums
 from fcl_bench.linalg.solve import Solution
-from fcl_bench.methods.closed_form.base import ClosedFormClient
+from fcl_bench.methods.closed_form.base import ClosedFormClient, positions
 from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, DiscriminantServer, counted
 from fcl_bench.protocol.expected import Expectation, counts, real
 from fcl_bench.protocol.message import Message
@@ -32,7 +32,7 @@ class FedNCMClient(ClosedFormClient):
         for H, which in self.blocks(shard, broadcast):
             add_class_sums(sums, H, which)
         upload = {"S": sums.T, "n": counted(shard, columns)}
-        return Message(upload, per_class=["S"], summed=["S", "n"]), state
+        return Message(upload, per_class=["S"], summed=["S", "n"], sums_of={"S": positions(shard, columns)}), state
 
 
 class FedNCMServer(DiscriminantServer):

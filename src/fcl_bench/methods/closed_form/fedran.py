@@ -86,9 +86,17 @@ class FedRANClient(ClosedFormClient):
         H = self.features(shard, broadcast)
         columns = broadcast["columns"]
         (V, sigma), _ = summarise(H, self.method.feasible_rank(self.problem, len(columns)))
-        B = class_sums(H, positions(shard, columns), len(columns))
-        upload, samples = {"V": V, "sigma": sigma, "B": B}, self.told(shard)
-        return Message(upload, samples=samples, factors=["V"], per_class=["B"], summed=["B"]), state
+        which = positions(shard, columns)
+        B = class_sums(H, which, len(columns))
+        return Message(
+            {"V": V, "sigma": sigma, "B": B},
+            samples=self.told(shard),
+            factors=["V"],
+            per_class=["B"],
+            summed=["B"],
+            sums_of={"B": which},
+            moments_of={"V": None},
+        ), state
 
 
 class FedRANServer(RegularisedServer):

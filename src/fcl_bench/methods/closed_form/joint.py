@@ -25,7 +25,8 @@ class JointClient(ClosedFormClient):
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """Z (n, d) and the labels (n)."""
-        return Message({"Z": shard.inputs, "labels": shard.labels.to(torch.int32)}), state
+        each = torch.arange(len(shard.labels))
+        return Message({"Z": shard.inputs, "labels": shard.labels.to(torch.int32)}, sums_of={"Z": each}), state
 
 
 class JointServer(RidgeServer):

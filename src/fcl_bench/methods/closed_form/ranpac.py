@@ -20,7 +20,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.linalg.folds import fold_numbers, hash_factors
 from fcl_bench.linalg.held_out import Sums, cross_validated, held_out_errors, least
 from fcl_bench.linalg.ridge import AUTO, GCV, mean_share
-from fcl_bench.methods.closed_form.base import ClosedFormMethod
+from fcl_bench.methods.closed_form.base import ClosedFormMethod, positions
 from fcl_bench.methods.closed_form.stsa import STSAClient, STSAServer
 from fcl_bench.protocol.expected import Expectation, counts, real
 from fcl_bench.protocol.message import Message
@@ -49,14 +49,26 @@ class RanPACClient(STSAClient):
         # Of two parts, the first is fold 0 and the second all other folds.
         part = fold_numbers(shard.inputs, self._factors, self.method.folds).clamp_max(parts - 1)
         tensors: dict[str, torch.Tensor] = {}
+        sums_of: dict[str, torch.Tensor | None] = {}
+        moments_of: dict[str, torch.Tensor | None] = {}
+        which = positions(shard, broadcast["columns"])
         for number in range(parts):
             own = part == number
+            sums_of[f"C_{number}"] = torch.where(own, which, -1)
+            moments_of[f"G_{number}"] = own.to(which.dtype) - 1
             sub = dataclasses.replace(shard, inputs=shard.inputs[own], labels=shard.labels[own])
             sums, _ = super().update(sub, broadcast, {})
             tensors |= {f"G_{number}": sums["G"], f"C_{number}": sums["C"]}
         grams, columns = [f"G_{p}" for p in range(parts)], [f"C_{p}" for p in range(parts)]
         tensors["n"] = torch.bincount(part, minlength=parts).to(torch.int32)
-        return Message(tensors, symmetric=grams, per_class=columns, summed=tensors.keys()), state
+        return Message(
+            tensors,
+            symmetric=grams,
+            per_class=columns,
+            summed=tensors.keys(),
+            sums_of=sums_of,
+            moments_of=moments_of,
+        ), state
 
 
 class RanPACServer(STSAServer):

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.linalg.gram import add_class_sums, add_grams
-from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer, ridge_knob
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer, positions, ridge_knob
 from fcl_bench.protocol.expected import Expectation, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Shard, State
@@ -26,7 +26,8 @@ class STSAClient(ClosedFormClient):
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """G = H'H (M, M) and C = H'Y (M, c_t) over the task's classes."""
         M, like = self.dimension, shard.inputs
-        G, sums = like.new_zeros(M, M), like.new_zeros(len(broadcast["columns"]), M)
+        columns = broadcast["columns"]
+        G, sums = like.new_zeros(M, M), like.new_zeros(len(columns), M)
 
         def summed() -> Iterator[torch.Tensor]:
             for H, which in self.blocks(shard, broadcast):
@@ -35,8 +36,15 @@ class STSAClient(ClosedFormClient):
 
         add_grams(G, summed())
         upload = {"G": G, "C": sums.T}
-        samples = self.told(shard)
-        return Message(upload, samples=samples, symmetric=["G"], per_class=["C"], summed=upload), state
+        return Message(
+            upload,
+            samples=self.told(shard),
+            symmetric=["G"],
+            per_class=["C"],
+            summed=upload,
+            sums_of={"C": positions(shard, columns)},
+            moments_of={"G": None},
+        ), state
 
 
 class STSAServer(RidgeServer):

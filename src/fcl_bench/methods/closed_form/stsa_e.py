@@ -49,7 +49,8 @@ class STSAEClient(ClosedFormClient):
         for H, own in zip(features.blocks(shard.inputs), cell.split(features.rows), strict=True):
             add_class_sums(sums, H, own)
         sizes = torch.bincount(cell, minlength=cells).to(torch.int32)
-        return Message({"C": sums.T, "n": sizes.reshape(groups, len(columns))}, per_class=["C"]), state
+        upload = {"C": sums.T, "n": sizes.reshape(groups, len(columns))}
+        return Message(upload, per_class=["C"], sums_of={"C": cell}), state
 
 
 class STSAEServer(RidgeServer):

@@ -161,7 +161,8 @@ class FedCBCClient(_Half, Client):
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """The weights of its classes' autoencoders, the classes last; or the range of its features."""
         if broadcast.stage == RANGE:
-            return Message({"low": shard.inputs.amin(dim=0), "high": shard.inputs.amax(dim=0)}), state
+            ends = {"low": shard.inputs.amin(dim=0), "high": shard.inputs.amax(dim=0)}
+            return Message(ends, sums_of=dict.fromkeys(ends)), state
         columns, own, at = self._start(shard, broadcast, state)
         inputs = self.scaled(shard.inputs, broadcast.get("range.low"), broadcast.get("range.high"))
         indices = shard.task, int(broadcast["round"]), shard.client

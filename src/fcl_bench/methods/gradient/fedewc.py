@@ -95,9 +95,11 @@ class FedEWCClient(GradientClient):
         seed = derived_seed(self.problem.seed, "fisher", shard.task, shard.client)
         generator = torch.Generator().manual_seed(seed)
         inputs, labels, most = shard.inputs, shard.labels, self.method.fisher_samples
+        which = torch.zeros(len(labels), dtype=torch.int64)
         if most is not None and len(labels) > most:
             chosen = torch.randperm(len(labels), generator=generator)[:most].sort().values.to(labels.device)
             inputs, labels = inputs[chosen], labels[chosen]
+            which = which.sub(1).index_fill(0, chosen.cpu(), 0)
         competing, position = Heads.from_message(broadcast).competition(self.method.loss_over)
         squares = summed_squares(
             self.network,
@@ -109,7 +111,7 @@ class FedEWCClient(GradientClient):
             generator=generator,
             standardise=self.trainer.standardise,
         )
-        return Message(squares, samples=len(labels), summed=squares), state
+        return Message(squares, samples=len(labels), summed=squares, moments_of=dict.fromkeys(squares, which)), state
 
 
 class FedEWCServer(GradientServer):

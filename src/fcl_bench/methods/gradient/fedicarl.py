@@ -39,6 +39,7 @@ from fcl_bench.training.memory import (
     random_order,
     recalled,
     remembered,
+    storable,
     with_memory,
 )
 from fcl_bench.training.network import Network
@@ -118,19 +119,28 @@ class FediCaRLClient(ExemplarClient):
             return random_order(count, len(candidates), seed)
 
         state = self.with_exemplars(state, shard.inputs, shard.labels, self.method.budget(self.problem), ranking)
-        return (self.sums(state) if self.method.classify == "nme" else Message({})), state
+        return (self.sums(state, shard) if self.method.classify == "nme" else Message({})), state
 
-    def sums(self, state: State) -> Message:
+    def sums(self, state: State, shard: Shard) -> Message:
         """Of each class with exemplars: its column, their number, and the sum (d,) of their directions."""
         lists = {column: kept for column, kept in lists_in(state).items() if len(kept)}
-        found = [self.directions(kept).sum(dim=0) for kept in lists.values()]
-        width = self.network.dimension
+        sums = [self.directions(kept).sum(dim=0) for kept in lists.values()]
+        width, sizes = self.network.dimension, torch.tensor([len(kept) for kept in lists.values()], dtype=torch.int32)
+        now, before = torch.full((len(shard.labels),), -1), []
+        for number, (column, kept) in enumerate(lists.items()):
+            own = torch.nonzero(shard.labels == column).squeeze(1)
+            # The engine knows a lone exemplar by its place in the shard, if it is of this task.
+            if len(kept) == 1 and len(own):
+                own = own[(storable(shard.inputs[own]) == kept).flatten(1).all(dim=1)][:1]
+                now[own.cpu()] = number
+            before += [number] * (len(kept) - int((now == number).sum()))
         return Message(
             {
                 "classes": torch.tensor(list(lists), dtype=torch.int32),
-                "counts": torch.tensor([len(kept) for kept in lists.values()], dtype=torch.int32),
-                "sums": torch.stack(found) if found else torch.zeros(0, width, dtype=torch.float64),
-            }
+                "counts": sizes,
+                "sums": torch.stack(sums) if sums else torch.zeros(0, width, dtype=torch.float64),
+            },
+            sums_of={"sums": torch.cat([now, torch.tensor(before, dtype=torch.int64)])},
         )
 
 

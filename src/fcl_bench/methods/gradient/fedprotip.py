@@ -125,7 +125,8 @@ class FedProTIPClient(ProjectedClient):
             else:
                 seed = derived_seed(self.problem.seed, f"sketch {layer}", shard.task, shard.client)
                 found[layer] = sketch(U, sigma, min(self.method.sketch, len(U)), torch.Generator().manual_seed(seed))
-        return Message(found, summed=found if self.method.sketch is not None else ()), state
+        told = dict.fromkeys(layer for layer, basis in found.items() if basis.shape[1])
+        return Message(found, summed=found if self.method.sketch is not None else (), moments_of=told), state
 
     def _references(self, shard: Shard, broadcast: Message, state: State) -> Message:
         """Mean relevance of the client's samples to each task's final-layer subspace (Eq. 10).
@@ -134,12 +135,17 @@ class FedProTIPClient(ProjectedClient):
         """
         if not self.method.updates:
             features = self.trainer.features(self.network, shard.inputs)
-            return Message({"reference": relevance(features, head_bases(broadcast, shard.task, features)).mean(dim=0)})
+            reference = relevance(features, head_bases(broadcast, shard.task, features)).mean(dim=0)
+            return Message({"reference": reference}, sums_of={"reference": None})
         kept = {int(name.removeprefix("inputs.")): inputs for name, inputs in state.items()}
         own = dict(sorted(kept.items()))
         bases = head_bases(broadcast, shard.task, own[shard.task])
         rows = torch.stack([relevance(inputs, bases).mean(dim=0) for inputs in own.values()])
-        return Message({"references": rows, "tasks": torch.tensor(list(own), dtype=torch.int32)})
+        # One row per task: this one's of the shard's samples, the others of what was kept.
+        kept_of = [torch.full((len(own[task]),), row) for row, task in enumerate(own) if task != shard.task]
+        now = torch.full((len(shard.labels),), list(own).index(shard.task))
+        sums_of = {"references": torch.cat([now, *kept_of])}
+        return Message({"references": rows, "tasks": torch.tensor(list(own), dtype=torch.int32)}, sums_of=sums_of)
 
 
 def head_bases(broadcast: Message, task: int, features: torch.Tensor) -> list[torch.Tensor]:

@@ -33,7 +33,7 @@ class FOTClient(ProjectedClient):
             shape = columns.shape[1], self.method.width(len(columns))
             G = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=columns.dtype)
             found[layer] = columns @ G.to(columns.device)
-        return Message(found, summed=found), state
+        return Message(found, summed=found, moments_of=dict.fromkeys(found)), state
 
 
 class FOTServer(ProjectedServer):

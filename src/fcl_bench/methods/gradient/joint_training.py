@@ -33,7 +33,10 @@ class JointTrainingClient(Client):
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """The images (n, 3, h, w), a byte a value, and the labels (n,)."""
-        return Message({"images": shard.inputs, "labels": shard.labels.to(torch.int32)}), state
+        each = torch.arange(len(shard.labels))
+        return Message(
+            {"images": shard.inputs, "labels": shard.labels.to(torch.int32)}, sums_of={"images": each}
+        ), state
 
 
 class JointTrainingServer(GradientServer):

@@ -89,7 +89,13 @@ class LGAClient(GLFCClient):
         features = self.trainer.features(self.network, shard.inputs)
         n, total, second = class_statistics(features, shard.labels, Heads.from_message(broadcast).task)
         fields = dict(zip(_SUMS, (n.to(torch.int32), total.T, second.T), strict=True))
-        return Message(fields, per_class=_SUMS[1:], summed=_SUMS), state
+        return Message(
+            fields,
+            per_class=_SUMS[1:],
+            summed=_SUMS,
+            sums_of={"sums": shard.labels},
+            moments_of={"squares": shard.labels},
+        ), state
 
 
 class LGAServer(ProxyServer):

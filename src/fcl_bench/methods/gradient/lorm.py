@@ -70,7 +70,9 @@ class LoRMClient(GradientClient):
         if broadcast.stage != MODEL or not merged_by:
             return upload, state
         grams = self._grams(shard, broadcast, set(merged_by.values()))
-        return dataclasses.replace(upload, tensors={**upload, **grams}, symmetric=matrices(grams)), state
+        of: dict[str, None] = dict.fromkeys(grams)
+        tensors = {**upload, **grams}
+        return dataclasses.replace(upload, tensors=tensors, symmetric=matrices(grams), moments_of=of), state
 
     def take_over(self, shard: Shard, broadcast: Message) -> None:
         super().take_over(shard, broadcast)
@@ -84,7 +86,7 @@ class LoRMClient(GradientClient):
     def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """The Grams of the layers under the task's last model."""
         grams = self._grams(shard, broadcast, self.method.layer_fields(self.network))
-        return Message(grams, symmetric=matrices(grams), summed=grams), state
+        return Message(grams, symmetric=matrices(grams), summed=grams, moments_of=dict.fromkeys(grams)), state
 
     def _grams(self, shard: Shard, broadcast: Message, fields: Collection[str]) -> dict[str, torch.Tensor]:
         """The Gram matrices of those names, damped, under W_0 + the mean of the tasks' updates, in float64."""

@@ -147,7 +147,8 @@ class PILoRAClient(GradientClient):
         if broadcast.stage != MODEL or self.method.reweighting == "none":
             return upload, kept
         told = {MEANS: self._objective.means(), PRESENT: (self._objective.counts > 0).to(torch.uint8)}
-        return replace(upload, tensors={**upload, **told}, per_class=[*upload.per_class, MEANS]), kept
+        sums_of = {MEANS: shard.labels}
+        return replace(upload, tensors={**upload, **told}, per_class=[*upload.per_class, MEANS], sums_of=sums_of), kept
 
 
 class PILoRAServer(GradientServer):

@@ -92,7 +92,9 @@ class RegMeanClient(GradientClient):
         if broadcast.stage != MODEL:
             return upload, state
         grams = {_GRAM + name: G for name, G in self._grams(shard.inputs).items()}
-        return dataclasses.replace(upload, tensors={**upload, **grams}, symmetric=matrices(grams)), state
+        of: dict[str, None] = dict.fromkeys(grams)
+        tensors = {**upload, **grams}
+        return dataclasses.replace(upload, tensors=tensors, symmetric=matrices(grams), moments_of=of), state
 
     def _grams(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
         """The damped Gram matrices under the trained model, of samples as they are: nothing is augmented."""
@@ -167,7 +169,13 @@ class RidgeClient(GradientClient):
         C, W, trouble = local_ridge(shard.inputs, Y, self.method.gamma)
         if trouble:
             self._told.tell("client", f"a client's own solution with method.gamma={self.method.gamma:g}: {trouble}")
-        return Message({"C": C, "W": W}, symmetric=["C"], per_class=["W"]), state
+        return Message(
+            {"C": C, "W": W},
+            symmetric=["C"],
+            per_class=["W"],
+            sums_of={"W": Y.argmax(dim=1)},  # C W are the class sums
+            moments_of={"C": None},
+        ), state
 
 
 class RidgeMeanServer(GradientServer):

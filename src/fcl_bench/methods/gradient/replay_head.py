@@ -64,6 +64,7 @@ def moments_message(features: torch.Tensor, labels: torch.Tensor, columns: tuple
     which = torch.searchsorted(torch.tensor(columns, device=labels.device), labels)
     found = torch.bincount(which, minlength=len(columns))
     told = found >= knobs.least
+    sums_of = torch.where(told[which], which, -1)
     features, which = features[told[which]], which[told[which]]
     fields = {"counts": (found * told).to(torch.int32), "sums": class_sums(features, which, len(columns))}
     matrices = {}
@@ -73,7 +74,14 @@ def moments_message(features: torch.Tensor, labels: torch.Tensor, columns: tuple
         held = told.nonzero().squeeze(1).tolist()
         matrices = {f"second.{columns[place]}": gram(features[which == place]) for place in held}
     per_class = fields.keys() & {"sums", "squares"}
-    return Message({**fields, **matrices}, symmetric=matrices, per_class=per_class, summed={*fields, *matrices})
+    return Message(
+        {**fields, **matrices},
+        symmetric=matrices,
+        per_class=per_class,
+        summed={*fields, *matrices},
+        sums_of={"sums": sums_of},
+        moments_of={"squares" if "squares" in fields else "second": sums_of},
+    )
 
 
 class ReplayHead:

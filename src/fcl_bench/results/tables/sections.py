@@ -19,10 +19,13 @@ _NOTES = {
     "accuracy": "Percent.",
     "communication": (
         "Upload and download are measured: of the busiest client and task, as sent; of all tasks: of the busiest "
-        "client over the stream. FedRAN's count: one task's upload in float64 with the nominal rank and label columns "
-        "for all classes. STSA's count: all tasks' uploads in float32 with each task's own classes. The three do not "
-        "compare with each other. Kept by a client: the most that one client held between its turns; raw samples are "
-        "images, or rows of features, of earlier tasks."
+        "client over the stream. Raw samples: what that client's samples of that task would cost as they are, features "
+        "in the wire's type or images in bytes, with their labels; the quotient is of everyone's uploads and samples. "
+        "FedRAN's count: one task's upload in float64 with the nominal rank and label columns for all classes. STSA's "
+        "count: all tasks' uploads in float32 with each task's own classes. The three do not compare with each other. "
+        "Kept by a client: the most that one client held between its turns; raw samples are images, or rows of "
+        "features, of earlier tasks. Samples told alone: the share of the training samples that were the only one of a "
+        "sum, or of a Gram matrix or covariance, that left its client."
     ),
     "runtime": (
         "Seconds per task: mean over tasks of (mean over clients of the client's time + the server's), without "

@@ -19,13 +19,14 @@ from fcl_bench.results.tables.markup import markdown_table
 _SHOWN = (
     *("A_avg", "A_T", "forgetting"),
     *("A_T_aware", "A_T_unrouted", "routing"),
-    *("up_max_mib", "adapt_up_mib", "client_storage_mib", "client_samples_kept"),
-    *("synthetic_images", "sample_gradients", "reconstructed_images"),
+    *("up_max_mib", "times_raw", "adapt_up_mib", "client_storage_mib", "client_samples_kept"),
+    *("told_percent", "synthetic_images", "sample_gradients", "reconstructed_images"),
     *("seconds_per_task", "fedran_mib", "stsa_mib"),
 )
 SUMMARY_NOTE = (
-    "Mean ± standard deviation over n seeds. Upload: measured, of the busiest client and task. Kept by a client: the "
-    "most that one client held between its turns. "
+    "Mean ± standard deviation over n seeds. Upload: measured, of the busiest client and task. Uploads / raw samples: "
+    "of everyone, against the same samples sent as they are. Kept by a client: the most that one client held between "
+    "its turns. Samples told alone: training samples that were the only one of a sum or a covariance that was sent. "
     f"In each setting the best accuracy is bold and the second underlined ({CEILING}, the ceiling, aside)."
 )
 

@@ -1,0 +1,111 @@
+"""What one upload reveals, by what its client half says of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.revealed import revealed
+from fcl_bench.methods.closed_form.fedncm import FedNCM, FedNCMClient
+from fcl_bench.methods.closed_form.fedran import FedRAN
+from fcl_bench.protocol.message import Message
+from tests.methods.harness import problem_of
+from tests.methods.test_revealed import small, tasks_of
+from tests.methods.training_harness import federation_of, tiny_problem
+from tests.small_methods import architecture, trains
+
+
+def test_nothing_of_a_declaration_travels():
+    upload = Message({"C": torch.ones(2, 2)}, sums_of={"C": torch.tensor([0, 1])}, moments_of={"C": None})
+    assert upload.nbytes == 16
+    assert not upload.to_be_sent().sums_of
+    assert not upload.to_be_sent().moments_of
+
+
+def test_what_is_in_no_sum_and_what_is_kept_is_told_apart():
+    which = torch.tensor([2, -1, 0, 0, 5, -1, 5, 7])
+    found = revealed(Message({}, sums_of={"a": which, "b": None}, moments_of={"c": which[:4]}), samples=6)
+    assert (found.sums, found.moments) == (2, 1)  # sums 2 and 7; 2 once more
+    assert found.samples.tolist() == [0]
+    alone = revealed(Message({}, sums_of={"b": None}, moments_of={"c": torch.tensor([-1])}), samples=1)
+    assert (alone.sums, alone.moments, alone.samples.tolist()) == (1, 0, [0])
+    none = revealed(Message({}, sums_of={"b": None, "a": which[:0]}), samples=0)
+    assert (none.sums, none.moments, len(none.samples)) == (0, 0, 0)
+
+
+def test_ten_thousand_clients_cost_few_operations():
+    """Work, not seconds: of an upload the engine looks at its samples once per field, whatever K and the classes."""
+    which = torch.arange(200) % 50
+    upload = Message({}, sums_of={"C": which}, moments_of={"G": None})
+    calls = []
+
+    def count(frame, event, _):
+        calls.append(event)
+
+    sys.setprofile(count)
+    revealed(upload, 200)
+    sys.setprofile(None)
+    assert len(calls) < 60
+
+
+def test_labels_that_clients_give_themselves_make_sums_larger():
+    """Two samples of one direction, one without its label: with a pseudo-label the sum is no sample any more."""
+    Z = torch.tensor([[4.0, 1, 0], [0, 1, 5], [0.1, 1, 5], [4.1, 1, 0], [4.2, 1, 0]], dtype=torch.float64)
+    tasks = [[(Z, torch.tensor([0, 1, 1, 0, 0]))]]
+    for ssl, alone in ((False, 2), (True, 0)):
+        federation = federation_of(FedRAN(M=None, rank=2, ssl=ssl, tau=0.9), problem_of(3), tasks)
+        data = federation.transport.everything
+        data._columns = np.array([0, 1, -1, -1, -1])
+        data._known = data._columns >= 0
+        federation.run(lambda _: None)
+        assert federation.state.ledger.labels()["accepted"] == (3 if ssl else 0)
+        assert federation.state.ledger.told_alone()["told_samples"] == alone
+
+
+class GuessingClient(FedNCMClient):
+    def pseudo_labels(self, shard):
+        return torch.ones(len(shard.unlabelled), dtype=torch.int64)
+
+
+class Guessing(FedNCM):
+    client_half = GuessingClient
+
+
+def test_a_pseudo_labelled_sample_that_is_alone_is_told_by_its_own_number():
+    """The client knows the labels of samples 0 and 2, class 0, and takes sample 1 to be of class 1."""
+    tasks = [[(torch.rand(3, 4, dtype=torch.float64), torch.tensor([0, 1, 0]))]]
+    federation = federation_of(Guessing(), problem_of(4), tasks)
+    data = federation.transport.everything
+    data._columns = np.array([0, -1, 0])
+    data._known = data._columns >= 0
+    federation.run(lambda _: None)
+    assert federation.state.ledger.told._rows.array.tolist() == [1]
+
+
+@pytest.mark.parametrize("name", ["stsa_e", "fedprotip", "pilora"])
+def test_a_resumed_run_counts_what_came_before(name):
+    trained, vit = trains(name), architecture(name) == "vit"
+    tasks = tasks_of(shape=(3, 8, 8) if trained else (6,))
+    problem = tiny_problem(architecture="vit" if vit else "conv") if trained else problem_of(6)
+    saved = []
+
+    def keep(federation: Federation) -> None:
+        state, tensors = federation.save()
+        saved.append((json.loads(json.dumps(state)), {key: value.clone() for key, value in tensors.items()}))
+
+    whole = federation_of(small(name), problem, tasks)
+    whole.run(keep, every=1)
+    assert len(saved) > 1
+    for state, tensors in saved:
+        resumed = federation_of(small(name), problem, tasks)
+        resumed.restore(state, tensors)
+        resumed.run(lambda _: None)
+        assert resumed.state.ledger.told_alone() == whole.state.ledger.told_alone()
+        columns = ("one_sample_sums", "one_sample_moments")
+        rows = [[getattr(row, c) for c in columns] for row in resumed.state.ledger.uploads]
+        assert rows == [[getattr(row, c) for c in columns] for row in whole.state.ledger.uploads]
