@@ -98,6 +98,7 @@ def make_plan(settings: Settings) -> Plan:
     data = {"data_fingerprint": dataset.fingerprint, "device": environment.device_kind(device)}
     identity = run_id({**settings.identity(), **data, "features": features})
     plan = Plan(settings, dealt, extractor, problem, features, identity)
+    settings.faults.check(scalars.clients)
     if settings.faults.name != "none" and against_theory(settings.method, problem) is not None:
         raise UserError(
             f"faults={settings.faults.name}: the bounds compare with all samples, of which some never come",

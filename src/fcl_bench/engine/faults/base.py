@@ -27,6 +27,9 @@ class NoFaults:
 
     name: ClassVar[str] = "none"
 
+    def check(self, clients: int) -> None:
+        """There is nothing to rule out."""
+
 
 @dataclass
 class Faults(ABC):
@@ -46,6 +49,9 @@ class Faults(ABC):
     late_by: int = knob(1, least=1)
     late_unit: str = knob("round", choices=("round", "task"))
     min_clients: int = knob(1, least=0)
+
+    def check(self, clients: int) -> None:  # noqa: B027
+        """Raise a `UserError` for knobs that K clients rule out, before any work is done."""
 
     @abstractmethod
     def fates(self, seed: int, clients: int, task: int, round_: int, attempt: int) -> np.ndarray:

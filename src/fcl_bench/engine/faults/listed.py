@@ -42,14 +42,18 @@ class ListedFaults(Faults):
                     form = "CLIENT@TASK" if key == "gone" else "CLIENT@TASK or CLIENT@TASK.ROUND"
                     raise UserError(f"faults.{key} has the entry {entry!r}", f"{form}, numbers from 0, such as 3@1")
 
+    def check(self, clients: int) -> None:
+        for key in ("silent", "late", "gone"):
+            for client, _, _ in _numbers(getattr(self, key)):
+                if client >= clients:
+                    raise UserError(
+                        f"faults.{key} names client {client}, and there are {clients}", f"0 to {clients - 1}"
+                    )
+
     def fates(self, seed: int, clients: int, task: int, round_: int, attempt: int) -> np.ndarray:
         found = np.full(clients, Fate.ANSWERS, dtype=object)
         for fate, entries in ((Fate.LATE, self.late), (Fate.SILENT, self.silent), (Fate.GONE, self.gone)):
             for client, at, within in _numbers(entries):
-                if client >= clients:
-                    raise UserError(
-                        f"faults.{fate.value} names client {client}, and there are {clients}", f"0 to {clients - 1}"
-                    )
                 if at <= task if fate is Fate.GONE else at == task and within in (None, round_):
                     found[client] = fate
         return found
