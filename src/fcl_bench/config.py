@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from fcl_bench.data.partitions.base import Partition
     from fcl_bench.data.sources.base import Source
     from fcl_bench.data.splits.base import TaskSplit
+    from fcl_bench.engine.faults.base import Faults, NoFaults
     from fcl_bench.protocol.method import Method
     from fcl_bench.runs.adapt import FirstStage, NoAdaptation
 
 #: Each group's choice names its class in `_target_`; the class is a dataclass of the choice's knobs.
-GROUPS = ("method", "backbone", "data", "split", "partition", "adapt")
+GROUPS = ("method", "backbone", "data", "split", "partition", "adapt", "faults")
 STATISTICS_DTYPES = ("float64", "float32")
 #: `wire.dtype`, by torch's names.
 WIRE_DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -163,6 +164,7 @@ class Settings:
     split: TaskSplit
     partition: Partition
     adapt: NoAdaptation | FirstStage
+    faults: NoFaults | Faults
     resolved: dict[str, Any]
 
     @property
@@ -175,7 +177,9 @@ class Settings:
         scalars = dataclasses.asdict(self.scalars)
         counted = ["seed", "beta", "clients", "tasks", "label_rate", "drift", "dtype"]
         counted += ["evaluate_rounds"] if self.scalars.evaluate_rounds else []  # runs without it keep their old ids
-        chosen = {group: _identity(getattr(self, group)) for group in GROUPS}
+        # Runs from before there were faults keep their ids.
+        groups = [group for group in GROUPS if group != "faults" or self.faults.name != "none"]
+        chosen = {group: _identity(getattr(self, group)) for group in groups}
         plain = {key: scalars[key] for key in counted} | {"wire": _counting(self.scalars.wire)}
         return {**plain, "beta": self.beta, **chosen}
 

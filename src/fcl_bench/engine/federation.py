@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.examination import Answers, Examination
 from fcl_bench.engine.ledger import Ledger, Stopwatch
 from fcl_bench.engine.middleware import Chain, Middleware
-from fcl_bench.engine.node import ClientData, Lost, Reply
+from fcl_bench.engine.node import ClientData, Late, Lost, Reply
+from fcl_bench.engine.reports import Absences
 from fcl_bench.engine.rounds import RoundAccuracy
 from fcl_bench.engine.transport import Transport
 from fcl_bench.errors import UserError
@@ -25,7 +27,9 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
-from fcl_bench.tracking.console import progress
+from fcl_bench.tracking.console import Notices, progress
+
+log = logging.getLogger(__name__)
 
 #: Prefixes of what a checkpoint keeps beside the server's tensors; an audit's name follows its.
 _AUDIT, _CLIENT = "audit.", "client."
@@ -34,7 +38,12 @@ _ANSWERS = GROWING + "answers"
 _PLAIN = (
     *("tasks_done", "rounds_done", "server_seconds"),
     *("client_storage_bytes", "client_storage_max_bytes", "client_samples_kept"),
+    *("absences", "missing"),
 )
+
+
+def _none_absent() -> Absences:
+    return {"silent": 0, "gone": 0, "late": 0, "late_arrived": 0, "late_absorbed": 0}
 
 
 @dataclass
@@ -50,6 +59,8 @@ class FederationState:
         client_storage_bytes: the most that any client has kept between turns so far, by kind.
         client_storage_max_bytes: of all kinds together.
         client_samples_kept: the most raw samples.
+        absences: turns without an upload in time, and late uploads.
+        missing: the clients that missed a round of the task at hand, ascending.
     """
 
     tasks_done: int
@@ -60,6 +71,8 @@ class FederationState:
     client_storage_bytes: dict[str, int] = field(default_factory=dict)
     client_storage_max_bytes: int = 0
     client_samples_kept: int = 0
+    absences: Absences = field(default_factory=_none_absent)
+    missing: list[int] = field(default_factory=list)
 
     def note_stored(self, reply: Reply) -> None:
         """Take in what a client keeps after a turn."""
@@ -117,6 +130,7 @@ class Federation:
         self.rounds = RoundAccuracy(evaluate_rounds, self._examination, np.array([len(own) for own in stream.test]))
         self._middleware = Chain([*middleware, Codec.of_server(problem)])
         self._resumes_within_tasks = method.resumes_within_tasks
+        self._notices = Notices(log)
         self._after_round: Callable[[int, int], None] = lambda round_, of: None
         if self.audits and transport.everything is None:
             raise UserError(
@@ -170,7 +184,7 @@ class Federation:
             rounds = server.rounds(task)
         for round_ in range(state.rounds_done, rounds):
             with watch.running():
-                present = server.participants(task, round_, available)
+                present = server.participants(task, round_, self._staying(available))
                 broadcast = replace(server.broadcast(task, round_), task=task.index, round=round_)
                 broadcast = self._middleware.send(broadcast, None)
             self._round(task, round_, present, broadcast, watch, {"samples": samples, "labelled": labelled})
@@ -185,7 +199,12 @@ class Federation:
         with watch.running():
             server.finish_task()
         state.ledger.server_seconds.append(watch.seconds)
-        state.rounds_done, state.server_seconds = 0, 0.0
+        state.rounds_done, state.server_seconds, state.missing = 0, 0.0, []
+
+    def _staying(self, available: list[int]) -> list[int]:
+        """Those of the task's clients that its rounds go on with."""
+        missing = set(self.state.missing) if self.server.whole_turns else set()
+        return [client for client in available if client not in missing]
 
     def _round(
         self,
@@ -208,16 +227,21 @@ class Federation:
         with watch.running():
             expected = self.server.expects(task, round_)
         # Nothing of an upload outlives its turn.
-        for reply in self.transport.exchange(present, broadcast):
-            if isinstance(reply, Lost):
-                raise UserError(
-                    f"client {reply.client} was lost in task {task.index}, round {round_}: {reply.reason}",
-                    "the same command goes on from the last checkpoint",
-                )
-            client = reply.client
+        for answer in self.transport.exchange(present, broadcast):
+            if isinstance(answer, Lost):
+                self._note_lost(answer, task, round_)
+                continue
+            reply = answer.reply if isinstance(answer, Late) else answer
+            client, asked = reply.client, (reply.upload.task, reply.upload.round)
             with watch.running():
-                upload = admitted(client, reply.upload, self._middleware, self.server, expected)
-                self.server.absorb(client, upload)
+                if isinstance(answer, Late):
+                    self._note_missing("late", client)
+                    self.server.await_late(task)
+                elif asked == (task.index, round_):
+                    self.server.absorb(client, admitted(client, reply.upload, self._middleware, self.server, expected))
+                else:
+                    self._absorb_late(client, reply.upload)
+                    continue
             columns["up_bytes"][client] = reply.upload.nbytes
             columns["down_bytes"][client] = ledger.send(client, broadcast)
             columns["client_seconds"][client] = reply.seconds
@@ -231,11 +255,36 @@ class Federation:
                     ledger.told.add(learnt[reply.revealed.samples])
                 if round_ == 0 and known["labelled"][client]:
                     self._observe(task, client, data, reply.guesses)
-            del reply, upload
+            del answer, reply
         if round_ == 0 and (data := self.transport.everything) is not None:
             for client in sorted(set(np.flatnonzero(known["labelled"]).tolist()) - set(present)):
                 self._observe(task, client, data)
         ledger.add_round(task.index, round_, broadcast.stage, columns)
+
+    def _note_lost(self, lost: Lost, task: Task, round_: int) -> None:
+        """Go on without a client that was made to fail; any other loss ends the run."""
+        if lost.reason not in self.state.absences:
+            raise UserError(
+                f"client {lost.client} was lost in task {task.index}, round {round_}: {lost.reason}",
+                "the same command goes on from the last checkpoint",
+            )
+        self._note_missing(cast(Literal["silent", "gone"], lost.reason), lost.client)
+
+    def _note_missing(self, why: Literal["silent", "gone", "late"], client: int) -> None:
+        self.state.absences[why] += 1
+        self.state.missing = sorted({*self.state.missing, client})
+
+    def _absorb_late(self, client: int, upload: Message) -> None:
+        """Take in an upload of an earlier round, if the server can still use it."""
+        absences = self.state.absences
+        absences["late_arrived"] += 1
+        task = self.stream.tasks[upload.task]
+        expected = self.server.expects_late(task, upload.round)
+        if expected is None:
+            self._notices.tell("late", "late uploads are of no use to this method and are left out", logging.INFO)
+            return
+        self.server.absorb_late(client, admitted(client, upload, self._middleware, self.server, expected), task)
+        absences["late_absorbed"] += 1
 
     def _guessed(self, task: Task, reply: Reply, data: ClientData) -> tuple[int, int]:
         """How many labels a client gave itself, and how many of them are right: the engine knows the truth."""

@@ -112,6 +112,13 @@ class Lost:
     reason: str
 
 
+@dataclass(frozen=True)
+class Late:
+    """A client that has had its turn, and whose upload arrives in a later round; the reply says what it cost."""
+
+    reply: Reply
+
+
 class Node:
     """Runs the turns of the clients that live in one process, and keeps their states.
 

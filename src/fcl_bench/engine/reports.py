@@ -88,6 +88,16 @@ class LabelCounts(TypedDict):
     right: int  # of those labels, the true ones
 
 
+class Absences(TypedDict):
+    """Turns that brought no upload in time, by what became of the client; and the late uploads that arrived."""
+
+    silent: int  # it did nothing
+    gone: int  # it had left
+    late: int  # its upload was on its way
+    late_arrived: int
+    late_absorbed: int  # of those that arrived; the others were of no use any more
+
+
 class Seconds(TypedDict):
     """Wall-clock seconds of the method's own work, without evaluation (see `engine.ledger.Ledger.runtime`)."""
 

@@ -10,7 +10,7 @@ import torch
 
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.middleware import Chain, Middleware
-from fcl_bench.engine.node import UNKNOWN, ClientData, Lost, Node, Reply
+from fcl_bench.engine.node import UNKNOWN, ClientData, Late, Lost, Node, Reply
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.problem import Problem
@@ -33,10 +33,11 @@ class Transport(Protocol):
     def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
         """(K,) and (K,): how many samples of a task each client has, and how many of them are labelled."""
 
-    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost]:
+    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late]:
         """The broadcast's round: a reply for each client of `present`, in this order, whatever order they arrive in.
 
-        The order matters: FedRAN's sequential merge gives another result in another one.
+        The order matters: FedRAN's sequential merge gives another result in another one. Before them come the uploads
+        of earlier rounds that are late; their replies have nothing but the upload, which says its task and round.
         """
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -89,7 +90,7 @@ class InProcess:
     def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
         return self._node.data.holdings[task].sizes(), self._node.data.labelled(task)
 
-    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost]:
+    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late]:
         for client in present:
             yield self._node.turn(client, broadcast)
 

@@ -58,11 +58,31 @@ class ClassScatter:
             add_gram(product, rows[classes == number])
         self._rows, self._classes, self._kept = [], [], 0
 
-    def add_to(self, G: torch.Tensor, unbiased: bool) -> int:
-        """G += the sum of the estimates over classes.
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Everything, as tensors for `restored`."""
+        rows = {"rows": torch.cat(self._rows), "classes": torch.cat(self._classes)} if self._rows else {}
+        products = {} if self._products is None else {"products": self._products}
+        counted = {"size": self._size, "holding": self._holding, "groups": torch.tensor(self._groups)}
+        return {"sums": self.sums, **counted, **rows, **products}
+
+    @classmethod
+    def restored(cls, state: dict[str, torch.Tensor]) -> ClassScatter:
+        """What `state_dict` was asked of."""
+        scatter = cls(state["sums"])
+        scatter.sums, scatter._size, scatter._holding = (state[name].clone() for name in ("sums", "size", "holding"))
+        scatter._groups = int(state["groups"])
+        if "rows" in state:
+            scatter._rows, scatter._classes = [state["rows"].clone()], [state["classes"].clone()]
+            scatter._kept = len(state["classes"])
+        scatter._products = state["products"].clone() if "products" in state else None
+        return scatter
+
+    def add_to(self, G: torch.Tensor, unbiased: bool, sign: int = 1) -> int:
+        """G += the sum of the estimates over classes, or -= it.
 
         Args:
             G: (M, M), changed in place.
+            sign: 1, or -1 to take out what was added before.
             unbiased: with K_i; otherwise as printed, with K for K_i and weights below zero set to zero (as in the
                 paper's public code).
 
@@ -79,8 +99,8 @@ class ClassScatter:
         held = n > 0
         first, second = first * held, second * held
         if self._products is not None:
-            G += torch.einsum("c,cij->ij", first, self._products)
+            G += sign * torch.einsum("c,cij->ij", first, self._products)
         if self._rows:
-            add_gram(G, torch.cat(self._rows).mul_(first.sqrt()[torch.cat(self._classes)].unsqueeze(1)))
-        add_gram(G, self.sums * second.sqrt().unsqueeze(1), -1)
+            add_gram(G, torch.cat(self._rows).mul_(first.sqrt()[torch.cat(self._classes)].unsqueeze(1)), sign)
+        add_gram(G, self.sums * second.sqrt().unsqueeze(1), -sign)
         return int((~several & held).sum())

@@ -65,9 +65,11 @@ class Server(ABC):
         pure_batches: None: test samples are classified one by one, whatever comes beside them. A number: in batches of
             so many that are known to be of one task, which tells the method more than a task-agnostic test does, and is
             said beside the results.
+        whole_turns: whether a client that misses a round of a task is left out of the task's later ones.
     """
 
     pure_batches: int | None = None
+    whole_turns: ClassVar[bool] = False
 
     @abstractmethod
     def start_task(self, task: Task) -> None:
@@ -109,6 +111,17 @@ class Server(ABC):
 
     def finish_round(self) -> None:  # noqa: B027
         """All uploads of the round are in."""
+
+    def await_late(self, task: Task) -> None:  # noqa: B027
+        """An upload of the round at hand will come later: whatever it takes to absorb it then is to be kept."""
+
+    def expects_late(self, task: Task, round_: int) -> Expectation | None:
+        """The fields of an upload of an earlier task or round that arrives now; None: it is of no use any more."""
+        return None
+
+    def absorb_late(self, client: int, upload: Message, task: Task) -> None:
+        """Take in an upload of an earlier task, as expected; `classify` is valid after the next `finish_task`."""
+        raise TypeError(f"{type(self).__name__} absorbs no late uploads")
 
     @abstractmethod
     def finish_task(self) -> None:

@@ -26,7 +26,7 @@ RUN_COLUMNS = ("seed", "run_id", "folder", "git_commit", "written")
 #: What the record says of the configuration; of the groups there, the classes' knobs are columns too where they matter.
 _RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks")
 #: Keys of config.yaml without a bearing on the result, or that the record has in the form that was used.
-_GROUPS = ("split", "partition", "adapt")
+_GROUPS = ("split", "partition", "adapt", "faults")
 _BESIDE = ("drift", "evaluate_rounds", "experiment", "profile")
 _NEITHER = ("device", "out", "force", "preview", "cache", "checkpoint_rounds", *_BESIDE)
 _LEFT_OUT = {*_RECORDED, "method", "seed", *_NEITHER}
@@ -102,8 +102,8 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
         "method.revision": str(record.get("method_revision", "unknown")),
         **dict(_flat({key: record[key] for key in _RECORDED if key in record})),
         # Of runs that are older than the keys.
-        **{"label_rate": 1.0, "adapt": "none", "protocol": "task-agnostic"},
-        **{key: record[key] for key in ("adapt", "protocol") if key in record},
+        **{"label_rate": 1.0, "adapt": "none", "faults": "none", "protocol": "task-agnostic"},
+        **{key: record[key] for key in ("adapt", "faults", "protocol") if key in record},
         **dict(_flat({key: value for key, value in config.items() if key not in (*_LEFT_OUT, *_GROUPS)})),
         "device": record["environment"]["device"],
         **_NEW,

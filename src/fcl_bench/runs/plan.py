@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fcl_bench import environment
+from fcl_bench.audits.chosen import against_theory
 from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.config import Settings
 from fcl_bench.data.partitions.holdings import Holdings
@@ -97,6 +98,12 @@ def make_plan(settings: Settings) -> Plan:
     data = {"data_fingerprint": dataset.fingerprint, "device": environment.device_kind(device)}
     identity = run_id({**settings.identity(), **data, "features": features})
     plan = Plan(settings, dealt, extractor, problem, features, identity)
+    settings.faults.check(scalars.clients)
+    if settings.faults.name != "none" and against_theory(settings.method, problem) is not None:
+        raise UserError(
+            f"faults={settings.faults.name}: the bounds compare with all samples, of which some never come",
+            "faults=none, or method.bounds=false and method.theory=0",
+        )
     settings.adapt.check(problem, plan.classes_per_task[:1])
     settings.method.check(problem, plan.classes_per_task)
     return plan

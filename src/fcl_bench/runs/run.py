@@ -16,9 +16,11 @@ from fcl_bench import environment
 from fcl_bench.audits.chosen import audits_of
 from fcl_bench.config import Settings
 from fcl_bench.engine.checkpoint import read_json
+from fcl_bench.engine.faults.base import Faults
+from fcl_bench.engine.faults.transport import Faulty
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.metrics import pooled_after
-from fcl_bench.engine.transport import InProcess
+from fcl_bench.engine.transport import InProcess, Transport
 from fcl_bench.errors import UserError
 from fcl_bench.files import locked, writable
 from fcl_bench.runs.folder import SCHEMA, RunFolder, partition_arrays
@@ -95,7 +97,9 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking) 
     settings, dealt = plan.settings, plan.dealt
     inputs = prepare_inputs(plan, folder.path)
     method, problem, columns = settings.method, plan.problem, dealt.stream.train_columns
-    transport = InProcess.of(method, problem, dealt.shards, columns, dealt.labelled, inputs.train)
+    transport: Transport = InProcess.of(method, problem, dealt.shards, columns, dealt.labelled, inputs.train)
+    if isinstance(settings.faults, Faults):
+        transport = Faulty(transport, settings.faults, problem.seed)
     audits = audits_of(method, problem, settings.scalars.drift, dealt.shards)
     every = settings.scalars.evaluate_rounds
     federation = Federation(method, problem, dealt.stream, transport, inputs.test, audits, evaluate_rounds=every)

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from fcl_bench.engine.reports import BestRounds, Exchanged, LabelCounts, Metrics, Seconds, StagesExchanged, Told
+from fcl_bench.engine.reports import (
+    Absences,
+    BestRounds,
+    Exchanged,
+    LabelCounts,
+    Metrics,
+    Seconds,
+    StagesExchanged,
+    Told,
+)
 from fcl_bench.environment import Environment
 
 #: `protocol` unless a method says otherwise: test samples are classified one by one, without their task.
@@ -90,6 +99,7 @@ class Result(TypedDict):
     split: str
     partition: str
     adapt: str
+    faults: str  # whether clients were made to fail, and how
     experiment: str | None  # which of the papers' experiments the run belongs to
     profile: str  # of an experiment: full, or quick for its miniature
     seed: int
@@ -119,6 +129,7 @@ class Result(TypedDict):
     client_storage_bytes: dict[str, int]  # the most that one client kept between its turns, by kind
     client_storage_max_bytes: int  # the same of all kinds together
     client_samples_kept: int  # the most raw samples (images, or features) that one client kept between its turns
+    absences: Absences
     privacy: Privacy
     runtime: Runtime
     environment: Environment

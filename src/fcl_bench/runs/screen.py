@@ -8,7 +8,7 @@ from rich.columns import Columns
 from rich.console import Console
 from rich.table import Table
 
-from fcl_bench.engine.reports import BestRounds, Metrics, Raw
+from fcl_bench.engine.reports import Absences, BestRounds, Metrics, Raw
 from fcl_bench.environment import Environment
 from fcl_bench.runs.run_json import (
     TASK_AGNOSTIC,
@@ -61,6 +61,8 @@ def print_record(record: RunRecord, folder: str) -> None:
         console.print(_storage(record))
     if any(record.get("privacy", {}).values()):  # older runs lack it
         console.print(_privacy(record["privacy"], record["labels"]["samples"]))
+    if record.get("faults", "none") != "none":  # older runs lack it
+        console.print(_absences(record["absences"]))
     if record["labels"]["rate"] < 1:
         console.print(_labels(record["labels"]))
     if record["bounds"]:
@@ -232,6 +234,19 @@ def _privacy(privacy: Privacy, samples: int) -> Table:
     }
     rows = ((name, f"{count:,}") for name, count in counted.items() if count)
     return screen_table("Samples that left the clients, or were made", ("", "number"), rows)
+
+
+def _absences(absences: Absences) -> Table:
+    """Turns without an upload in time, and what became of late uploads."""
+    names = {
+        "silent": "no answer",
+        "gone": "left for good",
+        "late": "upload late",
+        "late_arrived": "of these, arrived before the end",
+        "late_absorbed": "of these, used",
+    }
+    rows = ((name, f"{absences[key]:,}") for key, name in names.items())  # type: ignore[literal-required]
+    return screen_table("Turns of clients that failed", ("", "turns"), rows)
 
 
 def _runtime(runtime: Runtime, environment: Environment) -> Table:

@@ -105,6 +105,10 @@ class AFCLServer(RidgeServer):
         columns = numbers("learnt", below=task.columns_seen)
         return {"G": real(d, d), "W_known": real(d, "known"), "W_unknown": real(d, "unknown"), "columns": columns}
 
+    def expects_late(self, task: Task, round_: int) -> Expectation | None:
+        """A late registration names classes of a task that is over."""
+        return None if round_ == 0 else self.expects(task, round_)
+
     def objection(self, upload: Message) -> str:
         if upload.stage == REGISTRATION:
             return ""

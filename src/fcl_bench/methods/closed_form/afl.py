@@ -69,6 +69,7 @@ class AFLServer(RidgeServer):
     """The aggregation stage: G = C_agg = sum C_k, B = sum C_k W_k, W = (C_agg - K gamma I)^-1 B (Eq. 9-11, 16)."""
 
     method: AFL
+    absorbs_late = True
 
     def expects(self, task: Task, round_: int) -> Expectation:
         d = self.dimension

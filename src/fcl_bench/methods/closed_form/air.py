@@ -72,6 +72,8 @@ class AIRServer(STSAServer):
     """
 
     method: AIR
+    #: Each upload is weighed by counts as they were in its task.
+    absorbs_late = False
 
     def __init__(self, method: ClosedFormMethod, problem: Problem, low_rank: bool = False) -> None:
         super().__init__(method, problem, low_rank)

@@ -18,6 +18,7 @@ from fcl_bench.linalg.random_features import RandomFeatures
 from fcl_bench.linalg.ridge import AUTO, GCV, Spectrum, gcv, mean_share
 from fcl_bench.linalg.score_scaling import score_scales
 from fcl_bench.linalg.solve import Solution, relative_rounding
+from fcl_bench.protocol.expected import Expectation
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
 from fcl_bench.protocol.problem import Prediction, Problem, Shard, TestBatch
@@ -148,6 +149,7 @@ class ClosedFormServer(Server):
     """Keeps B (M, C), one column per class seen, and the classifier W; a subclass keeps the second-order part.
 
     Attributes:
+        absorbs_late: whether `absorb` is the same sum for an upload of an earlier task, in that task's columns.
         B: (M, C) label-feature statistic, exact sums over clients and tasks.
         W: (M, C) solution after the last `finish_task`.
         bias: (C,) what is added to the scores H W; None: nothing.
@@ -156,6 +158,9 @@ class ClosedFormServer(Server):
         columns: (c_t,) of the task's classes.
         samples: N of all uploads so far, where the method's clients tell it.
     """
+
+    absorbs_late: ClassVar[bool] = False
+    whole_turns = True
 
     def __init__(self, method: ClosedFormMethod, problem: Problem) -> None:
         self.method = method
@@ -197,6 +202,18 @@ class ClosedFormServer(Server):
         if self.problem.wire.projection == "matrix" and projection is not None:
             return Message({"projection": projection.to(torch.float64), "columns": columns})
         return Message({"seed": torch.tensor(projection_seed(self.problem)), "columns": columns})
+
+    def expects_late(self, task: Task, round_: int) -> Expectation | None:
+        return self.expects(task, round_) if self.absorbs_late else None
+
+    def absorb_late(self, client: int, upload: Message, task: Task) -> None:
+        """`absorb` in the columns of an earlier task."""
+        now = self.columns, self._own
+        self.columns, self._own = torch.tensor(task.columns, device=self.problem.device), None
+        try:
+            self.absorb(client, upload)
+        finally:
+            self.columns, self._own = now
 
     def add_class_sums(self, sums: torch.Tensor) -> None:
         """B += sums (M, c) in the columns of the task's classes."""

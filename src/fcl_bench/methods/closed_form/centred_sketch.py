@@ -127,6 +127,7 @@ class CentredSketchServer(RidgeServer):
 
     method: CentredSketch
     sums_what_came = False
+    absorbs_late = True
 
     def __init__(self, method: CentredSketch, problem: Problem) -> None:
         super().__init__(method, problem, low_rank=method.remainder == "isotropic")
@@ -183,6 +184,9 @@ class GaussianRemainderServer(CentredSketchServer):
             U omega^2 U' with D_z for its diagonal.
         Q: (M, M), of the last task; only kept for `bounds`.
     """
+
+    #: Q is of one task's uploads together.
+    absorbs_late = False
 
     def __init__(self, method: CentredSketch, problem: Problem) -> None:
         super().__init__(method, problem)

@@ -93,6 +93,8 @@ class DSALServer(STSAServer):
 
     method: DSAL
     random_features: Linear
+    #: The task's second round is made with all of its first round's sums.
+    absorbs_late = False
 
     def __init__(self, method: DSAL, problem: Problem) -> None:
         super().__init__(method, problem)

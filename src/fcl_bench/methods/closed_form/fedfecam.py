@@ -75,6 +75,7 @@ class FedFeCAMServer(ClosedFormServer):
     """
 
     method: FedFeCAM
+    absorbs_late = True
 
     def __init__(self, method: FedFeCAM, problem: Problem) -> None:
         super().__init__(method, problem)

@@ -39,6 +39,7 @@ class FedNCMServer(DiscriminantServer):
     """mu_c = S_c / n_c, and the scores of the nearest mean."""
 
     method: FedNCM
+    absorbs_late = True
 
     def expects(self, task: Task, round_: int) -> Expectation:
         return {"S": real(self.dimension, len(task.columns)), "n": counts(len(task.columns))}

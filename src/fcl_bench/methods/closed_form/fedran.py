@@ -110,6 +110,7 @@ class FedRANServer(RegularisedServer):
     """
 
     method: FedRAN
+    absorbs_late = True
 
     def __init__(self, method: FedRAN, problem: Problem) -> None:
         super().__init__(method, problem)
@@ -117,7 +118,6 @@ class FedRANServer(RegularisedServer):
         self.sketch = Spectrum(empty, empty[0])
         self.merge_error = 0.0
         self._rank = 0 if method.rank is None else min(method.rank, self.dimension)
-        self._limit = 0
         self._cut = 0.0
         self._spatial = MERGERS[self.method.merge](self._rank)
 
@@ -129,8 +129,7 @@ class FedRANServer(RegularisedServer):
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         # A byte budget binds uploads, not what the server keeps, so a task with many classes never shrinks the state.
-        self._limit = self.method.feasible_rank(self.problem, len(task.columns))
-        self._rank = max(self._rank, self._limit)
+        self._rank = max(self._rank, self.method.feasible_rank(self.problem, len(task.columns)))
         self._spatial = MERGERS[self.method.merge](self._rank)
 
     def gram(self) -> torch.Tensor:
@@ -143,16 +142,20 @@ class FedRANServer(RegularisedServer):
         return {"V": real(M, "r"), "sigma": real("r", least=0), "B": real(M, len(task.columns))}
 
     def objection(self, upload: Message) -> str:
-        rank = len(upload["sigma"])
+        rank, limit = len(upload["sigma"]), self._limit(upload)
         if said := super().objection(upload):
             return said
-        return "" if rank <= self._limit else f"sigma has {rank} directions, and at most {self._limit} were asked for"
+        return "" if rank <= limit else f"sigma has {rank} directions, and at most {limit} were asked for"
+
+    def _limit(self, upload: Message) -> int:
+        """The most directions that the client was asked for, by the number of its task's classes."""
+        return self.method.feasible_rank(self.problem, upload["B"].shape[1])
 
     def absorb(self, client: int, upload: Message) -> None:
         self.samples += upload.samples or 0
         self.add_class_sums(upload["B"])
         self._spatial.add(Spectrum(upload["V"], upload["sigma"]))
-        if len(upload["sigma"]) == self._limit:
+        if len(upload["sigma"]) == self._limit(upload):
             self._cut = max(self._cut, float(upload["sigma"][-1]) ** 2)
 
     def finish_task(self) -> None:

@@ -34,6 +34,7 @@ class JointServer(RidgeServer):
 
     method: Joint
     sums_what_came = False
+    absorbs_late = True
 
     def expects(self, task: Task, round_: int) -> Expectation:
         return {"Z": real("n", self.problem.inputs), "labels": numbers("n", below=task.columns_seen)}

@@ -105,6 +105,10 @@ class RanPACServer(STSAServer):
         fields = {f"G_{p}": real(M, M) for p in numbers} | {f"C_{p}": real(M, len(task.columns)) for p in numbers}
         return {**fields, "n": counts(len(numbers))}
 
+    def expects_late(self, task: Task, round_: int) -> Expectation | None:
+        """What is held out of the task at hand alone has no place for an earlier one's samples."""
+        return None if self.method.scope == "task" else super().expects_late(task, round_)
+
     def objection(self, upload: Message) -> str:
         for p, samples in enumerate(upload["n"].tolist() if self.parts else []):
             if not samples and bool(upload[f"C_{p}"].any()):

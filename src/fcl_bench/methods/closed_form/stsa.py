@@ -50,6 +50,8 @@ class STSAClient(ClosedFormClient):
 class STSAServer(RidgeServer):
     """G adds up over clients (Eq. 2) and tasks (Eq. 4); W = (G + gamma I)^-1 C (Eq. 8)."""
 
+    absorbs_late = True
+
     def expects(self, task: Task, round_: int) -> Expectation:
         return {"G": real(self.dimension, self.dimension), "C": real(self.dimension, len(task.columns))}
 

@@ -63,10 +63,34 @@ class STSAEServer(RidgeServer):
     def __init__(self, method: STSAE, problem: Problem) -> None:
         super().__init__(method, problem)
         self._scatter = ClassScatter(self.zeros(0, self.dimension))
+        #: Of tasks of which uploads are still to come, by the task's number; and how many.
+        self._awaited: dict[int, ClassScatter] = {}
+        self._missing: dict[int, int] = {}
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         self._scatter = ClassScatter(self.zeros(len(task.columns), self.dimension))
+
+    def await_late(self, task: Task) -> None:
+        """Both weights of Eq. 9 depend on all of a task's groups."""
+        self._awaited[task.index] = self._scatter
+        self._missing[task.index] = self._missing.get(task.index, 0) + 1
+
+    def expects_late(self, task: Task, round_: int) -> Expectation | None:
+        return self.expects(task, round_) if task.index in self._awaited else None
+
+    def absorb_late(self, client: int, upload: Message, task: Task) -> None:
+        """The task's estimate anew, in place of the one without this upload."""
+        now = self.columns, self._own, self._scatter
+        self.columns, self._own = torch.tensor(task.columns, device=self.problem.device), None
+        self._scatter = self._awaited[task.index]
+        self._add_estimate(-1)
+        self.absorb(client, upload)
+        self._add_estimate(1)
+        self.columns, self._own, self._scatter = now
+        self._missing[task.index] -= 1
+        if not self._missing[task.index]:
+            del self._awaited[task.index], self._missing[task.index]
 
     def expects(self, task: Task, round_: int) -> Expectation:
         groups, classes = self.method.dummy_clients, len(task.columns)
@@ -82,9 +106,7 @@ class STSAEServer(RidgeServer):
         self.samples += int(upload["n"].sum())
 
     def finish_task(self) -> None:
-        self.add_class_sums(self._scatter.sums.T)
-        lone = self._scatter.add_to(self.estimate.matrix, self.method.estimator == "unbiased")
-        if lone:
+        if lone := self._add_estimate(1):
             self.notices.tell(
                 "lone groups",
                 f"stsa_e: {lone} classes of a task are in one group only, so their covariance is unknown and only their"
@@ -92,6 +114,29 @@ class STSAEServer(RidgeServer):
                 logging.INFO,
             )
         super().finish_task()
+
+    def _add_estimate(self, sign: int) -> int:
+        """Add the task's sums and estimate, or take them out again; returns how many classes one group alone holds."""
+        self.add_class_sums(sign * self._scatter.sums.T)
+        return self._scatter.add_to(self.estimate.matrix, self.method.estimator == "unbiased", sign)
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        awaited = {
+            f"awaited.{task}.{name}": part
+            for task, scatter in self._awaited.items()
+            for name, part in {**scatter.state_dict(), "missing": torch.tensor(self._missing[task])}.items()
+        }
+        return {**super().statistics(), **awaited}
+
+    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_statistics({name: part for name, part in state.items() if not name.startswith("awaited.")})
+        parts: dict[int, dict[str, torch.Tensor]] = {}
+        for name, part in state.items():
+            if name.startswith("awaited."):
+                _, task, own = name.split(".")
+                parts.setdefault(int(task), {})[own] = part
+        self._missing = {task: int(own.pop("missing")) for task, own in parts.items()}
+        self._awaited = {task: ClassScatter.restored(own) for task, own in parts.items()}
 
 
 @dataclass

@@ -1,0 +1,75 @@
+"""Messages as bytes: a JSON header and the tensors' own bytes. Nothing is pickled.
+
+A tensor comes back with its dtype and its layout: a product may round by the layout of what it multiplies.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fcl_bench.protocol.message import Message
+
+#: The attributes of a message that are sets of names, and those that are plain.
+_SETS = ("symmetric", "per_class", "factors", "summed", "kept")
+_PLAIN = ("stage", "samples", "task", "round")
+_HEADER_LENGTH = 8
+
+
+def packed(message: Message, **beside: Any) -> bytes:
+    """The message as bytes.
+
+    Args:
+        message: on any device.
+        beside: what else the header is to say, as JSON.
+    """
+    tensors, bodies = [], []
+    for name, tensor in message.items():
+        # Of a matrix in Fortran order the transpose lies in rows.
+        columns = tensor.ndim == 2 and not tensor.is_contiguous() and tensor.T.is_contiguous()
+        rows = (tensor.T if columns else tensor).detach().cpu().contiguous()
+        tensors.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), columns])
+        bodies.append(rows.flatten().view(torch.uint8).numpy().tobytes())
+    about = {name: getattr(message, name) for name in _PLAIN} | {name: sorted(getattr(message, name)) for name in _SETS}
+    header = json.dumps({"tensors": tensors, "message": about, "beside": beside}).encode()
+    return b"".join([len(header).to_bytes(_HEADER_LENGTH, "little"), header, *bodies])
+
+
+def unpacked(blob: bytes) -> tuple[Message, dict[str, Any]]:
+    """The message, and what its header said beside it.
+
+    Raises:
+        ValueError: it is not what `packed` returns.
+    """
+    start = _HEADER_LENGTH + int.from_bytes(blob[:_HEADER_LENGTH], "little")
+    if len(blob) < start:
+        raise ValueError(f"a message of {len(blob)} bytes ends within its header")
+    try:
+        header = json.loads(blob[_HEADER_LENGTH:start])
+        tensors, about, beside = header["tensors"], header["message"], header["beside"]
+        found = {}
+        for name, kind, shape, columns in tensors:
+            dtype = getattr(torch, kind)
+            size = torch.Size(shape).numel() * dtype.itemsize
+            if len(blob) < start + size:
+                raise ValueError(f"the message ends within {name}")
+            body = (
+                torch.frombuffer(bytearray(blob[start : start + size]), dtype=dtype)
+                if size
+                else torch.empty(0, dtype=dtype)
+            )
+            found[name] = body.reshape(shape[::-1]).T if columns else body.reshape(shape)
+            start += size
+        message = Message(found, **_known(about))
+    except (TypeError, KeyError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"the bytes are no message: {error}") from error
+    if start != len(blob):
+        raise ValueError(f"{len(blob) - start} bytes follow the message")
+    return message, beside
+
+
+def _known(about: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: about[name] for name in (*_PLAIN, *_SETS)}

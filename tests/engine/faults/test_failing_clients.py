@@ -1,0 +1,221 @@
+"""Runs in which clients are silent, late or gone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from fcl_bench.engine.faults.base import Faults
+from fcl_bench.engine.faults.listed import ListedFaults
+from fcl_bench.engine.faults.random import RandomFaults
+from fcl_bench.engine.faults.transport import Faulty
+from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.transport import InProcess
+from fcl_bench.errors import UserError
+from fcl_bench.methods.closed_form.afcl import AFCL
+from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.methods.closed_form.air import AIR
+from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
+from fcl_bench.methods.closed_form.ds_al import DSAL
+from fcl_bench.methods.closed_form.fedfecam import FedFeCAM
+from fcl_bench.methods.closed_form.fedklda import FedKLDA
+from fcl_bench.methods.closed_form.fedlda import FedLDA
+from fcl_bench.methods.closed_form.fedncm import FedNCM
+from fcl_bench.methods.closed_form.fedran import FedRAN
+from fcl_bench.methods.closed_form.joint import Joint
+from fcl_bench.methods.closed_form.ranpac import RanPAC
+from fcl_bench.methods.closed_form.stsa import STSA
+from fcl_bench.methods.closed_form.stsa_e import STSAE
+from fcl_bench.protocol.method import Method
+from tests.methods.harness import problem_of
+from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
+from tests.methods.whole_runs import same
+from tests.small_methods import architecture, unlisted
+
+SIZES = [[12, 9, 8, 10], [10, 11, 9, 12], [9, 9, 11, 8], [6, 7, 9, 9]]
+
+
+def failing(method: Method, faults: Faults | None, seed: int = 0) -> Federation:
+    """The engine before its first task, with 4 clients over 4 tasks."""
+
+    def reached(*parts):
+        inner = InProcess.of(*parts)
+        return inner if faults is None else Faulty(inner, faults, seed)
+
+    if method.trains_network:
+        kind = architecture(method.name)
+        problem, tasks = tiny_problem(architecture=kind), image_tasks(np.random.default_rng(0), [2, 2, 2, 2], SIZES)
+    else:
+        problem, tasks = problem_of(6), feature_tasks(0, [2, 2, 2, 2], SIZES)
+    return federation_of(method, problem, tasks, transport=reached)
+
+
+def ended(
+    method: Method, faults: Faults | None, seed: int = 0, after: Callable[[Federation], object] = id
+) -> Federation:
+    """The engine after its last task; `after` looks at it after each."""
+    federation = failing(method, faults, seed)
+    federation.run(after)
+    return federation
+
+
+# Late uploads of the closed-form methods ------------------------------------------------------------------------------
+
+#: Those in whose sums an upload has a place whenever it comes.
+ADDITIVE = {
+    "afl": AFL(),
+    "afl of random features": AFL(M=10),
+    "afcl": AFCL(),
+    "stsa": STSA(M=10),
+    "stsa, ridge by gcv": STSA(M=10, gamma="gcv"),
+    "stsa_e": STSAE(M=10, dummy_clients=3),
+    "stsa_e, many groups": STSAE(M=3, dummy_clients=12),
+    "stsa_e unbiased": STSAE(M=10, dummy_clients=3, estimator="unbiased"),
+    "joint": Joint(M=10),
+    "centred_sketch": CentredSketch(M=10, rank=3),
+    "fedran, all directions": FedRAN(M=10, rank=10),
+    "fedncm": FedNCM(),
+    "fedlda": FedLDA(),
+    "fedklda": FedKLDA(M=10, bandwidth=1.0),
+    "fedfecam": FedFeCAM(M=10, memory="float64"),
+    "ranpac": RanPAC(M=10, ridge="held_out"),
+}
+#: Of all tasks but the last, whose late uploads never arrive; the last task has no fault.
+LATE = ListedFaults(late=["1@0", "3@0", "0@1", "2@2"])
+#: The same, two tasks later where that is before the end.
+LATER = ListedFaults(late=["1@0", "3@0", "0@1"], late_by=2, late_unit="task")
+
+
+@pytest.mark.parametrize("faults", [LATE, LATER], ids=["a round later", "two tasks later"])
+@pytest.mark.parametrize("method", ADDITIVE.values(), ids=ADDITIVE.keys())
+def test_late_uploads_end_at_the_classifier_of_those_in_time(method, faults):
+    if method.name == "afcl":
+        faults = ListedFaults(late=[f"{entry}.1" for entry in faults.late], late_by=faults.late_by, late_unit="task")
+    before: list[list[torch.Tensor]] = [[], []]
+    late, in_time = (
+        ended(method, given, after=lambda run, seen=seen: seen.append(run.server.B.clone()))
+        for given, seen in ((faults, before[0]), (None, before[1]))
+    )
+    count = len(faults.late)
+    assert late.state.absences == {"silent": 0, "gone": 0, "late": count, "late_arrived": count, "late_absorbed": count}
+    scale = in_time.server.W.abs().max()
+    assert (late.server.W - in_time.server.W).abs().max() <= 1e-9 * scale
+    # While they were on their way, their class sums were missing.
+    assert not torch.allclose(before[0][0], before[1][0])
+
+
+def test_a_sketch_of_few_directions_has_exact_class_sums_and_a_gram_within_its_bound():
+    """FedRAN's merge is another one: what it dropped, on either way, bounds the difference."""
+    method = FedRAN(M=10, rank=4)
+    late, in_time = ended(method, LATE), ended(method, None)
+    torch.testing.assert_close(late.server.B, in_time.server.B, rtol=1e-12, atol=1e-12)
+    apart = torch.linalg.matrix_norm(late.server.gram() - in_time.server.gram(), ord=2)
+    assert 1e-9 < apart <= late.server.merge_error + in_time.server.merge_error
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        CentredSketch(M=10, rank=3, remainder="gaussian", input_rank=2),
+        FedLDA(centre="later_tasks"),
+        DSAL(M=10),
+        AIR(M=10),
+        RanPAC(M=10, ridge="folds", scope="task"),
+    ],
+    ids=lambda method: method.name,
+)
+def test_what_has_no_place_in_a_sum_is_left_out_and_counted(method, caplog):
+    caplog.set_level("INFO")
+    late, silent = ended(method, LATE), ended(method, ListedFaults(silent=LATE.late))
+    count = len(LATE.late)
+    if late.server.rounds(late.stream.tasks[0]) == 1:
+        assert late.state.absences["late_arrived"] == late.state.absences["late"] == count
+    assert late.state.absences["late_absorbed"] == 0
+    assert torch.equal(late.server.W, silent.server.W)
+    assert caplog.text.count("late uploads are of no use to this method") == 1
+
+
+# Silent clients -------------------------------------------------------------------------------------------------------
+
+
+def test_a_silent_client_is_as_one_without_samples():
+    method, sizes = STSA(M=10), [list(row) for row in SIZES]
+    tasks = feature_tasks(0, [2, 2, 2, 2], SIZES)
+    silent = federation_of(
+        method, problem_of(6), tasks, transport=lambda *parts: Faulty(InProcess.of(*parts), LISTED, 0)
+    )
+    silent.run(lambda _: None)
+    for entry in LISTED.silent:
+        client, task = map(int, entry.split("@"))
+        tasks[task][client] = tuple(part[:0] for part in tasks[task][client])
+    without = federation_of(method, problem_of(6), tasks)
+    without.run(lambda _: None)
+    assert torch.equal(silent.server.W, without.server.W)
+    assert silent.state.absences["silent"] == len(LISTED.silent)
+    rows = {(row.task, row.client): row for row in silent.state.ledger.uploads}
+    for entry in LISTED.silent:
+        client, task = map(int, entry.split("@"))
+        row = rows[task, client]
+        assert (row.up_bytes, row.down_bytes, row.client_seconds) == (0, 0, 0)
+        assert row.samples == sizes[task][client]
+
+
+LISTED = ListedFaults(silent=["1@0", "3@1", "0@1"])
+
+
+def test_a_late_upload_is_paid_for_when_it_is_sent():
+    late, in_time = ended(STSA(M=10), LATE), ended(STSA(M=10), None)
+    for there, here in zip(late.state.ledger.uploads, in_time.state.ledger.uploads, strict=True):
+        assert (there.task, there.client, there.up_bytes, there.down_bytes) == (
+            *(here.task, here.client, here.up_bytes, here.down_bytes),
+        )
+
+
+def test_silent_clients_are_asked_again_until_enough_answer():
+    faults = RandomFaults(silent=0.8, min_clients=3)
+    run = ended(STSA(M=10), faults)
+    answers = [sum(row.up_bytes > 0 for row in run.state.ledger.uploads if row.task == t) for t in range(4)]
+    assert all(count >= 3 for count in answers)
+    assert run.state.absences["silent"] == 16 - sum(answers)
+
+
+def test_too_few_answers_end_the_run_in_a_line():
+    with pytest.raises(UserError, match=r"0 of 4 clients answer in task 2, round 0, and it takes 1"):
+        ended(STSA(M=10), ListedFaults(silent=[f"{k}@2" for k in range(4)]))
+
+
+def test_a_task_without_an_answer_is_a_task_without_samples():
+    run = ended(STSA(M=10), ListedFaults(silent=[f"{k}@2" for k in range(4)], min_clients=0))
+    assert not run.server.W[:, 4:6].any()
+    assert run.server.W[:, 6:].any()
+
+
+# Every method ---------------------------------------------------------------------------------------------------------
+
+#: Rounds without an answer included.
+MIXED = RandomFaults(silent=0.25, late=0.2, gone=0.05, min_clients=0)
+#: Whose default rank does not go with few random features.
+RANKED = [FedRAN(M=8, rank=4), CentredSketch(M=8, rank=3)]
+EVERY = [*RANKED, *unlisted([method.name for method in RANKED])]
+every_method = pytest.mark.parametrize("method", EVERY, ids=lambda method: method.name)
+
+
+@every_method
+def test_every_method_survives_and_resumes_bit_for_bit(method):
+    saved: list = []
+    whole = failing(method, MIXED, seed=1)
+    whole.run(lambda run: saved.append(copy.deepcopy(run.save())), every=1)
+    absent = whole.state.absences
+    assert min(absent[why] for why in ("silent", "late", "late_arrived")) > 0
+    for tensor in whole.server.model().values():
+        assert not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+    resumed = failing(method, MIXED, seed=1)
+    resumed.restore(*copy.deepcopy(saved[len(saved) // 2]))
+    resumed.run(lambda _: None)
+    assert same(resumed.server.state_dict(), whole.server.state_dict())
+    assert same(resumed.transport.state_dict(), whole.transport.state_dict())
+    assert resumed.state.absences == absent
