@@ -163,9 +163,29 @@ def test_data_free_baselines_are_trained_as_the_text_says(frame, text):
 def test_the_backbone_is_the_tables(frame):
     vit = (frame["table"].isin(["Table 2", "Table 3"])) | frame["column"].str.startswith("ViT-B/16")
     assert (frame["backbone"].str.startswith("vit_b16") == vit).all()
-    adapters = frame["backbone"] == "vit_b16_adapters"
+    adapters = frame["backbone"] == "vit_b16_stsa"
     own = frame["row"].isin(["STSA", "STSA-E"])
     assert (adapters == (vit & own)).all()
+    scratch = frame["data"].map({"tiny_imagenet": "resnet18_tiny_imagenet"}).fillna("resnet18_cifar")
+    assert (frame["backbone"] == scratch)[~vit].all()
+
+
+def test_what_the_text_leaves_open_of_the_first_stage_is_the_public_codes(frame, text):
+    """One schedule is named, Tiny-ImageNet's; no momentum but CIFAR-100's; no weights of the average, no pixels."""
+    details = text[text.index("E.2. Client Training Details") : text.index("E.3. Additional Results")]
+    assert len(re.findall("scheduler|cosine", details)) == 1
+    assert details.count("momentum") == 1
+    assert not re.search("average|weighted|normaliz|standardi[sz]|stem|augment", details)
+    for row in frame[frame["setting"].str.contains("adapt=fedavg")].itertuples():
+        keys = overrides(row.setting)
+        tiny, vit = row.data == "tiny_imagenet", row.backbone == "vit_b16_stsa"
+        schedule = ("step", "[50,75]") if tiny else ("cosine", None)
+        assert (keys["adapt.training.schedule"], keys.get("adapt.training.milestones")) == schedule
+        assert (keys["adapt.training.momentum"], keys["adapt.training.weighting"]) == ("0.9", "uniform")
+        ours = ["average"] + ["momentum"] * (tiny or vit) + ["schedule"] * (not tiny) + ["stem"] * tiny
+        ours += ["pixels"] * (tiny or vit)
+        [said] = left_to_us(row.setting)
+        assert re.findall(r"\w+", said.partition(" as in")[0].replace(" and", "")) == ours
 
 
 def test_the_settings_are_those_of_the_text(frame, text):
