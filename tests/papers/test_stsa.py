@@ -26,16 +26,22 @@ def text() -> str:
 
 
 @pytest.fixture(scope="module")
-def frame():
+def everything():
     return printed_by("stsa")
 
 
 @pytest.fixture(scope="module")
+def frame(everything):
+    """What a run can be put beside: all but Table 6, an attack."""
+    return everything[everything["table"] != "Table 6"]
+
+
+@pytest.fixture(scope="module")
 def cells(text) -> Cells:
-    """Every cell of Tables 1 to 5 that is no dash: (table, row, column) -> its text."""
+    """Every cell of Tables 1 to 6 that is no dash: (table, row, column) -> its text."""
     found: Cells = {}
     for table, rows in grids(text).items():
-        read = {"Table 1": two_headings, "Table 2": two_headings, "Table 5": costs}.get(table, one_heading)
+        read = READERS.get(table, one_heading)
         found |= {(table, row, column): cell for row, column, cell in read(rows) if cell != "-"}
     return found
 
@@ -52,7 +58,6 @@ def grids(text: str) -> dict[str, list[list[str]]]:
             assert name not in found
             found[name] = [[plain(cell) for cell in lines[n].split("\t")] for n in numbers]
     assert sorted(found) == [f"Table {n}" for n in range(1, 7)]
-    found.pop("Table 6")  # similarity of reconstructed images: none of ours
     return found
 
 
@@ -92,21 +97,29 @@ def costs(rows):
             yield name, f"{group} / {heading}", value
 
 
-def test_every_cell_is_there_as_printed_and_nothing_else(frame, cells):
-    ours = {(row.table, row.row, row.column): row.value for row in frame.itertuples() if row.table != "Table 5"}
-    ours |= {
-        (row.table, row.row, row.column): f"{row.value} {row.unit}"
-        for row in frame.itertuples()
-        if row.table == "Table 5"
-    }
-    assert len(ours) == len(frame)
+def similarities(rows):
+    """Three measures below one heading."""
+    measures = rows[1][1:]
+    for name, *values in rows[2:]:
+        for measure, value in zip(measures, values, strict=True):
+            yield name, measure, value
+
+
+READERS = {"Table 1": two_headings, "Table 2": two_headings, "Table 5": costs, "Table 6": similarities}
+
+
+def test_every_cell_is_there_as_printed_and_nothing_else(everything, cells):
+    rows = list(everything.itertuples())
+    ours = {(row.table, row.row, row.column): row.value for row in rows if row.table != "Table 5"}
+    ours |= {(row.table, row.row, row.column): f"{row.value} {row.unit}" for row in rows if row.table == "Table 5"}
+    assert len(ours) == len(everything)
     assert ours == cells
 
 
 def test_the_counts_of_the_tables(cells):
     """The second reading has lost no line either: methods x betas x metrics, Joint with A_T alone."""
-    counts = [sum(table == f"Table {n}" for table, _, _ in cells) for n in range(1, 6)]
-    assert counts == [2 * (6 * 9 + 3), 2 * (6 * 9 + 3), 8 * 3, 6 * 3, 6 * 2]
+    counts = [sum(table == f"Table {n}" for table, _, _ in cells) for n in range(1, 7)]
+    assert counts == [2 * (6 * 9 + 3), 2 * (6 * 9 + 3), 8 * 3, 6 * 3, 6 * 2, 5 * 3]
 
 
 def test_metric_data_and_beta_say_what_the_headings_say(frame, text):
@@ -128,6 +141,13 @@ def test_the_method_is_the_rows(frame):
     names |= {"Fed-DualP": "dualprompt", "Fed-CODAP": "coda_prompt", "Fed-CPrompt": "cprompt"}
     names |= {"PILoRA": "pilora", "PLoRA": "pilora"}
     assert (frame["method"] == frame["row"].str.split("+").str[0].map(names).fillna("")).all()
+
+
+def test_the_attacks_of_table_6_are_no_method(everything):
+    attacks = everything[everything["table"] == "Table 6"]
+    assert (attacks["method"] == "").all()
+    assert attacks["setting"].str.contains("no such method here: an attack").all()
+    assert (attacks["metric"] == attacks["column"] + " of the reconstructed image").all()
 
 
 def test_classical_baselines_are_as_the_public_code_of_the_benchmark_that_the_text_names(frame, text):
@@ -239,8 +259,8 @@ def test_tables_3_and_2_agree_where_they_repeat_each_other(frame):
         assert row.value == table_2[again[row.row], f"CIFAR100 / β = 0.5 / {row.column.split(' / ')[1]}"]
 
 
-@pytest.mark.parametrize("number", [5, 6, 9])
-def test_of_figures_5_6_and_9_the_copy_has_no_more_than_captions(text, frame, number):
+@pytest.mark.parametrize("number", [5, 6, 7, 9])
+def test_of_figures_5_to_7_and_9_the_copy_has_no_more_than_captions(text, frame, number):
     """If a better copy brings their numbers, this fails and they can be typed in."""
     blocks = [line for line in text.splitlines() if re.match(rf"\s*Figure {number}\. ", line)]
     assert len(blocks) == 1
