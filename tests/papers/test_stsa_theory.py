@@ -41,7 +41,9 @@ def estimate(x: np.ndarray, groups: int) -> np.ndarray:
     sums = x.reshape(*x.shape[:-2], groups, n // groups, x.shape[-1]).sum(-2)
     total = sums.sum(-2)
     scatter = gram(sums) / (n // groups)
-    return (n - 1) / (groups - 1) * scatter - (n - groups) / (n * (groups - 1)) * (total[..., None] * total[..., None, :])
+    return (n - 1) / (groups - 1) * scatter - (n - groups) / (n * (groups - 1)) * (
+        total[..., None] * total[..., None, :]
+    )
 
 
 def mean_square(matrices: np.ndarray) -> float:
