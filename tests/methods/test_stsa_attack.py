@@ -1,9 +1,9 @@
 """What STSA's upload reveals of a client with few samples: every one of them. STSA's Table 6 inverts the upload as if
 it were one feature, and finds little; its Gram matrix is that of single features, which can be read off it.
 
-The attack is the one of separable factorisation. G = H'H of n samples gives U (M, n) with U U' = G, so that U = H'Q for an
-orthonormal Q. With C = H'1 a row of U over its entry of C is a convex combination of the rows of Q, since no entry of H
-is negative; where one sample alone is active, it is a row of Q itself.
+The attack is separable factorisation. G = H'H of n samples gives U (M, n) with U U' = G, so that U = H'Q for an
+orthonormal Q. With C = H'1 a row of U over its entry of C is a convex combination of the rows of Q, since no entry of
+H is negative; where one sample alone is active, it is a row of Q itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.protocol.message import Message
 from tests.conftest import shared
-from tests.methods.harness import over_the_wire, problem_of, projection_of, shard_of, stream_of, turn
+from tests.methods.harness import over_the_wire, problem_of, shard_of, stream_of, turn
 
 APPLE = 0  # of CIFAR-100's classes, in alphabetical order
 M = 1250

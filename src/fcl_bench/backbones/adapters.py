@@ -68,7 +68,7 @@ def add_adapters(model: nn.Module, adapters: Adapters, name: str) -> None:
     """Put an adapter into every block of `model`; nothing else of it requires gradients from then on.
 
     Raises:
-        UserError: the network has no blocks with an MLP, or with a norm before it where adapters are to read the stream.
+        UserError: the network has no blocks with an MLP, or none with a norm before it where that is to be passed.
     """
     blocks = getattr(model, "blocks", None)
     blocks = list(blocks) if isinstance(blocks, (nn.Sequential, nn.ModuleList)) else []
