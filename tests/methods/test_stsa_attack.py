@@ -1,15 +1,14 @@
 """What STSA's upload reveals of a client with few samples: every one of them. STSA's Table 6 inverts the upload as if
 it were one feature, and finds little; its Gram matrix is that of single features, which can be read off it.
 
-The attack is separable factorisation. G = H'H of n samples gives U (M, n) with U U' = G, so that U = H'Q for an
-orthonormal Q. With C = H'1 a row of U over its entry of C is a convex combination of the rows of Q, since no entry of
-H is negative; where one sample alone is active, it is a row of Q itself.
+The attack is `read_off` of benchmarks/feature_inversion.py.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from feature_inversion import features_of, read_off
 
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
@@ -43,26 +42,6 @@ def sent(method: STSA | STSAE, Z: np.ndarray) -> tuple[Message, np.ndarray]:
     random_features = server.random_features.projection
     assert random_features is not None
     return over_the_wire(upload, problem), random_features.numpy()
-
-
-def read_off(G: np.ndarray, sums: np.ndarray, samples: int) -> np.ndarray:
-    """(n, M), the random features behind G (M, M) and their sum (M,)."""
-    values, vectors = np.linalg.eigh(G)
-    U = vectors[:, -samples:] * np.sqrt(values[-samples:])
-    rows = U[sums > 0.01 * np.median(sums)] / sums[sums > 0.01 * np.median(sums), None]
-    left, corners = rows.copy(), []
-    for _ in range(samples):
-        corners.append(int((left**2).sum(1).argmax()))
-        direction = left[corners[-1]] / np.linalg.norm(left[corners[-1]])
-        left -= np.outer(left @ direction, direction)
-    outer, _, inner = np.linalg.svd(rows[corners])
-    return (U @ (outer @ inner).T).T
-
-
-def features_of(H: np.ndarray, P: np.ndarray) -> np.ndarray:
-    """(n, d) backbone features z of ReLU(z P), from the entries that are active."""
-    active = [h > 1e-3 * h.max() for h in H]
-    return np.stack([np.linalg.lstsq(P[:, a].T, h[a], rcond=None)[0] for h, a in zip(H, active, strict=True)])
 
 
 def worst(found: np.ndarray, true: np.ndarray) -> float:
