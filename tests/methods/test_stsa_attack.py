@@ -1,5 +1,5 @@
-"""What STSA's upload reveals of a client with few samples: every one of them. STSA's Table 6 inverts the upload as if
-it were one feature, and finds little; its Gram matrix is that of single features, which can be read off it.
+"""What STSA's upload reveals of a client with few samples: every one of them. STSA's Table 6 inverts the
+upload as a whole, and finds little; but the Gram matrix of a few features gives each of them away.
 
 The attack is `read_off` of benchmarks/feature_inversion.py.
 """
@@ -61,7 +61,7 @@ def test_a_gram_matrix_of_few_samples_is_their_features(draw, samples):
 
 
 def test_of_twenty_samples_some_stay_hidden_from_this_attack():
-    """No entry is left in which one sample alone is active."""
+    """Few entries are left in which one sample is active alone."""
     Z = apples(20, seed=0)
     upload, P = sent(STSA(M=M), Z)
     H = np.maximum(Z @ P, 0)
