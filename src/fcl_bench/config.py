@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import operator
@@ -180,7 +181,7 @@ class Settings:
         # Runs from before there were faults keep their ids.
         groups = [group for group in GROUPS if group != "faults" or self.faults.name != "none"]
         chosen = {group: _identity(getattr(self, group)) for group in groups}
-        plain = {key: scalars[key] for key in counted} | {"wire": _counting(self.scalars.wire)}
+        plain = {key: scalars[key] for key in counted} | {"wire": counting(self.scalars.wire)}
         return {**plain, "beta": self.beta, **chosen}
 
 
@@ -189,13 +190,17 @@ def _identity(choice: Any) -> dict[str, Any]:
     named = any(field.name == "name" for field in dataclasses.fields(choice))
     kind = type(choice).__qualname__ if named else choice.name
     revision = {"revision": choice.revision} if hasattr(choice, "revision") else {}
-    return {"choice": kind, **revision, **_counting(choice)}
+    return {"choice": kind, **revision, **counting(choice)}
 
 
-def _counting(choice: Any) -> dict[str, Any]:
-    """The knobs of a dataclass that are part of a run's identity."""
-    counts = {field.name: _counts(field, getattr(choice, field.name)) for field in dataclasses.fields(choice)}
-    return {name: value for name, value in dataclasses.asdict(choice).items() if counts[name]}
+def counting(choice: Any) -> dict[str, Any]:
+    """The knobs of a dataclass that are part of a run's identity, those of dataclasses in it too."""
+    found = {}
+    for field in dataclasses.fields(choice):
+        value = getattr(choice, field.name)
+        if _counts(field, value):
+            found[field.name] = counting(value) if dataclasses.is_dataclass(value) else copy.deepcopy(value)
+    return found
 
 
 def _counts(field: dataclasses.Field[Any], value: Any) -> bool:

@@ -11,6 +11,7 @@ from timm.data import resolve_data_config
 from torchvision.transforms import CenterCrop, Compose, Normalize, Resize, ToTensor
 from torchvision.transforms import InterpolationMode as Mode
 
+from fcl_bench.backbones.adapters import Adapters
 from fcl_bench.backbones.timm_backbone import Timm, Transform
 from fcl_bench.composition import config_dir
 from tests.backbones.test_backbones import CPU, NAME, images
@@ -74,9 +75,22 @@ def test_a_preset_shows_images_as_the_papers_code_does(choice, side):
 
 
 def test_stsas_vit_has_the_papers_adapters():
-    adapters = preset("vit_b16_stsa").adapters
-    assert adapters is not None
-    assert (adapters.width, adapters.scale) == (64, 0.1)
+    """r and s of E.2; Eq. 63 has neither biases nor dropout, the public code's layers have both."""
+    assert preset("vit_b16_adapters").adapters == Adapters(64, 0.1, bias=False)
+    assert preset("vit_b16_stsa").adapters == Adapters(64, 0.1, bias=True, reads="stream", dropout=0.1)
+
+
+def test_stsas_network_for_tiny_imagenet_has_the_imagenet_stem_at_64_pixels():
+    """Its code: 7 x 7 with stride 2, then pooling, so that the last map is 2 x 2; Normalize as there."""
+    backbone = preset("resnet18_tiny_imagenet")
+    start = backbone.trainable(images(count=2, size=64), 0)
+    body = start.build()
+    stem = body.conv1
+    assert (stem.kernel_size, stem.stride, type(body.maxpool)) == ((7, 7), (2, 2), torch.nn.MaxPool2d)
+    assert (start.size, start.dimension) == (64, 512)
+    assert body.forward_features(torch.zeros(1, 3, 64, 64)).shape[2:] == (2, 2)
+    expected = Normalize([0.4802, 0.4481, 0.3975], [0.2302, 0.2265, 0.2262])
+    assert (list(start.mean), list(start.std)) == (expected.mean, expected.std)
 
 
 def test_every_backbone_is_on_the_page():

@@ -13,7 +13,7 @@ from fcl_bench.backbones.backbone import Identity, Pixels
 from fcl_bench.backbones.timm_backbone import Timm, Transform
 from fcl_bench.backbones.tiny import Tiny
 from fcl_bench.backbones.trainable import frozen_names, weights_hash
-from fcl_bench.config import typed_instance
+from fcl_bench.config import counting, typed_instance
 from fcl_bench.errors import UserError
 from tests.backbones.start_cases import BACKBONES, CPU, FEATURES, RESNET, SMALL, VIT, checkpoint, images, scratch, vit
 
@@ -139,12 +139,48 @@ def test_adapters_add_what_the_papers_equation_says(tmp_path):
     assert bool(adapted.down.weight.any())
 
 
-def test_adapters_of_a_vit_have_the_papers_number_of_parameters():
-    """12 blocks of d x r down and r x d up, with biases: 2 d r + r + d each."""
-    body = scratch("vit_tiny_patch16_224", transform=Transform(), adapters=Adapters(width=64))
+@pytest.mark.parametrize("bias", [True, False])
+def test_adapters_of_a_vit_have_the_papers_number_of_parameters(bias):
+    """12 blocks of d x r down and r x d up: 2 d r each, and r + d biases that Eq. 63 does not have."""
+    body = scratch("vit_tiny_patch16_224", transform=Transform(), adapters=Adapters(width=64, bias=bias))
     body = body.trainable(images(), seed=0).build()
     changing = sum(weight.numel() for weight in body.parameters() if weight.requires_grad)
-    assert changing == 12 * (2 * 192 * 64 + 64 + 192)
+    assert changing == 12 * (2 * 192 * 64 + bias * (64 + 192))
+    down, up = body.blocks[0].mlp.down.weight, body.blocks[0].mlp.up.weight
+    assert (down.shape, up.shape) == ((64, 192), (192, 64)), "torch keeps W': W_down is d x r, W_up r x d"
+
+
+def test_adapters_that_read_the_stream_get_what_comes_before_the_norm(tmp_path):
+    """STSA's public code: x + a(x) + MLP(norm(x)), where Eq. 63 gives both the same input."""
+    path, plain = checkpoint(tmp_path, VIT)
+    adapters = Adapters(8, scale=0.3, reads="stream", dropout=0.5)
+    body = Timm(VIT, checkpoint=path, adapters=adapters).trainable(images(), seed=0).build().eval()
+    images_ = torch.randn(2, 3, 160, 160)
+    assert torch.equal(body(images_), plain(images_)), "W_up is 0 at first"
+    block, before = body.blocks[0], plain.blocks[0]
+    torch.nn.init.normal_(block.mlp.up.weight)
+    torch.nn.init.normal_(block.mlp.up.bias)
+    x = torch.randn(2, 5, plain.embed_dim)
+    stream = x + before.attn(before.norm1(x))
+    units = (stream @ block.mlp.down.weight.T + block.mlp.down.bias).clamp_min(0)
+    added = 0.3 * (units @ block.mlp.up.weight.T + block.mlp.up.bias)
+    torch.testing.assert_close(block(x), stream + before.mlp(before.norm2(stream)) + added)
+
+
+def test_adapters_drop_units_in_training_alone(tmp_path):
+    path, _ = checkpoint(tmp_path, VIT)
+    body = Timm(VIT, checkpoint=path, adapters=Adapters(8, dropout=0.5)).trainable(images(), seed=0).build()
+    mlp, x = body.blocks[0].mlp, torch.randn(2, 5, body.embed_dim)
+    torch.nn.init.normal_(mlp.up.weight)
+    assert torch.equal(mlp.eval()(x), mlp(x))
+    assert not torch.equal(mlp.train()(x), mlp(x))
+
+
+def test_knobs_of_adapters_at_their_old_values_leave_ids_and_first_weights_as_they_were():
+    plain, old = vit(adapters=Adapters(8)), '{"scale": 0.1, "width": 8}'
+    assert plain.trainable(images(), seed=0).identity["adapters"] == old
+    assert counting(plain)["adapters"] == {"width": 8, "scale": 0.1}
+    assert counting(vit(adapters=Adapters(8, bias=False)))["adapters"] == {"width": 8, "scale": 0.1, "bias": False}
 
 
 def test_the_first_stages_freeze_with_their_stem_and_buffers():
@@ -254,6 +290,8 @@ def test_null_and_false_are_no_adapters(off):
         (lambda: typed(Timm, name=RESNET, stem="imagenet"), r"backbone\.stem=imagenet is not known"),
         (lambda: typed(Timm, name=VIT, adapters={"width": 0}), r"backbone\.adapters\.width=0"),
         (lambda: typed(Timm, name=VIT, adapters={"scale": 0}), r"backbone\.adapters\.scale=0"),
+        (lambda: typed(Timm, name=VIT, adapters={"dropout": 1.0}), r"backbone\.adapters\.dropout=1\.0"),
+        (lambda: typed(Timm, name=VIT, adapters={"reads": "norm"}), r"backbone\.adapters\.reads=norm is not known"),
         (lambda: typed(Tiny, width=0), r"backbone\.width=0"),
         (lambda: typed(Tiny, size=0), r"backbone\.size=0"),
         (lambda: scratch("resnt18").trainable(images(), 0), "did you mean resnet18"),

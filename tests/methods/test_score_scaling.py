@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from fcl_bench.config import typed_instance
+from fcl_bench.errors import UserError
+from fcl_bench.linalg.score_scaling import unit_lengths
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
@@ -15,6 +18,7 @@ from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
+from tests.conftest import shared
 from tests.methods.harness import Tasks, draw_tasks, learn, problem_of, projection_of, relative_error
 
 METHODS = {
@@ -30,7 +34,7 @@ METHODS = {
 }
 
 
-def scaled(method, on: bool = True):
+def scaled(method, on: bool | str = True):
     return dataclasses.replace(method, scale_scores=on)
 
 
@@ -181,3 +185,43 @@ def test_a_class_that_nobody_has_shown_keeps_its_zero_scores():
     assert float(server.scales[1]) == 1
     assert not S[:, 1].any()
     assert torch.isfinite(S).all()
+
+
+def test_length_gives_the_decisions_of_a_cosine_layer():
+    """STSA's public code: class c scores h'w_c / (|h| |w_c|); W itself is solved for as without it."""
+    tasks = uneven()
+    plain, [*_, W] = learn(STSA(M=30, gamma=2.0), problem_of(8), tasks)
+    server, [*_, U] = learn(scaled(STSA(M=30, gamma=2.0), "length"), problem_of(8), tasks)
+    W, P = W.numpy(), projection_of(server)
+    assert relative_error(U, W / np.linalg.norm(W, axis=0)) < 1e-12
+    assert torch.equal(server.W, plain.W)
+    Z = np.random.default_rng(1).standard_normal((200, 8)) + 1
+    H = np.maximum(Z @ P, 0)
+    cosine = (H @ W) / np.linalg.norm(H, axis=1, keepdims=True) / np.linalg.norm(W, axis=0)
+    assert np.array_equal(server.predict(torch.from_numpy(Z)).argmax(1).numpy(), cosine.argmax(1))
+    assert (cosine.argmax(1) != (H @ W).argmax(1)).any()
+
+
+def test_length_leaves_a_class_without_weights():
+    assert torch.equal(unit_lengths(torch.tensor([[3.0, 0.0], [4.0, 0.0]])), torch.tensor([0.2, 1.0]))
+
+
+def test_length_on_the_shared_features():
+    """The figures of docs/errata.md: A_T of all of CIFAR-100's classes, M 1250."""
+    with np.load(shared("data/cifar100-mobilenetv2.npz")) as file:
+        Z, labels, test, truth = (torch.from_numpy(file[name]) for name in ("x_train", "y_train", "x_test", "y_test"))
+    P = torch.randn(512, 1250, generator=torch.Generator().manual_seed(0))
+    H, T = (torch.relu(features.float() @ P) for features in (Z, test))
+    Y = torch.nn.functional.one_hot(labels.long()).float()
+    G, B, found = (H.T @ H).double(), (H.T @ Y).double(), {}
+    for gamma in (1e4, 1e6):
+        W = torch.linalg.solve(G + gamma * torch.eye(1250), B)
+        scores = T.double() @ W
+        right = [(scores * factor).argmax(1) == truth for factor in (1.0, unit_lengths(W))]
+        found[gamma] = tuple(round(100 * float(hit.double().mean()), 1) for hit in right)
+    assert found == {1e4: (61.2, 61.4), 1e6: (60.0, 61.5)}
+
+
+def test_another_word_is_told():
+    with pytest.raises(UserError, match=r"method\.scale_scores=lengths is not known"):
+        typed_instance(STSA, {"scale_scores": "lengths"}, "method")

@@ -26,16 +26,22 @@ def text() -> str:
 
 
 @pytest.fixture(scope="module")
-def frame():
+def everything():
     return printed_by("stsa")
 
 
 @pytest.fixture(scope="module")
+def frame(everything):
+    """What a run can be put beside: all but Table 6, an attack."""
+    return everything[everything["table"] != "Table 6"]
+
+
+@pytest.fixture(scope="module")
 def cells(text) -> Cells:
-    """Every cell of Tables 1 to 5 that is no dash: (table, row, column) -> its text."""
+    """Every cell of Tables 1 to 6 that is no dash: (table, row, column) -> its text."""
     found: Cells = {}
     for table, rows in grids(text).items():
-        read = {"Table 1": two_headings, "Table 2": two_headings, "Table 5": costs}.get(table, one_heading)
+        read = READERS.get(table, one_heading)
         found |= {(table, row, column): cell for row, column, cell in read(rows) if cell != "-"}
     return found
 
@@ -52,7 +58,6 @@ def grids(text: str) -> dict[str, list[list[str]]]:
             assert name not in found
             found[name] = [[plain(cell) for cell in lines[n].split("\t")] for n in numbers]
     assert sorted(found) == [f"Table {n}" for n in range(1, 7)]
-    found.pop("Table 6")  # similarity of reconstructed images: none of ours
     return found
 
 
@@ -92,21 +97,29 @@ def costs(rows):
             yield name, f"{group} / {heading}", value
 
 
-def test_every_cell_is_there_as_printed_and_nothing_else(frame, cells):
-    ours = {(row.table, row.row, row.column): row.value for row in frame.itertuples() if row.table != "Table 5"}
-    ours |= {
-        (row.table, row.row, row.column): f"{row.value} {row.unit}"
-        for row in frame.itertuples()
-        if row.table == "Table 5"
-    }
-    assert len(ours) == len(frame)
+def similarities(rows):
+    """Three measures below one heading."""
+    measures = rows[1][1:]
+    for name, *values in rows[2:]:
+        for measure, value in zip(measures, values, strict=True):
+            yield name, measure, value
+
+
+READERS = {"Table 1": two_headings, "Table 2": two_headings, "Table 5": costs, "Table 6": similarities}
+
+
+def test_every_cell_is_there_as_printed_and_nothing_else(everything, cells):
+    rows = list(everything.itertuples())
+    ours = {(row.table, row.row, row.column): row.value for row in rows if row.table != "Table 5"}
+    ours |= {(row.table, row.row, row.column): f"{row.value} {row.unit}" for row in rows if row.table == "Table 5"}
+    assert len(ours) == len(everything)
     assert ours == cells
 
 
 def test_the_counts_of_the_tables(cells):
     """The second reading has lost no line either: methods x betas x metrics, Joint with A_T alone."""
-    counts = [sum(table == f"Table {n}" for table, _, _ in cells) for n in range(1, 6)]
-    assert counts == [2 * (6 * 9 + 3), 2 * (6 * 9 + 3), 8 * 3, 6 * 3, 6 * 2]
+    counts = [sum(table == f"Table {n}" for table, _, _ in cells) for n in range(1, 7)]
+    assert counts == [2 * (6 * 9 + 3), 2 * (6 * 9 + 3), 8 * 3, 6 * 3, 6 * 2, 5 * 3]
 
 
 def test_metric_data_and_beta_say_what_the_headings_say(frame, text):
@@ -128,6 +141,13 @@ def test_the_method_is_the_rows(frame):
     names |= {"Fed-DualP": "dualprompt", "Fed-CODAP": "coda_prompt", "Fed-CPrompt": "cprompt"}
     names |= {"PILoRA": "pilora", "PLoRA": "pilora"}
     assert (frame["method"] == frame["row"].str.split("+").str[0].map(names).fillna("")).all()
+
+
+def test_the_attacks_of_table_6_are_no_method(everything):
+    attacks = everything[everything["table"] == "Table 6"]
+    assert (attacks["method"] == "").all()
+    assert attacks["setting"].str.contains("no such method here: an attack").all()
+    assert (attacks["metric"] == attacks["column"] + " of the reconstructed image").all()
 
 
 def test_classical_baselines_are_as_the_public_code_of_the_benchmark_that_the_text_names(frame, text):
@@ -163,9 +183,29 @@ def test_data_free_baselines_are_trained_as_the_text_says(frame, text):
 def test_the_backbone_is_the_tables(frame):
     vit = (frame["table"].isin(["Table 2", "Table 3"])) | frame["column"].str.startswith("ViT-B/16")
     assert (frame["backbone"].str.startswith("vit_b16") == vit).all()
-    adapters = frame["backbone"] == "vit_b16_adapters"
+    adapters = frame["backbone"] == "vit_b16_stsa"
     own = frame["row"].isin(["STSA", "STSA-E"])
     assert (adapters == (vit & own)).all()
+    scratch = frame["data"].map({"tiny_imagenet": "resnet18_tiny_imagenet"}).fillna("resnet18_cifar")
+    assert (frame["backbone"] == scratch)[~vit].all()
+
+
+def test_what_the_text_leaves_open_of_the_first_stage_is_the_public_codes(frame, text):
+    """One schedule is named, Tiny-ImageNet's; no momentum but CIFAR-100's; no weights of the average, no pixels."""
+    details = text[text.index("E.2. Client Training Details") : text.index("E.3. Additional Results")]
+    assert len(re.findall("scheduler|cosine", details)) == 1
+    assert details.count("momentum") == 1
+    assert not re.search("average|weighted|normaliz|standardi[sz]|stem|augment", details)
+    for row in frame[frame["setting"].str.contains("adapt=fedavg")].itertuples():
+        keys = overrides(row.setting)
+        tiny, vit = row.data == "tiny_imagenet", row.backbone == "vit_b16_stsa"
+        schedule = ("step", "[50,75]") if tiny else ("cosine", None)
+        assert (keys["adapt.training.schedule"], keys.get("adapt.training.milestones")) == schedule
+        assert (keys["adapt.training.momentum"], keys["adapt.training.weighting"]) == ("0.9", "uniform")
+        ours = ["average"] + ["momentum"] * (tiny or vit) + ["schedule"] * (not tiny) + ["stem"] * tiny
+        ours += ["pixels"] * (tiny or vit)
+        [said] = left_to_us(row.setting)
+        assert re.findall(r"\w+", said.partition(" as in")[0].replace(" and", "")) == ours
 
 
 def test_the_settings_are_those_of_the_text(frame, text):
@@ -219,8 +259,8 @@ def test_tables_3_and_2_agree_where_they_repeat_each_other(frame):
         assert row.value == table_2[again[row.row], f"CIFAR100 / β = 0.5 / {row.column.split(' / ')[1]}"]
 
 
-@pytest.mark.parametrize("number", [5, 6, 9])
-def test_of_figures_5_6_and_9_the_copy_has_no_more_than_captions(text, frame, number):
+@pytest.mark.parametrize("number", [5, 6, 7, 9])
+def test_of_figures_5_to_7_and_9_the_copy_has_no_more_than_captions(text, frame, number):
     """If a better copy brings their numbers, this fails and they can be typed in."""
     blocks = [line for line in text.splitlines() if re.match(rf"\s*Figure {number}\. ", line)]
     assert len(blocks) == 1

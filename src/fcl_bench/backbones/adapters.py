@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.functional import dropout
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
@@ -19,37 +20,55 @@ class Adapters:
     Args:
         width: r, the units of each bottleneck.
         scale: s, the share of its output that is added.
+        bias: whether W_down and W_up come with biases, 0 at first; Eq. 63 has none, STSA's public code has them.
+        reads: what the adapter is given: normalised (x_i, what the MLP is given) or stream (what comes before the
+            block's second layer norm, as in STSA's public code).
+        dropout: share of the bottleneck's units that are set to 0 in training; Eq. 63 has none, the public code 0.1.
     """
 
     width: int = knob(64, least=1)
     scale: float = knob(0.1, above=0)
+    bias: bool = knob(True, added=True)
+    reads: str = knob("normalised", choices=("normalised", "stream"), added=True)
+    dropout: float = knob(0.0, least=0, below=1, added=True)
 
 
 class AdaptedMlp(nn.Module):
     """x_o = MLP(x_i) + s ReLU(x_i W_down) W_up (STSA Eq. 63), x_i (..., d) being the input of a block's MLP.
 
     W_up is zero at first, so that the network starts as the plain one; W_down is drawn from torch's generator.
+
+    Args:
+        mlp: the block's.
+        dimension: d.
+        adapters: the knobs.
+        norm: what x_i goes through before the MLP, and not before the adapter; None: nothing.
     """
 
-    def __init__(self, mlp: nn.Module, dimension: int, adapters: Adapters) -> None:
+    def __init__(self, mlp: nn.Module, dimension: int, adapters: Adapters, norm: nn.Module | None = None) -> None:
         super().__init__()
+        self.norm = nn.Identity() if norm is None else norm
         self.mlp = mlp
-        self.down = nn.Linear(dimension, adapters.width)
-        self.up = nn.Linear(adapters.width, dimension)
-        self.scale = adapters.scale
+        self.down = nn.Linear(dimension, adapters.width, bias=adapters.bias)
+        self.up = nn.Linear(adapters.width, dimension, bias=adapters.bias)
+        self.scale, self.dropout = adapters.scale, adapters.dropout
         nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))
         for zero in (self.down.bias, self.up.weight, self.up.bias):
-            nn.init.zeros_(zero)
+            if zero is not None:
+                nn.init.zeros_(zero)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.mlp(x) + self.scale * self.up(torch.relu(self.down(x)))
+        units = torch.relu(self.down(x))
+        if self.dropout:
+            units = dropout(units, self.dropout, self.training)
+        return self.mlp(self.norm(x)) + self.scale * self.up(units)
 
 
 def add_adapters(model: nn.Module, adapters: Adapters, name: str) -> None:
     """Put an adapter into every block of `model`; nothing else of it requires gradients from then on.
 
     Raises:
-        UserError: the network has no blocks with an MLP.
+        UserError: the network has no blocks with an MLP, or none with a norm before it where that is to be passed.
     """
     blocks = getattr(model, "blocks", None)
     blocks = list(blocks) if isinstance(blocks, (nn.Sequential, nn.ModuleList)) else []
@@ -59,9 +78,17 @@ def add_adapters(model: nn.Module, adapters: Adapters, name: str) -> None:
             f"backbone.adapters: {name} has no blocks with an MLP to adapt",
             "a ViT, such as backbone=vit_b16_adapters, or backbone.adapters=null",
         )
+    before_norm = adapters.reads == "stream"
+    if before_norm and not all(isinstance(getattr(block, "norm2", None), nn.Module) for block in blocks):
+        raise UserError(
+            f"backbone.adapters.reads=stream: {name} has no norm2 before its MLPs",
+            "a ViT, or backbone.adapters.reads=normalised",
+        )
     model.requires_grad_(False)
     for block, dimension in zip(blocks, dimensions, strict=True):
-        block.mlp = AdaptedMlp(block.mlp, dimension, adapters)
+        block.mlp = AdaptedMlp(block.mlp, dimension, adapters, block.norm2 if before_norm else None)
+        if before_norm:
+            block.norm2 = nn.Identity()
 
 
 def _input_dimension(mlp: object) -> int | None:

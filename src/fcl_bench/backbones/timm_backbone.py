@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from fcl_bench.backbones.backbone import Backbone, Extractor, require_images
 from fcl_bench.backbones.network_extractor import PRECISIONS, TimmExtractor
 from fcl_bench.backbones.timm_weights import hub_network, load_weights, random_network, read_checkpoint
 from fcl_bench.backbones.trainable import Trainable, copies, seeded, weights_hash
-from fcl_bench.config import knob
+from fcl_bench.config import counting, knob
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.randomness import derived_seed
@@ -151,7 +150,7 @@ class Timm(Backbone):
             "backbone": self.name.partition(".")[0],
             "model_args": json.dumps(self.model_args, sort_keys=True),
             "stem": self.stem,
-            "adapters": json.dumps(self.adapters and dataclasses.asdict(self.adapters), sort_keys=True),
+            "adapters": json.dumps(self.adapters and counting(self.adapters), sort_keys=True),
         }
 
     def _network(self, seed: int) -> nn.Module:

@@ -13,3 +13,9 @@ def score_scales(own: torch.Tensor) -> torch.Tensor:
     """
     positive = own > 0
     return torch.where(positive, torch.where(positive, own, torch.ones_like(own)).rsqrt(), torch.ones_like(own))
+
+
+def unit_lengths(W: torch.Tensor) -> torch.Tensor:
+    """(C,) the factor of each class's scores that makes its column of W (M, C) as long as 1; and 1 where that is 0."""
+    length = W.norm(dim=0)
+    return torch.where(length > 0, length, torch.ones_like(length)).reciprocal()

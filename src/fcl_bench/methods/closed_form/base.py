@@ -16,7 +16,7 @@ from fcl_bench.linalg.estimate import Estimate
 from fcl_bench.linalg.product import product
 from fcl_bench.linalg.random_features import RandomFeatures
 from fcl_bench.linalg.ridge import AUTO, GCV, Spectrum, gcv, mean_share
-from fcl_bench.linalg.score_scaling import score_scales
+from fcl_bench.linalg.score_scaling import score_scales, unit_lengths
 from fcl_bench.linalg.solve import Solution, relative_rounding
 from fcl_bench.protocol.expected import Expectation
 from fcl_bench.protocol.message import Message
@@ -43,7 +43,8 @@ class ClosedFormMethod(Method):
 
     Args:
         M: number of random features; None: the backbone's features themselves, H = Z.
-        scale_scores: divide each class's scores by the root of their sum over the class's own samples.
+        scale_scores: divide each class's scores by the root of their sum over the class's own samples (true), or by
+            the length of its weights (length), as STSA's public code does.
 
     Attributes:
         client_half, server_half: what `client` and `server` make.
@@ -53,7 +54,7 @@ class ClosedFormMethod(Method):
     server_half: ClassVar[type[ClosedFormServer]]
 
     M: int | None = knob(2048, least=1)
-    scale_scores: bool = knob(False, added=True)
+    scale_scores: bool | str = knob(False, choices=("length",), added=True)
 
     @property
     def penalty(self) -> float | str:
@@ -230,11 +231,17 @@ class ClosedFormServer(Server):
         solution = self.solution()
         self.W, self._condition, self._trouble = solution
         self.bias = self.intercept()
-        self.scales = score_scales(self.own_scores()) if self.method.scale_scores else None
+        self.scales = self._scales()
         if solution.trouble:
             # Of each kind ("the system is singular to rounding: ...") the first; the run record has the last.
             kind, _, _ = solution.trouble.partition(":")
             self.notices.tell(kind, f"{self.method.name}, {self.B.shape[1]} classes seen: {solution.trouble}")
+
+    def _scales(self) -> torch.Tensor | None:
+        """`scales` for the W at hand."""
+        if not self.method.scale_scores:
+            return None
+        return unit_lengths(self.W) if self.method.scale_scores == "length" else score_scales(self.own_scores())
 
     def choose_ridge(self) -> float:
         """The ridge of the next solve; 0 for a method without one."""

@@ -69,7 +69,8 @@ class STSA(ClosedFormMethod):
         M: number of random features; None: the backbone's features themselves, H = Z.
         gamma: ridge coefficient of Eq. 8; 0: the Moore-Penrose solution where the Gram matrix is singular; "auto",
             "gcv": chosen by the statistics.
-        scale_scores: divide each class's scores by the root of their sum over the class's own samples.
+        scale_scores: divide each class's scores by the root of their sum over the class's own samples (true), or by
+            the length of its weights (length), as the public code does.
     """
 
     name: ClassVar[str] = "stsa"

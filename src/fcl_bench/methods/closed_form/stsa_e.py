@@ -148,7 +148,8 @@ class STSAE(ClosedFormMethod):
         gamma: ridge coefficient of Eq. 10; "auto", "gcv": chosen by the statistics.
         dummy_clients: K_D, the groups into which each client splits its samples.
         estimator: "paper" counts all groups of the task in Eq. 9, as printed; "unbiased" those that hold the class.
-        scale_scores: divide each class's scores by the root of their sum over the class's own samples.
+        scale_scores: divide each class's scores by the root of their sum over the class's own samples (true), or by
+            the length of its weights (length), as the public code does.
     """
 
     name: ClassVar[str] = "stsa_e"
