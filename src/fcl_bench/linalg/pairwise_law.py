@@ -24,7 +24,7 @@ class PairwiseLaw:
         W: (d, C).
         inverted: how many matrices were inverted.
         singular: how many of them are singular to rounding: their condition number is above 1 / rounding.
-        condition: the largest of their condition numbers, in the 1-norm, where there is an inverse.
+        condition: the largest of their condition numbers, in the 1-norm.
     """
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device, rounding: float = 0.0) -> None:
@@ -60,28 +60,29 @@ class PairwiseLaw:
     def _counted_inverse(self, A: torch.Tensor) -> torch.Tensor:
         R, condition = inverse(A)
         self.inverted += 1
-        self.singular += not condition < self._limit
-        self.condition = max(self.condition, condition if condition < float("inf") else 1.0)
+        self.singular += condition >= self._limit
+        self.condition = max(self.condition, condition)
         return R
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What `load_state_dict` needs."""
-        counts = {"inverted": self.inverted, "singular": self.singular, "condition": self.condition}
-        return {"W": self.W, **{name: torch.tensor(value) for name, value in counts.items()}}
+        counts = [self.inverted, self.singular, self.condition]
+        return {"W": self.W, "counts": torch.tensor(counts, dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Take over what `state_dict` returned; the next client has C_agg inverted anew."""
         self.W, self._R = state["W"].to(self.W), None
-        self.inverted, self.singular = int(state["inverted"]), int(state["singular"])
-        self.condition = float(state["condition"])
+        inverted, singular, self.condition = state["counts"].tolist()
+        self.inverted, self.singular = int(inverted), int(singular)
 
 
 def inverse(A: torch.Tensor) -> tuple[torch.Tensor, float]:
     """A^-1 (d, d) by elimination, and the condition number of A in the 1-norm.
 
-    Where an exact zero ends the elimination: the Moore-Penrose inverse of a symmetric A, and infinity.
+    Where an exact zero ends the elimination: the Moore-Penrose inverse of a symmetric A, and the largest condition
+    number that its type resolves.
     """
     R, failed = torch.linalg.inv_ex(A)
     if bool(failed):
-        return torch.linalg.pinv(A, hermitian=True), float("inf")
+        return torch.linalg.pinv(A, hermitian=True), 1 / torch.finfo(A.dtype).eps
     return R, float(torch.linalg.matrix_norm(A, 1) * torch.linalg.matrix_norm(R, 1))

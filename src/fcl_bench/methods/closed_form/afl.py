@@ -28,6 +28,9 @@ from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 
+#: What would help where the recursion inverts what has no inverse.
+_REMEDY = "method.aggregation=sum needs no inverse, a larger method.gamma would make them regular"
+
 
 class LocalRidge(ClosedFormClient):
     """Solves a client's own ridge regression, as AFL and AFCL do."""
@@ -92,19 +95,18 @@ class RecursiveAFLServer(AFLServer):
 
     def solution(self) -> Solution:
         """W_agg, or (C_agg + (ridge - K gamma) I)^-1 C_agg W_agg; zeros once the recursion has overflowed."""
-        law = self.law
-        trouble = ""
+        law, shift = self.law, self.offset() + self.ridge
         if not bool(torch.isfinite(law.W).all()):
-            trouble = f"the recursion has overflowed after {self.uploads} clients; its classifier is zero"
-        elif law.singular:
+            trouble = f"the recursion has overflowed: {self.uploads} clients; its classifier is zero"
+            return Solution(torch.zeros_like(law.W), law.condition, f"{trouble}; {_REMEDY}")
+        trouble = ""
+        if law.singular:
             trouble = (
                 f"the recursion inverts singular matrices: {law.singular} of {law.inverted} are singular to rounding,"
-                f" condition number up to {law.condition:.1e}; method.aggregation=sum needs no inverse, a larger"
-                " method.gamma would make them regular"
+                f" condition number up to {law.condition:.1e}; {_REMEDY}"
             )
-        shift = self.offset() + self.ridge
-        if shift == 0 or trouble.startswith("the recursion has overflowed"):
-            return Solution(torch.nan_to_num(law.W, 0, 0, 0) if trouble else law.W, law.condition, trouble)
+        if shift == 0:
+            return Solution(law.W, law.condition, trouble)
         W, condition, further = self.estimate.solve(self.estimate.matrix @ law.W, shift, self.rounding())
         return Solution(W, max(condition, law.condition), "; ".join(filter(None, (trouble, further))))
 
