@@ -187,7 +187,7 @@ def test_the_speedup_is_wider_than_the_text_says(text):
     assert "AFL, however, spends 236.61s on CIFAR-100 and 349.50s on Tiny-ImageNet" in text
     assert "achieving approximately 150 \\times -200 \\times speedups" in text
     times = [30_000 / 236.61, 50_000 / 236.61, 50_000 / 349.50, 80_000 / 349.50]
-    assert [round(time) for time in (min(times), max(times))] == [127, 229]
+    assert [round(time) for time in times] == [127, 211, 143, 229]
 
 
 def test_what_algorithm_1_begins_with_has_no_inverse(text):
