@@ -22,10 +22,13 @@ LIST = Path(__file__).parents[2] / "docs" / "experiments.md"
 NAMED = {
     ("afcl", "Table 4.2"): "afcl_accuracy",
     ("afcl", "Table F.4"): "afcl_stability_plasticity",
+    ("afcl", "Table F.5"): "afcl_stability_plasticity",
     ("stsa", "Table 1, joint"): "stsa_table1_joint",
     ("stsa", "Table 2, joint"): "stsa_table2_joint",
     ("afl", "Table 1, gradient"): "afl_table1_gradient",
     ("afl", "Table 2, gradient"): "afl_table2_gradient",
+    ("afl", "Figure 2, gradient"): "afl_figure2",
+    ("afl", "Figure 3"): "afl_table1",
     ("stsa", "Table 1, gradient"): "stsa_table1_gradient",
     ("stsa", "Table 2, gradient"): "stsa_table2_gradient",
     ("stsa", "Table 3, gradient"): "stsa_table3_gradient",

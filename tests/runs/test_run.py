@@ -64,6 +64,9 @@ def test_the_folder_is_the_contracts(finished):
         "retention",
         "stability",
         "plasticity",
+        "stability_by_task",
+        "plasticity_by_task",
+        "retention_by_task",
     }
     assert {"up_max_bytes", "up_total_max_bytes", "down_max_bytes", "by_stage", "accounting"} <= set(
         record["communication"]
@@ -79,6 +82,14 @@ def test_the_tables_read_back_and_agree_with_the_record(finished):
     )
     metrics, communication = finished.record["metrics"], finished.record["communication"]
     np.testing.assert_allclose(tasks["accuracy"], metrics["accuracy"])
+    for name in ("stability", "plasticity", "retention"):
+        series = [np.nan if value is None else value for value in metrics[f"{name}_by_task"]]
+        np.testing.assert_allclose(tasks[name], series)
+    np.testing.assert_allclose(tasks["plasticity"], np.diag(matrix))
+    assert tasks["stability"].iloc[-1] == pytest.approx(matrix.iloc[-1, :-1].mean())
+    spent = (tasks["client_seconds"] + tasks["server_seconds"]).cumsum()
+    features = finished.record["runtime"]["feature_cost_seconds"] * tasks["train_samples"].cumsum() / 1797
+    np.testing.assert_allclose(spent + features, finished.record["runtime"]["cumulative_seconds"])
     assert matrix.shape == (4, 4)
     assert matrix.isna().to_numpy().sum() == 6
     assert np.isnan(matrix.to_numpy()[np.triu_indices(4, 1)]).all()

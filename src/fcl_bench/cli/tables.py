@@ -13,7 +13,7 @@ from fcl_bench.cli.command import DONE, Parser, run_command
 from fcl_bench.errors import UserError, require_choice
 from fcl_bench.files import replacing
 from fcl_bench.results.made import Made
-from fcl_bench.results.measures import MEASURES
+from fcl_bench.results.measures import MEASURES, by_task, measure_named
 from fcl_bench.tracking.console import log_to_terminal
 
 if TYPE_CHECKING:
@@ -40,8 +40,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--name", type=_file_name, default="summary", help="of the files (summary)")
     formats, tables = ",".join(FORMATS), f"of the tables ({','.join(FORMATS)})"
     parser.add_argument("--format", type=_list_of("--format", FORMATS), default=formats, metavar="LIST", help=tables)
-    metrics = "which measures, in this order: A_avg,up_max_mib,seconds_per_task; default: all that any run has"
-    parser.add_argument("--metrics", type=_list_of("--metrics", MEASURES), default=[], metavar="LIST", help=metrics)
+    metrics = (
+        "which measures, in this order: A_avg,up_max_mib,seconds_per_task, or after the third task A_3,S_3,P_3,R_3;"
+        " default: all that any run has"
+    )
+    parser.add_argument("--metrics", type=_metrics, default=[], metavar="LIST", help=metrics)
     by = "what tells rows apart: method,beta; what else varies goes into columns; default: all that varies"
     parser.add_argument("--by", type=_list_of("--by"), default=[], metavar="LIST", help=by)
     paper = "instead, a paper's printed tables with ours beside them: fedran, stsa, afl, afcl, fedprotip or all"
@@ -88,6 +91,13 @@ def _list_of(option: str, known: Iterable[str] = ()) -> Callable[[str], list[str
     return read
 
 
+def _metrics(given: str) -> list[str]:
+    """Reads names of measures: one of `MEASURES`, or of a single task."""
+    names = _list_of("--metrics")(given)
+    _list_of("--metrics", [*MEASURES, *filter(by_task, names)])(given)
+    return names
+
+
 def _tables() -> int:
     arguments = _arguments()
     # Only now, so that help and wrong options wait for no library.
@@ -99,7 +109,7 @@ def _tables() -> int:
     if arguments.if_changed and made.is_current():
         print(f"nothing to do: {made.files} files in {out / 'tables'} are those of these {made.runs} runs")
         return DONE
-    frame = collect(out / "runs")
+    frame = collect(out / "runs", arguments.metrics)
     if frame.empty and (arguments.where or not arguments.paper):
         raise UserError(f"--out={arguments.out}: no complete run in {out / 'runs'}", "fcl-bench makes runs")
     chosen_runs = frame if frame.empty else selected(frame, arguments.where)
@@ -122,7 +132,7 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
     from fcl_bench.results.tables.sections import sections
     from fcl_bench.results.tables.summary_table import summary_page, summary_table
 
-    measures = [MEASURES[name] for name in arguments.metrics]
+    measures = [measure for name in arguments.metrics if (measure := measure_named(name))]
     runs = used_runs(frame)
     summary = summarise(runs)
     # Labels of rows that have a column for a knob do without it.

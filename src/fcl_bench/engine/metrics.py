@@ -40,7 +40,8 @@ def metrics(correct: np.ndarray, tests: np.ndarray) -> Metrics:
     Args:
         correct, tests: see `accuracy_matrix`.
 
-    Tasks without test samples are left out of every mean, as if the stream had none such.
+    Tasks without test samples are left out of every mean, as if the stream had none such; they have no entry but None
+    in the series by task.
     """
     pooled = pooled_accuracy(correct, tests)
     tested = tests > 0
@@ -48,6 +49,10 @@ def metrics(correct: np.ndarray, tests: np.ndarray) -> Metrics:
     tasks = len(a)
     by_task = np.array([a[t, : t + 1].mean() for t in range(tasks)])
     learnt = np.diag(a)
+    stability = np.array([a[t, :t].mean() if t else np.nan for t in range(tasks)])
+    # A task of which nothing was right when it was learnt leaves no ratio, then and later.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        retention = np.array([100 * (a[t, : t + 1] / learnt[: t + 1]).mean() for t in range(tasks)])
     drops = np.array([np.nanmax(a[tau : tasks - 1, tau]) - a[-1, tau] for tau in range(tasks - 1)])
     several = tasks > 1
     return {
@@ -58,15 +63,25 @@ def metrics(correct: np.ndarray, tests: np.ndarray) -> Metrics:
         "A_T_tasks": _last(by_task),
         "forgetting": float(drops.mean()) if several else None,
         "forgetting_fedprotip": float(drops.sum() / tasks) if several else None,
-        "retention": float(100 * (a[-1] / learnt).mean()) if tasks and (learnt > 0).all() else None,
-        "stability": float(np.mean([a[s, :s].mean() for s in range(1, tasks)])) if several else None,
+        "retention": _last(retention),
+        "stability": _mean(stability[1:]),
         "plasticity": _mean(learnt),
+        "stability_by_task": _spread(stability, tested),
+        "plasticity_by_task": _spread(learnt, tested),
+        "retention_by_task": _spread(retention, tested),
     }
 
 
 def finite(values: np.ndarray) -> list[float | None]:
     """The values (n,), None for one that is not finite."""
     return [float(value) if np.isfinite(value) else None for value in values]
+
+
+def _spread(values: np.ndarray, tested: np.ndarray) -> list[float | None]:
+    """The values of the tasks that have test samples, in the places of these tasks; None in the others."""
+    series = np.full(len(tested), np.nan)
+    series[tested] = values
+    return finite(series)
 
 
 def _mean(values: np.ndarray) -> float | None:

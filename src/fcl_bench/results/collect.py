@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pandas as pd
 from fcl_bench.config import number_text, resolved_config, text
 from fcl_bench.errors import UserError, choices
 from fcl_bench.files import content_hash
-from fcl_bench.results.measures import MEASURES
+from fcl_bench.results.measures import MEASURES, SERIES, ByTask, by_task
 from fcl_bench.runs.folder import SCHEMA, RunFolder
 from fcl_bench.runs.run_json import RunRecord
 
@@ -36,7 +36,7 @@ _READ = {"config.yaml", "tasks.csv", "uploads.csv", "rounds.csv", "accuracy_matr
 _NEW = {"split.order_seed": "null", "split.imbalance": 1.0}
 
 
-def collect(runs: Path) -> pd.DataFrame:
+def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
     """Every complete, undamaged run in the folder `runs`, one row each.
 
     Damaged runs are left out with a warning each, those of another version of the run folder with one for all.
@@ -44,8 +44,13 @@ def collect(runs: Path) -> pd.DataFrame:
     Besides `RUN_COLUMNS` and `MEASURES`, the columns are `method`, its knobs as `method.<knob>` with
     `method.revision`, and the setting: what the record and `config.yaml` say of data, stream, partition, number types
     and device, with fingerprints of data and features. A null is the text "null"; a key that a run lacks is NaN.
+
+    Args:
+        runs: holds the run folders.
+        measures: names; those of a single task (`S_3`) are columns too.
     """
     rows, others = [], []
+    single = [name for name in measures if by_task(name)]
     for path in sorted(runs.glob("*/run.json")):
         record = RunFolder(path.parent).complete_record(otherwise="leaving it out", read=_READ)
         if record is not None and record.get("schema") != SCHEMA:
@@ -54,7 +59,7 @@ def collect(runs: Path) -> pd.DataFrame:
             config = resolved_config(path.parent / "config.yaml")
             run = {"seed": record["seed"], "run_id": record["run_id"], "folder": path.parent.name}
             run |= {"git_commit": record["environment"].get("git_commit"), "written": path.stat().st_mtime}
-            rows.append({**_configuration(record, config), **_results(record), **run})
+            rows.append({**_configuration(record, config), **_results(record, single), **run})
     if others:
         log.warning(
             "%s: runs by another version of fcl-bench are left out, %d in all, such as %s; run them again",
@@ -62,7 +67,7 @@ def collect(runs: Path) -> pd.DataFrame:
         )
     # As objects, so that a whole number stays one in a column where other runs have none.
     frame = pd.DataFrame(rows, dtype=object)
-    return frame.astype(dict.fromkeys(MEASURES, float)).copy() if rows else frame
+    return frame.astype(dict.fromkeys((*MEASURES, *single), float)).copy() if rows else frame
 
 
 def selected(frame: pd.DataFrame, conditions: list[str]) -> pd.DataFrame:
@@ -73,7 +78,7 @@ def selected(frame: pd.DataFrame, conditions: list[str]) -> pd.DataFrame:
     Raises:
         UserError: a key that is no column, or a value that no run has.
     """
-    known = [column for column in frame if column not in (*MEASURES, "written")]
+    known = [column for column in frame if column not in (*MEASURES, "written") and not by_task(column)]
     for condition in conditions:
         key, _, wanted = condition.partition("=")
         if not wanted or not key:
@@ -118,7 +123,7 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
     }
 
 
-def _results(record: RunRecord) -> dict[str, Any]:
+def _results(record: RunRecord, single: Collection[str]) -> dict[str, Any]:
     communication: Mapping[str, Any] = record["communication"]
     found = {**record["metrics"], **communication.get("accounting", {}), **record["runtime"]}
     for way in ("up_max", "down_max", "up_total_max"):
@@ -136,6 +141,9 @@ def _results(record: RunRecord) -> dict[str, Any]:
     found |= privacy
     if "told_samples" in privacy:
         found["told_percent"] = 100 * privacy["told_samples"] / record["labels"]["samples"]
+    tasks = record["tasks"]
+    found |= {last: ByTask(last, tasks).of(record) for last in SERIES}
+    found |= {name: ByTask.of(entry, record) for name in single if (entry := by_task(name))}
     found["A_T_aware"] = record.get("task_aware", {}).get("A_T")
     if rounds := record.get("rounds"):
         found["A_T_best"] = rounds["best"][-1]
@@ -143,7 +151,7 @@ def _results(record: RunRecord) -> dict[str, Any]:
         found |= {"A_T_unrouted": routing["unrouted"]["A_T"], "routing": routing["accuracy"][-1]}
     if adaptation := record.get("adaptation"):
         found["adapt_up_mib"] = adaptation["up_max_bytes"] / 2**20
-    return {measure: found.get(measure) for measure in MEASURES}
+    return {measure: found.get(measure) for measure in (*MEASURES, *single)}
 
 
 def _flat(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 SECTIONS = ("accuracy", "communication", "runtime")
 #: What is said of `A_T_best` wherever it is shown: it is no result of a method, which has no test data to choose by.
@@ -56,8 +58,11 @@ MEASURES: dict[str, Measure] = {
         _percent("A_T_tasks", "A_T, mean over tasks"),
         _percent("forgetting_fedprotip", "forgetting, over T", higher=False),
         _percent("retention", "retention"),
-        _percent("stability", "stability"),
-        _percent("plasticity", "plasticity"),
+        _percent("stability", "stability, mean over tasks"),
+        _percent("plasticity", "plasticity, mean over tasks"),
+        _percent("S_T", "S_T, stability"),
+        _percent("P_T", "P_T, plasticity"),
+        _percent("R_T", "R_T, retention"),
         _percent("A_T_aware", "A_T, task given", shown="defined"),
         _percent("A_T_unrouted", "A_T, all compete", shown="defined"),
         _percent("routing", "task right", shown="defined"),
@@ -82,12 +87,64 @@ MEASURES: dict[str, Measure] = {
         Measure("server_seconds", "server's seconds", "runtime"),
         Measure("feature_seconds", "seconds for features, as run", "runtime", shown="asked"),
         Measure("feature_cost_seconds", "seconds for features, uncached", "runtime", shown="asked"),
+        Measure("cumulative_seconds", "seconds of all clients, server, features", "runtime", shown="asked"),
         Measure("total_seconds", "seconds in all", "runtime", shown="asked"),
         Measure("peak_memory_mib", "peak memory (MiB)", "runtime", shown="asked"),
     )
 }
 
 
+#: Of the measures that a record has after every task: part and name of the series there.
+SERIES = {
+    "A_T": ("metrics", "accuracy"),
+    "S_T": ("metrics", "stability_by_task"),
+    "P_T": ("metrics", "plasticity_by_task"),
+    "R_T": ("metrics", "retention_by_task"),
+    "cumulative_seconds": ("runtime", "cumulative_seconds"),
+}
+
+
+@dataclass(frozen=True)
+class ByTask:
+    """One entry of a series: `S_3` is the stability after the third task.
+
+    Attributes:
+        last: the measure that is the series' last entry.
+        task: from 1.
+    """
+
+    last: str
+    task: int
+
+    @property
+    def measure(self) -> Measure:
+        """Like that of the last task."""
+        whole = MEASURES[self.last]
+        name = f"{self.last.removesuffix('_T')}_{self.task}"
+        header = whole.header.replace("_T", f"_{self.task}")
+        header = header if header != whole.header else f"{header}, up to task {self.task}"
+        return Measure(name, header, whole.section, whole.higher, whole.plain, "asked")
+
+    def of(self, record: Mapping[str, Any], part: str = "") -> float | None:
+        """The value in a run record, or of the metrics in another `part` of it; None where it is not defined."""
+        own, series = SERIES[self.last]
+        values = (record.get(part or own) or {}).get(series, [])
+        return values[self.task - 1] if self.task <= len(values) else None
+
+
+def by_task(name: str) -> ByTask | None:
+    """`S_3`, `cumulative_seconds_10`; None for what is not the value of a measure after one of the tasks."""
+    match = re.fullmatch(r"(\w+)_([1-9]\d*)", name)
+    last = next((last for last in SERIES if match and last.removesuffix("_T") == match[1]), None)
+    return ByTask(last, int(match[2])) if match and last else None
+
+
+def measure_named(name: str) -> Measure | None:
+    """One of `MEASURES`, or of a single task; None for what is neither."""
+    single = by_task(name)
+    return single.measure if single else MEASURES.get(name)
+
+
 def direction(metric: str) -> Measure | None:
     """The measure that a paper's metric is (task_aware.A_T_tasks is an A_T_tasks); None for what is not ours."""
-    return MEASURES.get(metric.rpartition(".")[2])
+    return measure_named(metric.rpartition(".")[2])

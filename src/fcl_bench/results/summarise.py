@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +12,7 @@ import pandas as pd
 
 from fcl_bench.config import is_number, text
 from fcl_bench.results.collect import RUN_COLUMNS
-from fcl_bench.results.measures import MEASURES
+from fcl_bench.results.measures import MEASURES, by_task
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ def setting(frame: pd.DataFrame) -> list[str]:
     results = {"label", "family", "n", "seeds", "run_ids", *RUN_COLUMNS, *MEASURES}
     results |= {f"{measure}_{part}" for measure in MEASURES for part in ("mean", "std")}
     rest = [column for column in frame if column not in (*results, *_PRIMARY, "method", *knobs(frame))]
+    rest = [column for column in rest if not by_task(re.sub("_(mean|std)$", "", column))]
     return [column for column in _PRIMARY if column in frame] + rest
 
 
@@ -97,7 +99,7 @@ def summarise(runs: pd.DataFrame) -> pd.DataFrame:
     for _, group in runs.groupby(signature(runs, configuration), sort=False):
         row = {column: group[column].iloc[0] for column in ("label", "family", *configuration)}
         row |= {"n": len(group), "seeds": list(group["seed"]), "run_ids": list(group["run_id"])}
-        for measure in MEASURES:
+        for measure in (*MEASURES, *filter(by_task, runs)):
             values = group[measure].to_numpy(float)
             row[f"{measure}_mean"] = values.mean()
             row[f"{measure}_std"] = values.std(ddof=1) if len(values) > 1 else np.nan

@@ -110,9 +110,22 @@ def _runtime(federation: Federation, inputs: Inputs, seconds: float) -> Runtime:
         "feature_seconds": features.seconds if features else 0.0,
         "feature_cost_seconds": features.cost if features else 0.0,
         "feature_cache_hit": features.cache_hit if features else False,
+        "cumulative_seconds": _cumulative_seconds(federation, inputs),
         "total_seconds": seconds,
         "peak_memory_bytes": environment.peak_memory(federation.problem.device),
     }
+
+
+def _cumulative_seconds(federation: Federation, inputs: Inputs) -> list[float]:
+    """Of all clients and the server up to each task; every sample has the same share of what extraction cost."""
+    cost = inputs.features.cost / (len(inputs.train) + len(inputs.test)) if inputs.features else 0.0
+    totals = [federation.state.ledger.task_totals(task.index) for task in federation.stream.tasks]
+    samples = [len(indices) for indices in federation.stream.train]
+    seconds = [
+        total["client_seconds"] + total["server_seconds"] + cost * count
+        for total, count in zip(totals, samples, strict=True)
+    ]
+    return np.cumsum(seconds).tolist()
 
 
 def _drift(federation: Federation) -> Drift | None:

@@ -129,7 +129,7 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking) 
     return folder.write(
         record,
         settings.resolved,
-        run_tables(federation, record["metrics"]["accuracy"], inputs.adapted),
+        run_tables(federation, record["metrics"], inputs.adapted),
         partition_arrays(dealt.stream, dealt.shards, dealt.labelled),
         {**federation.server.model(), "class_order": torch.from_numpy(dealt.stream.class_order)},
         drawn(record, federation),

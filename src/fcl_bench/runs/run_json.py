@@ -82,6 +82,9 @@ class Runtime(Seconds):
     feature_seconds: float  # that this run spent on extracting features
     feature_cost_seconds: float  # that they took when they were extracted
     feature_cache_hit: bool  # whether all features came from the cache
+    # After each task, of all clients and the server so far: extracting features of the training samples included, at
+    # what it cost when it was done, the first stage left out.
+    cumulative_seconds: list[float]
     total_seconds: float  # from the start of the run to its record
     peak_memory_bytes: int  # allocated by torch on a GPU, resident in the process on a CPU
 

@@ -12,29 +12,32 @@ import numpy as np
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.ledger import Upload
 from fcl_bench.engine.metrics import accuracy_matrix
+from fcl_bench.engine.reports import Metrics
 from fcl_bench.runs.adapt import Adapted
 from fcl_bench.runs.folder import Table
 from fcl_bench.runs.record import test_sizes
 
 _TASKS = (
     *("task", "classes_seen", "classes", "train_samples", "labelled", "accepted", "right"),
-    *("test_samples", "accuracy"),
+    *("test_samples", "accuracy", "stability", "plasticity", "retention"),
 )
+#: Of the metrics, the series by task in the columns of the same names.
+_SERIES = ("accuracy", "stability_by_task", "plasticity_by_task", "retention_by_task")
 
 
-def run_tables(federation: Federation, accuracy: list[float | None], adapted: Adapted | None) -> dict[str, Table]:
+def run_tables(federation: Federation, metrics: Metrics, adapted: Adapted | None) -> dict[str, Table]:
     """tasks.csv, accuracy_matrix.csv, task_aware_matrix.csv, uploads.csv; where there are any: routing_matrix.csv,
     bounds.csv, drift.csv, rounds.csv.
 
     Args:
         federation: after its last task.
-        accuracy: [A_1..A_T], None where a task has no test sample.
+        metrics: of the run.
         adapted: the first stage, whose exchanges come before the method's.
     """
     state, tests = federation.state, test_sizes(federation)
     uploads = chain(adapted.ledger.values() if adapted else (), state.ledger.values())
     tables = {
-        "tasks.csv": _tasks(federation, accuracy),
+        "tasks.csv": _tasks(federation, metrics),
         "accuracy_matrix.csv": _matrix(state.answers["correct"], tests),
         "task_aware_matrix.csv": _matrix(state.answers["aware"], tests),
         "uploads.csv": ([field.name for field in fields(Upload)], uploads),
@@ -47,8 +50,9 @@ def run_tables(federation: Federation, accuracy: list[float | None], adapted: Ad
     return tables | {f"{name}.csv": _rows(audit.rows) for name, audit in federation.audits.items()}
 
 
-def _tasks(federation: Federation, accuracy: list[float | None]) -> Table:
+def _tasks(federation: Federation, metrics: Metrics) -> Table:
     stream, ledger = federation.stream, federation.state.ledger
+    series = list(zip(*(metrics[name] for name in _SERIES), strict=True))  # type: ignore[literal-required]
     rows, totals = [], {}
     for task in stream.tasks:
         labels, totals = ledger.labels(task.index), ledger.task_totals(task.index)
@@ -56,7 +60,7 @@ def _tasks(federation: Federation, accuracy: list[float | None]) -> Table:
             [
                 *(task.index, task.columns_seen, len(task.columns), len(stream.train[task.index])),
                 *(labels["labelled"], labels["accepted"], labels["right"]),
-                *(len(stream.test[task.index]), accuracy[task.index], *totals.values()),
+                *(len(stream.test[task.index]), *series[task.index], *totals.values()),
                 totals["client_seconds"] / ledger.clients + totals["server_seconds"],
             ]
         )

@@ -6,7 +6,8 @@ takes the regularisers out again. In a task stream the clients of later tasks ar
 
 The paper aggregates pairwise, with one inverse per client. With its weights of Eq. 8 in the right signs,
 (C_u + C_v)^-1 C_u and (C_u + C_v)^-1 C_v, the law says C_agg W_agg = sum_k C_k W_k, so the server here keeps two sums
-and solves once (see docs/errata.md).
+and solves once (see docs/errata.md). The pairwise form is there as `aggregation=recursive`: it needs clients whose
+matrices can be inverted, and shows what becomes of it where they cannot (Table 3, gamma 0).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.linalg.local_ridge import local_ridge
+from fcl_bench.linalg.pairwise_law import PairwiseLaw
+from fcl_bench.linalg.solve import Solution
 from fcl_bench.methods.closed_form.base import (
     ClosedFormClient,
     ClosedFormMethod,
@@ -28,8 +31,12 @@ from fcl_bench.methods.closed_form.base import (
 )
 from fcl_bench.protocol.expected import Expectation, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Shard, State
+from fcl_bench.protocol.method import Server
+from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
+
+#: What would help where the recursion inverts what has no inverse.
+_REMEDY = "method.aggregation=sum needs no inverse, a larger method.gamma would make them regular"
 
 
 class LocalRidge(ClosedFormClient):
@@ -84,6 +91,51 @@ class AFLServer(RidgeServer):
         return -self.uploads * self.method.gamma if self.method.ri else 0.0
 
 
+class RecursiveAFLServer(AFLServer):
+    """The aggregation stage as Algorithm 1 writes it: client by client in order of arrival (Eq. 9-11), then Eq. 16.
+
+    B stays the sum of all C_k W_k, for `scale_scores`; W does not come from it.
+    """
+
+    def __init__(self, method: AFL, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self.law = PairwiseLaw(self.dimension, problem.dtype, problem.device, self.rounding())
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        self.law.widen(self.B.shape[1])
+
+    def absorb(self, client: int, upload: Message) -> None:
+        W = self.zeros(*self.B.shape)
+        W[:, self.columns] = upload["W"]
+        self.law.add(self.estimate.matrix, upload["C"], W)
+        super().absorb(client, upload)
+
+    def solution(self) -> Solution:
+        """W_agg, or (C_agg + (ridge - K gamma) I)^-1 C_agg W_agg; zeros once the recursion has overflowed."""
+        law, shift = self.law, self.offset() + self.ridge
+        if not bool(torch.isfinite(law.W).all()):
+            trouble = f"the recursion has overflowed: {self.uploads} clients; its classifier is zero"
+            return Solution(torch.zeros_like(law.W), law.condition, f"{trouble}; {_REMEDY}")
+        trouble = ""
+        if law.singular:
+            trouble = (
+                f"the recursion inverts singular matrices: {law.singular} of {law.inverted} are singular to rounding,"
+                f" condition number up to {law.condition:.1e}; {_REMEDY}"
+            )
+        if shift == 0:
+            return Solution(law.W, law.condition, trouble)
+        W, condition, further = self.estimate.solve(self.estimate.matrix @ law.W, shift, self.rounding())
+        return Solution(W, max(condition, law.condition), "; ".join(filter(None, (trouble, further))))
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        return {**super().statistics(), **{f"law.{name}": part for name, part in self.law.state_dict().items()}}
+
+    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_statistics(state)
+        self.law.load_state_dict({name.removeprefix("law."): state[name] for name in state if name.startswith("law.")})
+
+
 @dataclass
 class AFL(ClosedFormMethod):
     """Knobs of AFL.
@@ -92,6 +144,8 @@ class AFL(ClosedFormMethod):
         M: number of random features; None (the paper): the backbone's features themselves.
         gamma: each client's regulariser (Eq. 12); 0: the client's Moore-Penrose solution.
         ri: remove the regularisers at the end (Eq. 16); false keeps all K gamma of them.
+        aggregation: "sum": running sums, solved once; "recursive": pair by pair as printed (Eq. 9-11), in `dtype`,
+            which needs clients whose matrices can be inverted.
         ridge: what the server adds after that; 0: nothing (the paper); "auto", "gcv": chosen by the statistics.
         scale_scores: divide each class's scores by the root of their sum over the class's own samples.
     """
@@ -103,8 +157,17 @@ class AFL(ClosedFormMethod):
     M: int | None = knob(None, least=1)
     gamma: float = knob(1.0, least=0)
     ri: bool = True
+    aggregation: str = knob("sum", choices=("sum", "recursive"), added=True)
     ridge: float | str = ridge_knob(0.0, least=0, added=True)
 
     @property
     def penalty(self) -> float | str:
         return self.ridge
+
+    def matrices(self) -> int:
+        """With four more for the recursion: inverses of C_agg, C_k and their sum, and that sum."""
+        return super().matrices() + (4 if self.aggregation == "recursive" else 0)
+
+    def server(self, problem: Problem) -> Server:
+        half = RecursiveAFLServer if self.aggregation == "recursive" else AFLServer
+        return half(self, problem)

@@ -27,7 +27,7 @@ from fcl_bench.papers.matching import (
 )
 from fcl_bench.papers.nominal import SIZES, as_sent, nominal
 from fcl_bench.papers.printed import lost_megabytes, notes, printed
-from fcl_bench.results.measures import BEST_ROUND, direction
+from fcl_bench.results.measures import BEST_ROUND, by_task, direction
 from fcl_bench.results.tables.cells import NOT_RUN, NOTHING, Table
 from fcl_bench.results.tables.paper_sheet import (
     HAS_RUNS,
@@ -158,6 +158,8 @@ def _ours(cell: pd.Series, runs: pd.DataFrame) -> dict[str, float]:
 def _values(runs: pd.DataFrame, metric: str) -> np.ndarray:
     """A metric of each run, NaN where not defined: `task_aware.A_T_tasks` is A_T_tasks in that part of a record."""
     part, _, name = metric.rpartition(".")
+    if single := by_task(name):
+        return np.array([single.of(read_json(file), part) for file in runs["record"]], dtype=float)
     if not part:
         return runs[name].to_numpy(float)
     return np.array([read_json(file).get(part, {}).get(name) for file in runs["record"]], dtype=float)
