@@ -238,6 +238,7 @@ class FedRAN(ClosedFormMethod):
     bounds: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.M is not None and self.rank is not None and self.rank > self.M:
             raise UserError(
                 f"method.rank={self.rank} is more than the {self.M} random features",
