@@ -36,12 +36,11 @@ NAMED = {
 CLOSED_FORM = ("afl", "stsa")
 #: What a printed setting says in words that no key of ours can say; such cells have no run.
 NO_KEY = (
-    *("linear: without ReLU", "task ", "a sketch as wide as the layer", "average over"),
+    *("task ", "a sketch as wide as the layer", "average over"),
     "images made at 32 pixels",
 )
 #: What it leaves open, by its words: the keys that may have any value.
 OPEN = {
-    "rank is not said": r"method\.rank",
     "how it is trained is not said": r"method\.training\..*|beta|method\.restart",
 }
 #: One table of each kind, for the tests that take seconds.
