@@ -70,7 +70,9 @@ def test_without_it_a_method_is_itself_on_the_projected_features(method, project
 
 
 def test_every_method_on_random_features_is_among_them():
-    assert {method.name for method in METHODS} == {name for name in NAMES if issubclass(class_of(name), ClosedFormMethod)}
+    assert {method.name for method in METHODS} == {
+        name for name in NAMES if issubclass(class_of(name), ClosedFormMethod)
+    }
 
 
 @pytest.mark.parametrize("M", [8, 20])

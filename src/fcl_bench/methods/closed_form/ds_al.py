@@ -36,7 +36,11 @@ class Linear(RandomFeatures):
     def of(cls, features: RandomFeatures) -> Linear:
         """With the same projection."""
         linear = cls.__new__(cls)
-        linear.outputs, linear.projection, linear.activation = features.outputs, features.projection, features.activation
+        linear.outputs, linear.projection, linear.activation = (
+            features.outputs,
+            features.projection,
+            features.activation,
+        )
         return linear
 
     def map(self, z: torch.Tensor) -> torch.Tensor:
