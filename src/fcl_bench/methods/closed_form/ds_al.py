@@ -36,11 +36,8 @@ class Linear(RandomFeatures):
     def of(cls, features: RandomFeatures) -> Linear:
         """With the same projection."""
         linear = cls.__new__(cls)
-        linear.outputs, linear.projection, linear.activation = (
-            features.outputs,
-            features.projection,
-            features.activation,
-        )
+        linear.outputs, linear.activation = features.outputs, features.activation
+        linear.projection = features.projection
         return linear
 
     def map(self, z: torch.Tensor) -> torch.Tensor:
