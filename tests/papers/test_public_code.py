@@ -9,7 +9,7 @@ from tests.papers.reading import printed_by
 
 
 def test_afls_columns_beside_what_pfllib_and_fl_bench_compute():
-    """FedNTD's is not FedAvg's (PFLlib's default beta is 0); FedGen's is, but for one row (FL-bench's never teaches)."""
+    """FedNTD's is not FedAvg's, as PFLlib's default is; FedGen's is but for one row, as of FL-bench's, never taught."""
     frame = printed_by("afl").query("table == 'Table 1'")
     table = frame.assign(value=frame["value"].astype(float)).pivot(index="column", columns="row", values="value")
     less = table.sub(table["FedAvg"], axis=0).round(2)
