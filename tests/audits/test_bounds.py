@@ -1,4 +1,4 @@
-"""FedRAN's theorems, and the centred sketch's bound, beside the truth."""
+"""FedRAN's theorems and corollaries, and the centred sketch's bound, beside the truth."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fcl_bench.audits.bounds import inverse_gap
 from fcl_bench.audits.chosen import against_theory
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.protocol.audit import Everything
-from tests.methods.harness import draw_tasks, learn_task, problem_of, shard_of, stream_of
+from tests.methods import fedran_oracle as oracle
+from tests.methods.harness import draw_tasks, learn, learn_task, problem_of, projection_of, shard_of, stream_of
 
 
 def audited(method, tasks, inputs=8):
@@ -72,7 +74,14 @@ def test_the_truth_never_exceeds_its_bound(method, seed):
         assert row["gram_error"] <= row["gram_bound"] + 1e-9 * row["gram_norm"]
         assert row["weight_error"] <= row["weight_bound"] * (1 + 1e-9) + 1e-6 * row["weight_norm"]
         assert row["score_error"] <= row["weight_bound"] * (1 + 1e-9) + 1e-6 * row["weight_norm"]
-        assert 0 <= row["certified"] <= row["agree"] <= 100
+        assert row["weight_error"] <= row["weight_bound_sharper"] * (1 + 1e-9) + 1e-6 * row["weight_norm"]
+        assert row["weight_bound_sharper"] <= row["weight_bound"] * (1 + 1e-9)
+        assert 0 <= row["certified"] <= row["certified_sharper"] <= row["agree"] <= 100
+        if isinstance(method, FedRAN):
+            slack = 1e-9 * row["energy"]
+            assert row["gram_error"] <= row["trace_error"] + slack
+            assert row["trace_error"] <= row["tail_bound"] + slack
+            assert row["tail_bound"] <= row["tail_bound_R"] + slack
 
 
 EVERYTHING = [
@@ -90,6 +99,38 @@ def test_nothing_is_lost_at_full_rank(method):
     assert row["gram_bound"] < 1e-9 * row["gram_norm"]
     assert row["gram_error"] < 1e-9 * row["gram_norm"]
     assert (row["certified"], row["agree"]) == (100, 100)
+    if isinstance(method, FedRAN):
+        assert (row["truncations"], row["eta_local"], row["eta_merge"], row["tail_bound"]) == (0, 0, 0, 0)
+        assert abs(row["trace_error"]) < 1e-9 * row["energy"]
+
+
+@pytest.mark.parametrize("rank", [2, 7, 15])
+@pytest.mark.parametrize("order", ["sequential", "joint", "tree"])
+def test_corollary_2_is_that_of_full_spectra(order, rank):
+    """Five clients and three tasks: what is dropped, and how often a summary goes through a merge that drops."""
+    sizes = [[25, 1, 12, 9, 30], [6, 0, 30, 4, 4], [3, 2, 0, 0, 0]]
+    tasks = draw_tasks(np.random.default_rng(3), 8, [2, 3, 2], sizes)
+    method = FedRAN(M=20, rank=rank, ridge=1.0, merge=order, bounds=True)
+    row = audited(method, tasks)[-1]
+    expected = oracle.relative_tail(tasks, projection_of(learn(method, problem_of(8), tasks)[0]), rank, order)
+    tail = expected["eta_local"] + expected["eta_merge"] * expected["truncations"]
+    expected |= {"tail_bound": tail * expected["energy"], "tail_bound_R": tail * expected.pop("RN")}
+    assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-8)
+    # The first client's summary goes through four merges in turn, one jointly, three in a tree; then through two.
+    assert rank > 7 or row["truncations"] == {"sequential": 6, "joint": 3, "tree": 5}[order]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6), st.integers(0, 10**6))
+def test_the_gap_of_two_inverses(error, ridge, seed):
+    """At most error / (ridge (ridge + error)) for any pair, in either order, and that much for 0 and error I."""
+    rng = np.random.default_rng(seed)
+    A, D = (part @ part.T for part in rng.standard_normal((2, 6, 4)))
+    B, eye = A + D * error / np.linalg.norm(D, 2), np.eye(6)
+    gap = np.linalg.norm(np.linalg.inv(A + ridge * eye) - np.linalg.inv(B + ridge * eye), 2)
+    assert gap <= inverse_gap(error, ridge) * (1 + 1e-6)
+    assert 1 / ridge - 1 / (ridge + error) == pytest.approx(inverse_gap(error, ridge), rel=1e-6, abs=1e-9 / ridge)
+    assert inverse_gap(error, ridge) <= min(error / ridge**2, 1 / ridge) * (1 + 1e-12)
 
 
 def test_the_bound_of_the_gaussian_remainder_at_mix_one_is_that_of_the_isotropic_one():

@@ -33,7 +33,7 @@ def test_a_map_is_the_one_that_its_projection_and_phases_say():
     Z = np.random.default_rng(1).standard_normal((7, 5))
     expected = oracle.fourier(Z, features.projection.numpy(), features.phases.numpy())
     assert np.abs(features.map(torch.from_numpy(Z)).numpy() - expected).max() < 1e-14
-    given = RandomFeatures.given(features.projection, features.phases)
+    given = RandomFeatures.given(features.projection, "cos", features.phases)
     assert torch.equal(given.map(torch.from_numpy(Z)), features.map(torch.from_numpy(Z)))
 
 
@@ -62,6 +62,9 @@ def test_relu_features_are_what_they_were():
     Z = torch.from_numpy(np.random.default_rng(1).standard_normal((3, 5)))
     assert torch.equal(features.projection, drawn)
     assert torch.equal(features.map(Z), (Z @ drawn).relu())
+    linear = RandomFeatures(7, 5, 6, torch.float64, CPU, "none")
+    assert torch.equal(linear.map(Z), Z @ drawn)
+    assert torch.equal(RandomFeatures.given(drawn, "none").map(Z), Z @ drawn)
     assert features.phases is None
 
 

@@ -64,3 +64,58 @@ def fedran(tasks, P, rank, ridge, order="sequential"):
         V, s = state
         classifiers.append(V @ np.diag(1 / (s**2 + ridge)) @ V.T @ B)
     return classifiers
+
+
+def relative_tail(tasks, P, rank, order="sequential"):
+    """Corollary 2 after all tasks, from full spectra: eta_loc, eta_merge, L_t, E_t, R^2 N_t and tr(G - G~).
+
+    Each upload counts the merges that it goes through and that drop something; P (d, M).
+    """
+    M = P.shape[1]
+    G, energies, lengths, local, shares, passed = np.zeros((M, M)), [], [], [0.0], [0.0], {}
+
+    def combine(parts, limit):
+        if len(parts) == 1:
+            return parts[0]
+        S = sum((V * s**2) @ V.T for (V, s), _ in parts)
+        values, members = np.linalg.eigvalsh(S)[::-1], [name for _, names in parts for name in names]
+        tail = values[limit:].sum()
+        if tail > 1e-10 * values.sum():
+            shares.append(tail / np.trace(S))
+            for name in members:
+                passed[name] += 1
+        return merge([part for part, _ in parts], limit), members
+
+    def in_tree(parts):
+        left = 1
+        while 2 * left < len(parts):
+            left *= 2
+        return parts[0] if len(parts) == 1 else combine([in_tree(parts[:left]), in_tree(parts[left:])], rank)
+
+    def in_turn(parts):
+        merged = parts[0]
+        for part in parts[1:]:
+            merged = combine([merged, part], rank)
+        return merged
+
+    spatial = {"sequential": in_turn, "tree": in_tree, "joint": lambda parts: combine(parts, rank)}[order]
+    state = None
+    for t, clients in enumerate(tasks):
+        parts = []
+        for k, (Z, labels) in enumerate(clients):
+            if not len(labels):
+                continue
+            H = np.maximum(Z @ P, 0)
+            s = np.linalg.svd(H, compute_uv=False)
+            G += H.T @ H
+            energies.append((H**2).sum())
+            lengths.extend((H**2).sum(axis=1))
+            local.append((s[rank:] ** 2).sum() / energies[-1])
+            passed[t, k] = 0
+            parts.append((client_summary(H, rank), [(t, k)]))
+        own = spatial(parts)
+        state = own if state is None else combine([state, own], rank)
+    (V, s), _ = state
+    found = {"eta_local": max(local), "eta_merge": max(shares), "truncations": max(passed.values())}
+    trace = np.trace(G - (V * s**2) @ V.T)
+    return {**found, "energy": sum(energies), "RN": max(lengths) * len(lengths), "trace_error": trace}

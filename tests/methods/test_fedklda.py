@@ -80,7 +80,7 @@ def test_scores_are_the_centralised_ones_for_any_partition_and_order(ensemble, s
     [
         ({"M": None}, {"M": None}),
         ({"M": None, "shrinkage": "oas", "prior": "counts"}, {"M": None, "shrinkage": "oas", "prior": "counts"}),
-        ({"M": 20, "kind": "relu"}, {"M": 20}),
+        ({"M": 20, "activation": "relu"}, {"M": 20}),
     ],
 )
 def test_of_the_kind_identity_or_relu_it_is_fedlda_bit_for_bit(kernel, plain):
@@ -139,15 +139,15 @@ def test_the_exchange_before_the_first_task():
         ({}, ["bandwidth", "statistics"]),
         ({"bandwidth": 2.5}, ["statistics"]),
         ({"centre": "all_tasks"}, ["bandwidth", "offset", "statistics"]),
-        ({"kind": "relu"}, ["statistics"]),
+        ({"activation": "relu"}, ["statistics"]),
     ):
         method = FedKLDA(M=20, **knobs)
         server = method.server(problem)
         assert list(server.stages(first)) == stages
         assert server.rounds(second) == 1
         learn_task(method, problem, server, first, tasks[0])
-        assert ("bandwidth" in server.broadcast(second, 0)) == ("kind" not in knobs)
-        assert server.report().get("bandwidth") == (None if "kind" in knobs else server.bandwidth)
+        assert ("bandwidth" in server.broadcast(second, 0)) == ("activation" not in knobs)
+        assert server.report().get("bandwidth") == (None if "activation" in knobs else server.bandwidth)
     method = FedKLDA(M=20)
     server, client = method.server(problem), method.client(problem)
     asked = server.broadcast(first, 0)
@@ -230,8 +230,8 @@ def test_a_server_that_was_saved_goes_on_bit_for_bit(ensemble):
         ({"ensemble": 0}, "method.ensemble=0 is out of range"),
         ({"ensemble": 2, "M": None}, "method.ensemble=2 needs random maps, and method.M=null has none"),
         ({"bandwidth": 2, "M": None}, "method.bandwidth=2.0 has no meaning with method.M=null"),
-        ({"bandwidth": 2, "kind": "relu"}, "method.bandwidth=2.0 has no meaning with method.kind=relu"),
-        ({"kind": "sin"}, "method.kind=sin is not known"),
+        ({"bandwidth": 2, "activation": "relu"}, "method.bandwidth=2.0 has no meaning with method.activation=relu"),
+        ({"activation": "sin"}, "method.activation=sin is not known"),
         ({"scale_scores": True}, "method.scale_scores=true makes no sense for fedklda"),
     ],
 )

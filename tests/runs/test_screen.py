@@ -92,11 +92,26 @@ def test_scarce_labels_and_bounds_have_their_tables(capsys):
     assert "Communication (float32)" in plain
     record["labels"] = {"rate": 0.2, "samples": 100, "labelled": 20, "accepted": 60, "right": 45}
     errors = {f"{part}_{what}": 1.5 for part in ("gram", "weight") for what in ("error", "bound", "norm")}
-    record["bounds"] = [{**errors, "score_error": None, "certified": 12.5, "agree": 90.0}]
+    older = {**errors, "score_error": None, "certified": 12.5, "agree": 90.0}
+    record["bounds"] = [older]
     print_record(record, "x")
     out = capsys.readouterr().out
     for text in ("Labels (rate 0.2)", "45 (75.0 %)", "12.50", "not finite"):
         assert text in " ".join(out.split())
+    assert "Gram (trace)" not in out
+    whole = {
+        "weight_bound_sharper": 0.25,
+        "certified_sharper": 77.0,
+        "trace_error": 3.0,
+        "tail_bound": None,
+        "energy": 9.0,
+    }
+    record["bounds"] = [{**older, **whole}]
+    print_record(record, "x")
+    out = capsys.readouterr().out
+    assert re.search(r"Gram \(trace\) +│ +3 │ +not finite │ +│ +9 │", out)
+    assert re.search(r"classifier \(Frobenius\) +│ +1.5 │ +1.5 │ +0.25 │ +1.5 │", out)
+    assert re.search(r"same class \(% of tests\) +│ +90.00 │ +12.50 │ +77.00 │", out)
     record["labels"].update(accepted=0, right=0)
     print_record(record, "x")
 

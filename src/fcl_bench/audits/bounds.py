@@ -1,4 +1,4 @@
-"""Bounds on what a sketched Gram matrix costs, beside the truth (FedRAN Theorems 1 and 2, Corollary 1).
+"""Bounds on what a sketched Gram matrix costs, beside the truth (FedRAN Theorems 1 and 2, Corollaries 1 and 2).
 
 The truth needs the exact Gram matrix, which no server of a sketching method has; these audits stand outside the
 federation and see everything. They are meant for small M, and they double a run's work.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 
@@ -33,6 +33,31 @@ from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices
 
 log = logging.getLogger(__name__)
+
+
+class Bounds(NamedTuple):
+    """What a server's estimate and classifier can be off by at most.
+
+    Attributes:
+        gram: of G minus its estimate, in the spectral norm.
+        weights: of W* - W, in the Frobenius norm, as the method's paper has it.
+        sharper: the same by `inverse_gap`, never larger.
+    """
+
+    gram: float
+    weights: float
+    sharper: float
+
+
+def inverse_gap(error: float, ridge: float) -> float:
+    """error / (ridge (ridge + error)): the most by which (A + ridge I)^-1 and (B + ridge I)^-1 differ (spectral norm).
+
+    For symmetric positive semidefinite A and B with ||A - B|| <= error. With E = error I, B <= A + E in the order of
+    symmetric matrices, so (A + ridge I)^-1 - (B + ridge I)^-1 <= (A + ridge I)^-1 - (A + E + ridge I)^-1, whose
+    eigenvalues 1/x - 1/(x + error) are largest at x = ridge; and the same with A and B exchanged. FedRAN's proof has
+    error / ridge^2 (Eq. 71).
+    """
+    return error / (ridge + error) / ridge
 
 
 class GramAudit(Audit):
@@ -62,8 +87,12 @@ class GramAudit(Audit):
         """Spectral norm of H'H minus its sketch, or a bound on it."""
 
     @abstractmethod
-    def bounds(self, server: Server) -> tuple[float, float]:
-        """Bounds on the spectral norm of G minus its estimate, and on the Frobenius norm of W* - W."""
+    def bounds(self, server: Server) -> Bounds:
+        """What the theorems say of the server after a task."""
+
+    def in_trace(self, server: Server, error: torch.Tensor) -> dict[str, float]:
+        """Of G minus its estimate (M, M), what a bound on its trace adds to the row."""
+        return {}
 
     def report(self, task: Task, server: Server, everything: Everything) -> None:
         """A row of bounds.csv: bound and truth after a task, null for what is not finite.
@@ -73,15 +102,16 @@ class GramAudit(Audit):
         `gram_error` <= `gram_bound` (Theorem 1, spectral norm), `weight_error` <= `weight_bound` (Theorem 2, Frobenius
         norm, against W* = (G + lambda I)^-1 B), and for every test sample ||s* - s|| / ||h|| <= `weight_bound`
         (Corollary 1), of which `score_error` is the largest. `certified` is the share of test samples (percent) whose
-        margin makes the corollary promise the same class, `agree` the share that really get it.
+        margin makes the corollary promise the same class, `agree` the share that really get it. `weight_bound_sharper`
+        and `certified_sharper` are with `inverse_gap`. FedRAN's has Corollary 2 besides.
         """
         assert isinstance(server, FedRANServer | CentredSketchServer)
-        gram_bound, weight_bound = self.bounds(server)
+        gram_bound, weight_bound, sharper = self.bounds(server)
         error = self._G - server.gram()
         exact, _, trouble = solve_symmetric(self._G, server.B, shift=server.ridge)
         if trouble:
             self._notices.tell("exact", f"method.bounds, the exact solution itself: {trouble}")
-        samples = certified = agree = 0
+        samples = certified = certified_sharper = agree = 0
         score_error = 0.0
         for inputs in everything.tests():
             H = self._features.map(inputs)
@@ -93,6 +123,7 @@ class GramAudit(Audit):
             top = truth.topk(min(2, truth.shape[1]), dim=1).values
             margin = top[:, 0] - top[:, 1] if truth.shape[1] > 1 else torch.full_like(length, torch.inf)
             certified += int((margin > 2 * length * weight_bound).sum())
+            certified_sharper += int((margin > 2 * length * sharper).sum())
             agree += int((truth.argmax(dim=1) == scores.argmax(dim=1)).sum())
             samples += len(H)
         found = {
@@ -101,10 +132,13 @@ class GramAudit(Audit):
             "gram_norm": float(torch.linalg.matrix_norm(self._G, 2)),
             "weight_error": float(torch.linalg.matrix_norm(exact - server.W)),
             "weight_bound": weight_bound,
+            "weight_bound_sharper": sharper,
             "weight_norm": float(torch.linalg.matrix_norm(exact)),
             "score_error": score_error,
             "certified": 100 * certified / max(samples, 1),
+            "certified_sharper": 100 * certified_sharper / max(samples, 1),
             "agree": 100 * agree / max(samples, 1),
+            **self.in_trace(server, error),
         }
         # JSON has no infinity: a bound beyond all numbers is none.
         self.rows.append({name: value if math.isfinite(value) else None for name, value in found.items()})
@@ -118,26 +152,74 @@ class GramAudit(Audit):
 
 
 class FedRANAudit(GramAudit):
-    """Theorem 1: the first dropped sigma^2 of every summary and the first dropped eigenvalue of every merge."""
+    """Theorem 1: the first dropped sigma^2 of every summary and the first dropped eigenvalue of every merge.
+
+    Corollary 2: the largest share that a summary or a merge dropped, and how often an upload went through merges.
+    """
 
     _method: FedRAN
 
-    def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
-        return summarise(H, self._method.feasible_rank(self._problem, len(task.columns)))[1]
+    def __init__(self, method: FedRAN, problem: Problem) -> None:
+        super().__init__(method, problem)
+        #: Of all uploads so far: E_t = ||H||_F^2, N_t samples, the largest ||h||^2, and the largest share dropped.
+        self._energy, self._samples, self._largest, self._share = 0.0, 0, 0.0, 0.0
 
-    def bounds(self, server: Server) -> tuple[float, float]:
-        """Eq. 24 and 31; with the floor f, max(eps_G, f) / (lambda (lambda + f)) ||B||."""
+    def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
+        (_, sigma), dropped = summarise(H, self._method.feasible_rank(self._problem, len(task.columns)))
+        squares = H.double().square().sum(dim=1)
+        energy = float(squares.sum())
+        if dropped:
+            self._share = max(self._share, 1 - float(sigma.double().square().sum()) / energy)
+        self._energy += energy
+        self._samples += len(H)
+        self._largest = max(self._largest, float(squares.max()))
+        return dropped
+
+    def in_trace(self, server: Server, error: torch.Tensor) -> dict[str, float]:
+        """Corollary 2: `gram_error` <= `trace_error` <= `tail_bound` (Eq. 63) <= `tail_bound_R` (Eq. 64).
+
+        `eta_local` and `eta_merge` are the smallest numbers with which Eq. 60 and 61 hold, `truncations` is L_t with
+        merges that dropped something, `energy` E_t, the trace of the exact G.
+        """
+        server = cast(FedRANServer, server)
+        tail = self._share + server.losses.share * server.truncations
+        return {
+            "trace_error": float(error.trace()),
+            "tail_bound": tail * self._energy,
+            "tail_bound_R": tail * self._largest * self._samples,
+            "eta_local": self._share,
+            "eta_merge": server.losses.share,
+            "truncations": float(server.truncations),
+            "energy": self._energy,
+        }
+
+    def bounds(self, server: Server) -> Bounds:
+        """Eq. 24 and 31; with the floor f, max(eps_G, f) / (lambda (lambda + f)) ||B||.
+
+        Sharper, the first term is eps_G ||B|| / (lambda (lambda + eps_G)).
+        """
         server = cast(FedRANServer, server)
         (V, _), B, ridge = server.sketch, server.B, server.ridge
-        gram = self.local_error + server.merge_error
+        gram = self.local_error + server.losses.first
         size = float(torch.linalg.matrix_norm(B))
         if self._method.complement == "floor":
             # G - G~ is positive semidefinite with norm eps_G, and no more than f is taken from it in any direction;
             # the inverses of G + lambda I and of the floored sketch have norms at most 1 / lambda and 1 / (lambda + f).
             floor = server.floor
-            return gram, max(gram, floor) / ridge / (ridge + floor) * size
-        outside = float(torch.linalg.matrix_norm(B - V @ (V.T @ B)))
-        return gram, gram / ridge * (size / ridge) + outside / ridge
+            # Floored, the sketch is at most G + f I and at least G - eps_G I, and at least f I.
+            sharper = max(inverse_gap(floor, ridge), inverse_gap(gram, ridge + floor))
+            return Bounds(gram, max(gram, floor) / ridge / (ridge + floor) * size, sharper * size)
+        outside = float(torch.linalg.matrix_norm(B - V @ (V.T @ B))) / ridge
+        return Bounds(gram, gram / ridge * (size / ridge) + outside, inverse_gap(gram, ridge) * size + outside)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        seen = torch.tensor([self._energy, self._samples, self._largest, self._share], dtype=torch.float64)
+        return {**super().state_dict(), "seen": seen}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        self._energy, samples, self._largest, self._share = state["seen"].tolist()
+        self._samples = int(samples)
 
 
 class CentredSketchAudit(GramAudit):
@@ -156,11 +238,12 @@ class CentredSketchAudit(GramAudit):
         A = deviations(H, which, class_sums(H, which, len(task.columns))) if self._method.centre else H
         return A, *summarise(A, self._method.rank)
 
-    def bounds(self, server: Server) -> tuple[float, float]:
+    def bounds(self, server: Server) -> Bounds:
         """The estimate is at least delta I, so its inverse factor is at most 1 / (lambda + delta)."""
         server = cast(CentredSketchServer, server)
-        size = float(torch.linalg.matrix_norm(server.B))
-        return self.local_error, self.local_error / server.ridge / (server.ridge + server.delta) * size
+        size, error, ridge = float(torch.linalg.matrix_norm(server.B)), self.local_error, server.ridge
+        weights = error / ridge / (ridge + server.delta)
+        return Bounds(error, weights * size, min(weights, inverse_gap(error, ridge)) * size)
 
 
 class GaussianRemainderAudit(CentredSketchAudit):
@@ -180,7 +263,7 @@ class GaussianRemainderAudit(CentredSketchAudit):
         self._uploads.append((Sketch(V, sigma, max(dropped, 0.0)), residual))
         return 0.0
 
-    def bounds(self, server: Server) -> tuple[float, float]:
+    def bounds(self, server: Server) -> Bounds:
         for sketch, residual in self._uploads:
             largest, level = substitute(sketch, cast(GaussianRemainderServer, server).Q, self._method.mix)
             self.local_error += max(residual - level, largest)

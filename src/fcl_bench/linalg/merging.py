@@ -3,36 +3,80 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
 
 from fcl_bench.linalg.spectral import Spectrum, merge
 
 
+class Part(NamedTuple):
+    """A summary, and what was cut off it on the way.
+
+    Attributes:
+        truncations: of the summaries that it is made of, the most merges that one of them took part in and that
+            dropped something (L_t of FedRAN's Corollary 2, if it is made of all).
+    """
+
+    summary: Spectrum
+    truncations: int = 0
+
+
+@dataclass
+class Losses:
+    """What merges dropped, together.
+
+    Attributes:
+        first: sum over merges of the first eigenvalue that each one dropped (FedRAN Eq. 24's second sum).
+        share: the largest share of the trace at hand that a merge dropped (eta_merge, Eq. 61).
+    """
+
+    first: float = 0.0
+    share: float = 0.0
+
+    def merged(self, parts: Sequence[Part], rank: int) -> Part:
+        """`merge` of the parts' summaries, taken note of."""
+        summaries = [part.summary for part in parts]
+        summary, first = merge(summaries, rank)
+        truncations = max(part.truncations for part in parts)
+        self.first += first
+        largest = float(summary.sigma[0]) ** 2 if len(summary.sigma) else 0.0
+        if first > len(summary.V) * torch.finfo(torch.float64).eps * largest:  # else it is of rounding
+            before = sum(_trace(part) for part in summaries)
+            self.share = max(self.share, (before - _trace(summary)) / before)
+            truncations += 1
+        return Part(summary, truncations)
+
+
+def _trace(summary: Spectrum) -> float:
+    return float(summary.sigma.square().sum())
+
+
+@dataclass
 class Merger(ABC):
     """Takes summaries as they arrive; `result` is their merge, or None if there were none.
 
     Attributes:
         rank: r.
-        dropped: sum over the merges so far of the first eigenvalue each one dropped (their part of FedRAN's Eq. 24).
+        losses: of these merges, on top of what is there.
     """
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.dropped = 0.0
-        self._held: list[Spectrum] = []
+    rank: int
+    losses: Losses = field(default_factory=Losses)
 
-    def _merge(self, *summaries: Spectrum) -> Spectrum:
-        merged, dropped = merge(summaries, self.rank)
-        self.dropped += dropped
-        return merged
+    def __post_init__(self) -> None:
+        self._held: list[Part] = []
 
     @abstractmethod
     def add(self, summary: Spectrum) -> None:
         """Take in one summary."""
 
-    def result(self) -> Spectrum | None:
+    def result(self) -> Part | None:
         """The merged summary, of rank at most r; to be called once, when all are in."""
         while len(self._held) > 1:
-            self._held[-2:] = [self._merge(*self._held[-2:])]
+            self._held[-2:] = [self.losses.merged(self._held[-2:], self.rank)]
         return self._held[0] if self._held else None
 
 
@@ -40,17 +84,17 @@ class SequentialMerger(Merger):
     """Pairwise, in order of arrival (the paper): truncates at each arrival, holds one summary."""
 
     def add(self, summary: Spectrum) -> None:
-        self._held = [self._merge(*self._held, summary)]
+        self._held = [self.losses.merged([*self._held, Part(summary)], self.rank)]
 
 
 class JointMerger(Merger):
     """All in one SVD: the best rank-r approximation of their sum (Eckart-Young). Holds all summaries of the task."""
 
     def add(self, summary: Spectrum) -> None:
-        self._held.append(summary)
+        self._held.append(Part(summary))
 
-    def result(self) -> Spectrum | None:
-        return self._merge(*self._held) if self._held else None
+    def result(self) -> Part | None:
+        return self.losses.merged(self._held, self.rank) if self._held else None
 
 
 class TreeMerger(Merger):
@@ -60,11 +104,12 @@ class TreeMerger(Merger):
 
     def add(self, summary: Spectrum) -> None:
         # A binary counter: two subtrees of one height become one of the next.
+        part = Part(summary)
         trees = self._arrived = self._arrived + 1
         while trees % 2 == 0:
-            summary = self._merge(self._held.pop(), summary)
+            part = self.losses.merged([self._held.pop(), part], self.rank)
             trees //= 2
-        self._held.append(summary)
+        self._held.append(part)
 
 
 #: `method.merge`

@@ -1,4 +1,4 @@
-"""Random features: one shared projection, drawn from a seed, and ReLU or cosine."""
+"""Random features: one shared projection, drawn from a seed, and ReLU, cosine or nothing."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from fcl_bench.linalg.product import product
 
 #: Most bytes of H that are made at a time, and fewest rows, where H is not needed whole.
 _BLOCK_BYTES, _BLOCK_ROWS = 2**26, 256
-#: What may follow the projection.
-KINDS = ("relu", "cos")
+#: What may follow the projection: ReLU or nothing; and where there is a bandwidth, the cosine.
+ACTIVATIONS = ("relu", "none")
+FOURIER = "cos"
 
 
 class RandomFeatures:
     """H = ReLU(Z P) (FedRAN Eq. 6), P (d, M) with independent N(0, 1) entries; with M None the identity, H = Z.
 
-    Of kind "cos" they are random Fourier features (Rahimi and Recht), H = sqrt(2/M) cos(Z P + u): P has N(0, 1/b^2)
+    Without an activation H = Z P, as in FedRAN's ablation (Fig. 7): every classifier on H is then one on Z.
+
+    With "cos" they are random Fourier features (Rahimi and Recht), H = sqrt(2/M) cos(Z P + u): P has N(0, 1/b^2)
     entries for the bandwidth b, u is uniform on [0, 2 pi), and h'h* approximates exp(-|z - z*|^2 / (2 b^2)) with an
     error of order 1/sqrt(M).
 
@@ -29,7 +32,7 @@ class RandomFeatures:
         inputs: d.
         outputs: M, or None.
         dtype, device: of P and of what `map` returns.
-        kind: "relu" or "cos".
+        activation: "relu", "none" or "cos".
         bandwidth: b; of the cosines only.
         maps: how many independent maps lie side by side in H, of M / maps features each.
     """
@@ -41,28 +44,30 @@ class RandomFeatures:
         outputs: int | None,
         dtype: torch.dtype,
         device: torch.device,
-        kind: str = "relu",
+        activation: str = "relu",
         bandwidth: float = 1.0,
         maps: int = 1,
     ) -> None:
         self.outputs = inputs if outputs is None else outputs
-        self.maps = maps
+        self.activation, self.maps = activation, maps
         self.projection: torch.Tensor | None = None
         self.phases: torch.Tensor | None = None
         if outputs is not None:
             rng = torch.Generator().manual_seed(seed)
             drawn = torch.randn(inputs, outputs, generator=rng, dtype=torch.float64)
-            if kind == "cos":
+            if activation == FOURIER:
                 drawn /= bandwidth
                 phases = 2 * math.pi * torch.rand(outputs, generator=rng, dtype=torch.float64)
                 self.phases = phases.to(device, dtype)
             self.projection = drawn.to(device, dtype)
 
     @classmethod
-    def given(cls, projection: torch.Tensor, phases: torch.Tensor | None = None, maps: int = 1) -> RandomFeatures:
+    def given(
+        cls, projection: torch.Tensor, activation: str, phases: torch.Tensor | None = None, maps: int = 1
+    ) -> RandomFeatures:
         """Those of a projection (d, M), and phases (M,) for cosines, that came whole instead of as a seed."""
         features = cls.__new__(cls)
-        features.outputs, features.maps = projection.shape[1], maps
+        features.outputs, features.activation, features.maps = projection.shape[1], activation, maps
         features.projection, features.phases = projection, phases
         return features
 
@@ -72,11 +77,11 @@ class RandomFeatures:
             return z
         H = self.linear(z)
         if self.phases is None:
-            return H.relu_()
+            return H if self.activation == "none" else H.relu_()
         return H.add_(self.phases).cos_().mul_(math.sqrt(2 * self.maps / self.outputs))
 
     def linear(self, z: torch.Tensor) -> torch.Tensor:
-        """Z P (n, M), before ReLU or the cosine; with M None Z."""
+        """Z P (n, M), before the activation; with M None Z."""
         return z if self.projection is None else product(self.projection.T, z.T).T
 
     def blocks(self, z: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The covariance of random features H = ReLU(Z P) of Gaussian Z, in closed form."""
+"""The covariance of random features H = ReLU(Z P), or H = Z P, of Gaussian Z, in closed form."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from fcl_bench.linalg.product import product
 
 #: Means beyond so many standard deviations make a feature linear or dead to the last bit of float64.
 _FAR = 40.0
+
+
+def linear_covariance(P: torch.Tensor, Sigma: torch.Tensor) -> torch.Tensor:
+    """P' Sigma P (M, M), symmetric to the bit: the covariance of Z P, for P (d, M) and the covariance Sigma (d, d)."""
+    R = product(P.T, product(Sigma, P))
+    return (R + R.T).div_(2)
 
 
 def relu_covariance(P: torch.Tensor, Sigma: torch.Tensor, means: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -33,8 +39,7 @@ def relu_covariance(P: torch.Tensor, Sigma: torch.Tensor, means: torch.Tensor, w
     Returns:
         (M, M), symmetric.
     """
-    R = product(P.T, product(Sigma, P))
-    R = (R + R.T).div_(2)
+    R = linear_covariance(P, Sigma)
     scale = R.diagonal().clamp_min(0).sqrt()
     inverse = torch.where(scale > 0, 1 / scale, 0)
     R.mul_(inverse).mul_(inverse.unsqueeze(1))

@@ -169,16 +169,21 @@ def _labels(labels: Labels) -> Table:
 def _bounds(bounds: Mapping[str, float | None]) -> Table:
     """Bound beside truth after the last task."""
 
-    def show(name: str, digits: str = ".3g") -> str:
-        return _number(bounds[name], digits, without="not finite")
+    def show(*names: str, digits: str = ".3g") -> Iterable[str]:
+        # An older run has fewer of them.
+        return (_number(bounds[name], digits, without="not finite") if name in bounds else "" for name in names)
 
-    rows = (
-        ("Gram matrix (spectral)", *map(show, ("gram_error", "gram_bound", "gram_norm"))),
-        ("classifier (Frobenius)", *map(show, ("weight_error", "weight_bound", "weight_norm"))),
-        ("test scores / ||h||, largest", show("score_error"), show("weight_bound"), ""),
-        ("same class (% of test samples)", show("agree", ".2f"), show("certified", ".2f"), ""),
-    )
-    return screen_table("Against the exact Gram matrix, last task", ("", "truth", "bound", "norm of the exact"), rows)
+    rows = [
+        ("Gram (spectral)", *show("gram_error", "gram_bound", "", "gram_norm")),
+        ("Gram (trace)", *show("trace_error", "tail_bound", "", "energy")),
+        ("classifier (Frobenius)", *show("weight_error", "weight_bound", "weight_bound_sharper", "weight_norm")),
+        ("scores / ||h||, largest", *show("score_error", "weight_bound", "weight_bound_sharper", "")),
+        ("same class (% of tests)", *show("agree", "certified", "certified_sharper", "", digits=".2f")),
+    ]
+    if "trace_error" not in bounds:  # only FedRAN bounds it
+        del rows[1]
+    headers = ("", "truth", "bound", "sharper", "exact norm")
+    return screen_table("Against the exact Gram matrix, last task", headers, rows)
 
 
 def _communication(communication: Communication) -> Table:

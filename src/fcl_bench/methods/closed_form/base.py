@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.errors import require_memory
+from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.estimate import Estimate
 from fcl_bench.linalg.product import product
-from fcl_bench.linalg.random_features import RandomFeatures
+from fcl_bench.linalg.random_features import ACTIVATIONS, RandomFeatures
 from fcl_bench.linalg.ridge import AUTO, GCV, Spectrum, gcv, mean_share
 from fcl_bench.linalg.score_scaling import score_scales, unit_lengths
 from fcl_bench.linalg.solve import Solution, relative_rounding
@@ -43,6 +43,7 @@ class ClosedFormMethod(Method):
 
     Args:
         M: number of random features; None: the backbone's features themselves, H = Z.
+        activation: what follows the projection: "relu", or "none", H = Z P.
         scale_scores: divide each class's scores by the root of their sum over the class's own samples (true), or by
             the length of its weights (length), as STSA's public code does.
 
@@ -54,7 +55,15 @@ class ClosedFormMethod(Method):
     server_half: ClassVar[type[ClosedFormServer]]
 
     M: int | None = knob(2048, least=1)
+    activation: str = knob("relu", choices=ACTIVATIONS, added=True)
     scale_scores: bool | str = knob(False, choices=("length",), added=True)
+
+    def __post_init__(self) -> None:
+        if self.M is None and self.activation == "none":
+            raise UserError(
+                "method.activation=none has no meaning with method.M=null, where nothing is projected",
+                "a number for method.M, or without method.activation",
+            )
 
     @property
     def penalty(self) -> float | str:
@@ -112,12 +121,17 @@ class ClosedFormClient(Client):
     def random_features(self, broadcast: Message) -> RandomFeatures:
         """The map that the server asks for."""
         if "projection" in broadcast:
-            return RandomFeatures.given(broadcast["projection"].to(self.problem.device, self.problem.dtype))
+            projection = broadcast["projection"].to(self.problem.device, self.problem.dtype)
+            return RandomFeatures.given(projection, self.method.activation)
         seed = int(broadcast["seed"])
         if self._features is None or self._features[0] != seed:
-            problem = self.problem
-            self._features = (seed, RandomFeatures(seed, problem.inputs, self.method.M, problem.dtype, problem.device))
+            self._features = seed, random_features_of(self.method, self.problem, seed)
         return self._features[1]
+
+
+def random_features_of(method: ClosedFormMethod, problem: Problem, seed: int) -> RandomFeatures:
+    """The map that a method's knobs ask for, drawn from a seed."""
+    return RandomFeatures(seed, problem.inputs, method.M, problem.dtype, problem.device, method.activation)
 
 
 def projection_seed(problem: Problem) -> int:
@@ -127,7 +141,7 @@ def projection_seed(problem: Problem) -> int:
 
 def shared_features(method: ClosedFormMethod, problem: Problem) -> RandomFeatures:
     """The random features of this run, as the server has them."""
-    return RandomFeatures(projection_seed(problem), problem.inputs, method.M, problem.dtype, problem.device)
+    return random_features_of(method, problem, projection_seed(problem))
 
 
 def positions(shard: Shard, columns: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.gram import add_gram, class_sums
-from fcl_bench.linalg.relu_covariance import relu_covariance
+from fcl_bench.linalg.relu_covariance import linear_covariance, relu_covariance
 from fcl_bench.linalg.remainder import Sketch, add_sketches
 from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.methods.closed_form.base import (
@@ -176,7 +176,8 @@ class GaussianRemainderServer(CentredSketchServer):
     """G += V sigma^2 V' + sum_c S_c S_c'/n_c + e [(1 - mix) Pi Q Pi / tr(Pi Q Pi) + mix Pi / (M - r)], Pi = I - V V'.
 
     Q is the covariance that the task's random features would have if its classes were Gaussian, with the pooled means
-    of the task and one covariance Sigma of all uploads so far; without random features it is Sigma. The sketches of a
+    of the task and one covariance Sigma of all uploads so far; without random features it is Sigma, and without an
+    activation P' Sigma P. The sketches of a
     task are kept until its end, when Q is known. What is added evenly is in delta, as in the base.
 
     Attributes:
@@ -247,6 +248,8 @@ class GaussianRemainderServer(CentredSketchServer):
         Sigma, P = self.scatter / self.samples, self.random_features.projection
         if P is None:
             return Sigma
+        if self.method.activation == "none":
+            return linear_covariance(P, Sigma)
         return relu_covariance(P, Sigma, self._sums / self._sizes.clamp_min(1), self._sizes)
 
     def finish_task(self) -> None:

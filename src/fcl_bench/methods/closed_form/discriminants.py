@@ -70,6 +70,7 @@ class DiscriminantMethod(ClosedFormMethod):
     M: int | None = knob(None, least=1)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         # h'w_c + b_c compares distances: multiplied by a number for each class, the nearest mean would not win any
         # more, and shifting all features by one vector would change who does.
         if self.scale_scores:

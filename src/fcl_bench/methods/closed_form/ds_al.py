@@ -36,7 +36,8 @@ class Linear(RandomFeatures):
     def of(cls, features: RandomFeatures) -> Linear:
         """With the same projection."""
         linear = cls.__new__(cls)
-        linear.outputs, linear.projection = features.outputs, features.projection
+        linear.outputs, linear.activation = features.outputs, features.activation
+        linear.projection = features.projection
         return linear
 
     def map(self, z: torch.Tensor) -> torch.Tensor:
@@ -44,7 +45,7 @@ class Linear(RandomFeatures):
 
     def main(self, linear: torch.Tensor) -> torch.Tensor:
         """H (n, M) of the main stream."""
-        return linear if self.projection is None else linear.relu()
+        return linear if self.projection is None or self.activation == "none" else linear.relu()
 
 
 class DSALClient(STSAClient):
@@ -181,6 +182,7 @@ class DSAL(ClosedFormMethod):
 
     Args:
         M: number of random features; None: the backbone's features themselves, H = Z and K = tanh(Z).
+        activation: of the main stream; the compensation stream's is tanh whatever it says.
         gamma: ridge of the main stream; "auto", "gcv": chosen by the statistics.
         gamma_c: ridge of the compensation stream.
         kappa: weight of the compensation stream's scores; 0: those of STSA.

@@ -275,6 +275,7 @@ class FedFeCAM(ClosedFormMethod):
     memory: str = knob("float32", choices=("float32", "float64"))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.scale_scores:
             raise UserError(
                 "method.scale_scores=true has no meaning here: scores are distances, not sums over weights",
@@ -301,7 +302,7 @@ class FedFeCAM(ClosedFormMethod):
         if Z.numel() and (least := float(Z.min())) < 0:
             raise UserError(
                 f"method.tukey={self.tukey:g} takes features that are not negative, and here is one of {least:.3g}",
-                "method.tukey=1, or random features, which are not: method.M=2048",
+                "method.tukey=1, or ReLU features, which are not: method.M=2048 method.activation=relu",
             )
         return Z.sqrt() if self.tukey == 0.5 else Z.pow(self.tukey)
 

@@ -16,7 +16,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.product import product
-from fcl_bench.linalg.random_features import KINDS, RandomFeatures, mean_squared_distance
+from fcl_bench.linalg.random_features import ACTIVATIONS, FOURIER, RandomFeatures, mean_squared_distance
 from fcl_bench.linalg.solve import DOUBTFUL, relative_rounding
 from fcl_bench.methods.closed_form.base import projection_seed
 from fcl_bench.methods.closed_form.fedlda import FedLDA, FedLDAClient, FedLDAServer
@@ -56,7 +56,7 @@ class FedKLDAClient(FedLDAClient):
                 for name in ("projection", "phases")
                 if name in broadcast
             }
-            return RandomFeatures.given(**given, maps=self.method.maps)
+            return RandomFeatures.given(activation=self.method.activation, maps=self.method.maps, **given)
         seed, bandwidth = int(broadcast["seed"]), float(broadcast["bandwidth"]) if "bandwidth" in broadcast else 1.0
         if self._drawn is None or self._drawn[:2] != (seed, bandwidth):
             self._drawn = seed, bandwidth, self.method.features(self.problem, seed, bandwidth)
@@ -163,7 +163,7 @@ class FedKLDA(FedLDA):
 
     Args:
         M: number of random features of each map; None: the backbone's features themselves, which makes it FedLDA.
-        kind: "cos", random Fourier features; "relu", FedLDA's.
+        activation: "cos", random Fourier features; "relu" and "none", FedLDA's.
         bandwidth: b of the kernel exp(-|z - z*|^2 / (2 b^2)); "auto": the root of the mean squared distance of the
             first task's samples.
         ensemble: E, independent maps whose posteriors are averaged.
@@ -175,7 +175,7 @@ class FedKLDA(FedLDA):
     server_half = FedKLDAServer
 
     M: int | None = knob(2048, least=1)
-    kind: str = knob("cos", choices=KINDS)
+    activation: str = knob(FOURIER, choices=(FOURIER, *ACTIVATIONS))
     bandwidth: float | str = knob(AUTO, above=0, choices=(AUTO,))
     ensemble: int = knob(1, least=1)
 
@@ -187,13 +187,13 @@ class FedKLDA(FedLDA):
                 "method.ensemble=1, or method.M=2048",
             )
         if not self.fourier and self.bandwidth != AUTO:
-            which = "method.M=null" if self.M is None else f"method.kind={self.kind}"
+            which = "method.M=null" if self.M is None else f"method.activation={self.activation}"
             raise UserError(f"method.bandwidth={self.bandwidth} has no meaning with {which}", "method.bandwidth=auto")
 
     @property
     def fourier(self) -> bool:
         """Whether H are random Fourier features."""
-        return self.kind == "cos" and self.M is not None
+        return self.activation == FOURIER and self.M is not None
 
     @property
     def maps(self) -> int:
@@ -203,7 +203,7 @@ class FedKLDA(FedLDA):
         """All maps, side by side."""
         outputs = None if self.M is None else self.dimension(problem)
         like = problem.dtype, problem.device
-        return RandomFeatures(seed, problem.inputs, outputs, *like, self.kind, bandwidth, self.maps)
+        return RandomFeatures(seed, problem.inputs, outputs, *like, self.activation, bandwidth, self.maps)
 
     def dimension(self, problem: Problem) -> int:
         """E M, the width of H."""

@@ -14,10 +14,10 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums
-from fcl_bench.linalg.merging import MERGERS
+from fcl_bench.linalg.merging import MERGERS, Losses, Part
 from fcl_bench.linalg.ridge import Spectrum as Eigenvalues
 from fcl_bench.linalg.solve import Solution, ill_conditioned, relative_rounding
-from fcl_bench.linalg.spectral import Spectrum, merge, summarise
+from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.linalg.subspace import outside
 from fcl_bench.methods.closed_form.base import (
     ClosedFormClient,
@@ -104,7 +104,8 @@ class FedRANServer(RegularisedServer):
 
     Attributes:
         sketch: V (M, r) and sigma (r,) of everything so far.
-        merge_error: sum over all merges so far of the first eigenvalue that each dropped (Eq. 24's second sum).
+        truncations: the most merges that cut something off what the sketch is made of, of any one upload (L_t).
+        losses: what all merges so far dropped.
         floor: the smallest kept eigenvalue, or the largest of those at which a client cut off, where that is larger: so
             it is where a byte budget makes clients cut off long before the server.
     """
@@ -116,10 +117,10 @@ class FedRANServer(RegularisedServer):
         super().__init__(method, problem)
         empty = self.zeros(self.dimension, 0)
         self.sketch = Spectrum(empty, empty[0])
-        self.merge_error = 0.0
+        self.truncations, self.losses = 0, Losses()
         self._rank = 0 if method.rank is None else min(method.rank, self.dimension)
         self._cut = 0.0
-        self._spatial = MERGERS[self.method.merge](self._rank)
+        self._spatial = MERGERS[self.method.merge](self._rank, self.losses)
 
     @property
     def floor(self) -> float:
@@ -130,7 +131,7 @@ class FedRANServer(RegularisedServer):
         super().start_task(task)
         # A byte budget binds uploads, not what the server keeps, so a task with many classes never shrinks the state.
         self._rank = max(self._rank, self.method.feasible_rank(self.problem, len(task.columns)))
-        self._spatial = MERGERS[self.method.merge](self._rank)
+        self._spatial = MERGERS[self.method.merge](self._rank, self.losses)
 
     def gram(self) -> torch.Tensor:
         """The estimate of the Gram matrix, V diag(sigma^2) V' (M, M)."""
@@ -161,8 +162,8 @@ class FedRANServer(RegularisedServer):
     def finish_task(self) -> None:
         spatial = self._spatial.result()
         if spatial is not None:
-            self.sketch, dropped = merge([self.sketch, spatial], self._rank)
-            self.merge_error += self._spatial.dropped + dropped
+            before = Part(self.sketch, self.truncations)
+            self.sketch, self.truncations = self.losses.merged([before, spatial], self._rank)
         super().finish_task()
 
     def trace(self) -> float:
@@ -203,7 +204,9 @@ class FedRANServer(RegularisedServer):
             "V": self.sketch.V,
             "sigma": self.sketch.sigma,
             "rank": torch.tensor(self._rank),
-            "merge_error": torch.tensor(self.merge_error, dtype=torch.float64),
+            "truncations": torch.tensor(self.truncations),
+            "merge_error": torch.tensor(self.losses.first, dtype=torch.float64),
+            "merge_share": torch.tensor(self.losses.share, dtype=torch.float64),
             "cut": torch.tensor(self._cut, dtype=torch.float64),
         }
 
@@ -211,7 +214,8 @@ class FedRANServer(RegularisedServer):
         # In columns as `merge` leaves it, since a product may round by layout and a resumed run is to be the same.
         self.sketch = Spectrum(state["V"].to(self.B).T.contiguous().T, state["sigma"].to(self.B))
         self._rank = int(state["rank"])
-        self.merge_error, self._cut = float(state["merge_error"]), float(state["cut"])
+        self.truncations, self._cut = int(state["truncations"]), float(state["cut"])
+        self.losses.first, self.losses.share = float(state["merge_error"]), float(state["merge_share"])
 
 
 @dataclass
@@ -231,7 +235,8 @@ class FedRAN(ClosedFormMethod):
         ssl: FedRAN-SSL: give unlabelled samples (label_rate below 1) the label of the nearest prototype.
         tau: least cosine similarity at which such a label is accepted (Eq. 15).
         scale_scores: divide each class's scores by the root of their sum over the class's own samples.
-        bounds: compare with the exact solution after each task (Theorems 1 and 2, bounds.csv); for small M.
+        bounds: compare with the exact solution after each task (Theorems 1 and 2, Corollaries 1 and 2, bounds.csv); for
+            small M.
     """
 
     name: ClassVar[str] = "fedran"
@@ -249,6 +254,7 @@ class FedRAN(ClosedFormMethod):
     bounds: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.M is not None and self.rank is not None and self.rank > self.M:
             raise UserError(
                 f"method.rank={self.rank} is more than the {self.M} random features",

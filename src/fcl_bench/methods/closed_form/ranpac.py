@@ -213,6 +213,7 @@ class RanPAC(ClosedFormMethod):
     per_decade: int = knob(1, least=1)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.lowest_ridge > self.highest_ridge:
             raise UserError(
                 f"method.lowest_ridge={self.lowest_ridge:g} is above method.highest_ridge={self.highest_ridge:g}",
