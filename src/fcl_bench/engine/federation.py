@@ -21,6 +21,7 @@ from fcl_bench.engine.rounds import RoundAccuracy
 from fcl_bench.engine.transport import Transport
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.audit import Audit, Everything
+from fcl_bench.protocol.expected import Announced
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.problem import Problem
@@ -116,6 +117,8 @@ class Federation:
         self._examination = Examination(problem, stream, test)
         self.rounds = RoundAccuracy(evaluate_rounds, self._examination, np.array([len(own) for own in stream.test]))
         self._middleware = Chain([*middleware, Codec.of_server(problem)])
+        #: (K,) samples that clients have had, of how many tasks.
+        self._announced, self._announced_tasks = np.zeros(transport.clients, dtype=np.int64), 0
         self._resumes_within_tasks = method.resumes_within_tasks
         self._after_round: Callable[[int, int], None] = lambda round_, of: None
         if self.audits and transport.everything is None:
@@ -159,6 +162,7 @@ class Federation:
         state, server = self.state, self.server
         watch = Stopwatch(self.problem.device, state.server_seconds)
         samples, labelled = self.transport.samples(task.index)
+        self._announce(task, samples)
         available = np.flatnonzero(labelled).tolist()
         with watch.running():
             server.start_task(task)
@@ -211,7 +215,10 @@ class Federation:
                 )
             client = reply.client
             with watch.running():
-                upload = admitted(client, reply.upload, self._middleware, self.server, expected)
+                announced = Announced(int(known["samples"][client]), int(self._announced[client]))
+                upload = admitted(
+                    client, reply.upload, self._middleware, self.server, expected, self.problem, announced
+                )
                 self.server.absorb(client, upload)
             columns["up_bytes"][client] = reply.upload.nbytes
             columns["down_bytes"][client] = ledger.send(client, broadcast)
@@ -226,6 +233,13 @@ class Federation:
             for client in sorted(set(np.flatnonzero(known["labelled"]).tolist()) - set(present)):
                 self._observe(task, client, data)
         ledger.add_round(task.index, round_, broadcast.stage, columns)
+
+    def _announce(self, task: Task, samples: np.ndarray) -> None:
+        """What clients have had of all tasks up to this one, of which they have `samples` (K,)."""
+        if self._announced_tasks != task.index:  # of a resumed run
+            before = [self.transport.samples(index)[0] for index in range(task.index)]
+            self._announced = np.sum([np.zeros(self.transport.clients, dtype=np.int64), *before], axis=0)
+        self._announced, self._announced_tasks = self._announced + samples, task.index + 1
 
     def _guessed(self, task: Task, reply: Reply, data: ClientData) -> tuple[int, int]:
         """How many labels a client gave itself, and how many of them are right: the engine knows the truth."""

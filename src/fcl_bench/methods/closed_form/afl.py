@@ -19,7 +19,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.linalg.local_ridge import local_ridge
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer, one_hot, ridge_knob
-from fcl_bench.protocol.expected import Expectation, real
+from fcl_bench.protocol.expected import Expectation, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Shard, State
 from fcl_bench.protocol.task import Task
@@ -55,7 +55,7 @@ class AFLServer(RidgeServer):
 
     def expects(self, task: Task, round_: int) -> Expectation:
         d = self.dimension
-        return {"C": real(d, d), "W": real(d, len(task.columns))}
+        return {"C": gram_matrix(d, self.floor_of_features), "W": real(d, len(task.columns))}
 
     def absorb(self, client: int, upload: Message) -> None:
         self.estimate.matrix.add_(upload["C"])

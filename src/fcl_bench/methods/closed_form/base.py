@@ -178,6 +178,12 @@ class ClosedFormServer(Server):
         self._condition: float | None = None
         self._trouble = ""
 
+    @property
+    def floor_of_features(self) -> int | None:
+        """0 where no entry of H, and so none of its sums and products, is negative; None: they may be."""
+        features = self.random_features
+        return 0 if features.projection is not None and features.phases is None else None
+
     def zeros(self, *shape: int) -> torch.Tensor:
         """Zeros in the statistics' dtype on the device."""
         return torch.zeros(*shape, dtype=self.problem.dtype, device=self.problem.device)

@@ -14,7 +14,7 @@ import torch
 
 from fcl_bench.linalg.gram import add_class_sums, add_grams
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer, ridge_knob
-from fcl_bench.protocol.expected import Expectation, real
+from fcl_bench.protocol.expected import Expectation, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Shard, State
 from fcl_bench.protocol.task import Task
@@ -43,7 +43,11 @@ class STSAServer(RidgeServer):
     """G adds up over clients (Eq. 2) and tasks (Eq. 4); W = (G + gamma I)^-1 C (Eq. 8)."""
 
     def expects(self, task: Task, round_: int) -> Expectation:
-        return {"G": real(self.dimension, self.dimension), "C": real(self.dimension, len(task.columns))}
+        least = self.floor_of_features
+        return {
+            "G": gram_matrix(self.dimension, least),
+            "C": real(self.dimension, len(task.columns), least=least, of="G"),
+        }
 
     def absorb(self, client: int, upload: Message) -> None:
         self.estimate.matrix.add_(upload["G"])

@@ -14,7 +14,7 @@ import torch
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.expected import Expectation, images, numbers
+from fcl_bench.protocol.expected import Expectation, class_numbers, images
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
 from fcl_bench.protocol.problem import Problem, Shard, State
@@ -52,7 +52,7 @@ class JointTrainingServer(GradientServer):
         return Message({}, SAMPLES)
 
     def expects_answer(self) -> Expectation:
-        return {"images": images("n", 3, "h", "w"), "labels": numbers("n", below=1 + max(map(max, self.tasks)))}
+        return {"images": images("n", 3, "h", "w"), "labels": class_numbers("n", among=self.tasks[-1])}
 
     def absorb_answer(self, client: int, upload: Message) -> None:
         self._images.append(upload["images"])

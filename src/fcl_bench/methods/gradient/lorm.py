@@ -36,7 +36,7 @@ from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.half import MODEL, final_prefix
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.expected import Expectation, real
+from fcl_bench.protocol.expected import Expectation, whole_or_diagonal
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
@@ -153,11 +153,11 @@ class LoRMServer(GradientServer):
             return expected
         sizes = self.method.gram_sizes(self.network)
         fields = self.method.merged_by(self.network, task.index).values()
-        return {**expected, **{name: real(*sizes[name]) for name in fields}}
+        return {**expected, **{name: whole_or_diagonal(sizes[name]) for name in fields}}
 
     def expects_answer(self) -> Expectation:
         sizes = self.method.gram_sizes(self.network)
-        return {name: real(*sizes[name]) for name in self.method.layer_fields(self.network)}
+        return {name: whole_or_diagonal(sizes[name]) for name in self.method.layer_fields(self.network)}
 
     def absorb(self, client: int, upload: Message) -> None:
         super().absorb(client, upload)
