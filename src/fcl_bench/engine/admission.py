@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -87,7 +88,8 @@ def admitted(
         raise BadUpload(client, upload, f"it cannot be decoded ({error})", ", ".join(expected)) from error
     summed = torch.finfo(torch.float64 if problem is None else problem.dtype).eps
     rounding = {name: rounding_of(upload, name) + _SUMMED * summed for name in expected}
-    if found := first_objection(message, expected, rounding, announced):
+    largest = _largest(problem)
+    if found := first_objection(message, expected, rounding, announced, largest):
         raise refused(*found)
     if (samples := upload.samples) is not None:
         most = MOST_SAMPLES if announced is None else announced.run
@@ -103,6 +105,7 @@ def first_objection(
     expected: Expectation,
     rounding: Mapping[str, float] | None = None,
     announced: Announced | None = None,
+    largest: float = math.inf,
 ) -> Objection | None:
     """What is wrong with an upload: the field, what it is, and what was expected. None where nothing is.
 
@@ -111,6 +114,7 @@ def first_objection(
         expected: of each field.
         rounding: relative errors of the fields' numbers; left out: those of float64.
         announced: how many samples the client has; None: nobody knows.
+        largest: no real number is larger in absolute terms.
     """
     for name, wanted in expected.items():
         if name not in tensors and not wanted.optional:
@@ -127,7 +131,7 @@ def first_objection(
         if not fits:
             shape = ", ".join(f"{side}={sides[side]}" if side in sides else str(side) for side in wanted.shape)
             return name, f"has the shape {tuple(tensor.shape)}", f"({shape})"
-        if problem := _values(tensor, wanted):
+        if problem := _values(tensor, wanted, largest):
             return name, *problem
     rounding = dict.fromkeys(expected, torch.finfo(torch.float64).eps) if rounding is None else rounding
     # Dearer than the above, so only once all that is there is as it should be.
@@ -137,7 +141,7 @@ def first_objection(
     return None
 
 
-def _values(tensor: torch.Tensor, wanted: Expected) -> tuple[str, str] | None:
+def _values(tensor: torch.Tensor, wanted: Expected, largest: float) -> tuple[str, str] | None:
     right_kind = {
         "real": tensor.is_floating_point(),
         "whole": not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool,
@@ -153,9 +157,8 @@ def _values(tensor: torch.Tensor, wanted: Expected) -> tuple[str, str] | None:
     # The ends of what holds a NaN are NaN, which compares with nothing.
     least, most = (end.item() for end in torch.aminmax(tensor))
     if wanted.kind == "real":
-        if not least > -float("inf") or not most < float("inf"):
+        if not (least > -math.inf and most < math.inf):
             return "is not finite", "finite numbers"
-        largest = _largest(tensor.dtype)
         if max(-least, most) > largest:
             return f"holds {most if most > -least else least:.3g}", f"numbers of at most {largest:.3g}"
     if wanted.least is not None and least < wanted.least:
@@ -167,9 +170,12 @@ def _values(tensor: torch.Tensor, wanted: Expected) -> tuple[str, str] | None:
     return None
 
 
-def _largest(dtype: torch.dtype) -> float:
-    """Numbers up to here may be multiplied, and many such products added up, without overflow."""
-    return torch.finfo(dtype).max ** 0.5 * 2**-20 if dtype in (torch.float32, torch.float64) else float("inf")
+def _largest(problem: Problem | None) -> float:
+    """Up to here numbers may be multiplied with each other, in the types of wire and statistics, without overflow."""
+    if problem is None:
+        return math.inf
+    exact = problem.wire.dtype == problem.dtype == torch.float64
+    return torch.finfo(torch.float64 if exact else torch.float32).max ** 0.5 / 2
 
 
 def _form(

@@ -23,7 +23,10 @@ def form_objection(upload: Message, expected: Expectation, wire: WireFormat | No
         whole = upload.get(name) if packed is None else packed
         if whole is None:
             continue
-        found = _type_objection(name, whole, upload, wire) or _scale_objection(whole, scale, packed is not None)
+        found = wanted.kind == "real" and _type_objection(name, whole, upload, wire)
+        found = found or _scale_objection(whole, scale, packed is not None)
+        if not found and scale is None and wire is not None and wire.dtype in HALF and whole.dtype in HALF:
+            found = "comes without its scales", "one for each column"
         if found or (held is not None and (found := _held_objection(whole, held, wanted))):
             return name, *found
     return None
@@ -42,8 +45,10 @@ def rounding_of(upload: Message, name: str) -> float:
 
 
 def _type_objection(name: str, sent: torch.Tensor, upload: Message, wire: WireFormat | None) -> tuple[str, str] | None:
-    if wire is None or not sent.is_floating_point():
+    if wire is None or (sent.dtype == torch.int8 and name in upload.factors and wire.factors == "int8"):
         return None
+    if not sent.is_floating_point():
+        return f"has the type {str(sent.dtype).removeprefix('torch.')}", "a floating-point type"
     # A vector of a 16-bit wire stays in float32, and what is packed is a matrix.
     vector = sent.ndim < 2 and name + PACKED not in upload
     right = torch.float32 if vector and wire.dtype in HALF else wire.dtype
@@ -62,6 +67,10 @@ def _scale_objection(sent: torch.Tensor, scale: torch.Tensor | None, packed: boo
         return f"has scales of the shape {tuple(scale.shape)}", "one for each column"
     if scale.dtype != torch.float32 or not bool((scale > 0).all() & scale.isfinite().all()):
         return "has a scale that is no positive number in float32", "positive finite numbers"
+    # The scale is the largest entry of its column, and of a packed matrix no correlation is above 1.
+    largest, room = (float(sent.abs().max()) if sent.numel() else 0.0), 4 * torch.finfo(sent.dtype).eps
+    if not largest <= 1 + room:
+        return f"holds {largest:.4g} times its scale", "at most 1"
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -112,10 +112,12 @@ def images(*shape: Side) -> Expected:
     return Expected(shape, "bytes")
 
 
+def weights(*shape: Side) -> Expected:
+    """Weights of a network."""
+    return real(*shape, least=-LARGEST_WEIGHT, most=LARGEST_WEIGHT)
+
+
 def like(tensors: Mapping[str, torch.Tensor]) -> dict[str, Expected]:
     """Weights of a network with the names and shapes of these; no variance of a batch norm is negative."""
-    largest = LARGEST_WEIGHT
-    return {
-        name: real(*tensor.shape, least=0 if name.endswith("running_var") else -largest, most=largest)
-        for name, tensor in tensors.items()
-    }
+    found = {name: weights(*tensor.shape) for name, tensor in tensors.items()}
+    return {name: replace(own, least=0) if name.endswith("running_var") else own for name, own in found.items()}

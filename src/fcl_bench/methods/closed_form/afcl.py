@@ -105,7 +105,7 @@ class AFCLServer(RidgeServer):
 
     def objection(self, upload: Message) -> str:
         if upload.stage == REGISTRATION:
-            return ""
+            return "" if len(upload["classes"]) else "it names no class"
         columns, known, unknown = len(upload["columns"]), upload["W_known"].shape[1], upload["W_unknown"].shape[1]
         if columns == known + unknown:
             return super().objection(upload)

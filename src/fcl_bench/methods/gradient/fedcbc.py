@@ -20,7 +20,7 @@ from fcl_bench.environment import exact_kernels
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.finite import all_finite
 from fcl_bench.methods.gradient.half import MODEL
-from fcl_bench.protocol.expected import Expectation, numbers, real
+from fcl_bench.protocol.expected import Expectation, numbers, real, weights
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
 from fcl_bench.protocol.problem import Problem, Shard, State
@@ -285,8 +285,8 @@ class FedCBCServer(_Half, Server):
     def expects(self, task: Task, round_: int) -> Expectation:
         if self._stage == RANGE:
             return {"low": real(self.problem.inputs), "high": real(self.problem.inputs)}
-        weights = {name: real(*shape, "held") for name, shape in self.architecture.shapes.items()}
-        return {"classes": numbers("held", below=self._seen), **weights}
+        parts = {name: weights(*shape, "held") for name, shape in self.architecture.shapes.items()}
+        return {"classes": numbers("held", below=self._seen), **parts}
 
     def objection(self, upload: Message) -> str:
         if self._stage == RANGE:

@@ -54,6 +54,11 @@ class JointTrainingServer(GradientServer):
     def expects_answer(self) -> Expectation:
         return {"images": images("n", 3, "h", "w"), "labels": class_numbers("n", among=self.tasks[-1])}
 
+    def objection(self, upload: Message) -> str:
+        size = tuple(upload["images"].shape[2:])
+        known = tuple(self._images[0].shape[2:]) if self._images else size
+        return "" if size == known else f"its images are of {size} pixels, and those so far of {known}"
+
     def absorb_answer(self, client: int, upload: Message) -> None:
         self._images.append(upload["images"])
         self._labels.append(upload["labels"].long())
