@@ -145,7 +145,7 @@ def _structured(name: str, tensor: torch.Tensor, upload: Message) -> Tensors:
             "a diagonal entry below 0": _with(G, 0, -float(G[0, 0]) - mean),
             "no diagonal": G - G.diagonal().diag() + 0.0,
             "an entry too large": G + 3 * float(G.diagonal().max()) * _swap(G),
-            "an eigenvalue below 0": G - (float((v.T @ G @ v)) + 0.5 * float(G.trace())) * (v @ v.T),
+            "an eigenvalue below 0": G - (float(v.T @ G @ v) + 0.5 * float(G.trace())) * (v @ v.T),
         }
         if len(G) == 1:
             bad = {"negative": -tensor - 1}
@@ -159,7 +159,10 @@ def _swap(G: torch.Tensor) -> torch.Tensor:
 
 
 def _whole(name: str, tensor: torch.Tensor) -> Tensors:
-    bad = {"real": tensor.double(), "negative": _with(tensor, 0, -1) if tensor.dtype != torch.uint8 else -tensor.int() - 1}
+    bad = {
+        "real": tensor.double(),
+        "negative": _with(tensor, 0, -1) if tensor.dtype != torch.uint8 else -tensor.int() - 1,
+    }
     if name in COUNTS:
         return {
             **bad,
@@ -168,7 +171,9 @@ def _whole(name: str, tensor: torch.Tensor) -> Tensors:
             "wrapping around": torch.full(tensor.shape, 2**62, dtype=torch.int64),
         }
     if name in CLASSES and tensor.ndim == 1:
-        twice = {"one twice": tensor[:1].expand(len(tensor)).contiguous()} if name != "labels" and len(tensor) > 1 else {}
+        twice = (
+            {"one twice": tensor[:1].expand(len(tensor)).contiguous()} if name != "labels" and len(tensor) > 1 else {}
+        )
         return {**bad, **twice, "none of these": tensor + 1000}
     return bad
 
@@ -196,7 +201,15 @@ def tried(federation: Federation, more: Callable[[Message], Iterator[Hostile]] =
                 for hostile in more(reply.upload):
                     refusal = None
                     try:
-                        admitted(CLIENT, hostile.upload, federation._middleware, server, expected, federation.problem, announced)
+                        admitted(
+                            CLIENT,
+                            hostile.upload,
+                            federation._middleware,
+                            server,
+                            expected,
+                            federation.problem,
+                            announced,
+                        )
                     except BadUpload as error:
                         refusal = str(error)
                     told.append(Told(broadcast.stage, broadcast.round, hostile, refusal))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from fcl_bench.data.splits.stream import Stream
-from fcl_bench.engine.admission import admitted
+from fcl_bench.engine.admission import BadUpload, admitted
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.examination import Answers, Examination
@@ -26,7 +27,9 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
-from fcl_bench.tracking.console import progress
+from fcl_bench.tracking.console import Notices, progress
+
+log = logging.getLogger(__name__)
 
 #: Prefixes of what a checkpoint keeps beside the server's tensors; an audit's name follows its.
 _AUDIT, _CLIENT = "audit.", "client."
@@ -95,6 +98,7 @@ class Federation:
         audits: what is measured beside the run, by name; only over a transport that sees everything.
         middleware: what messages pass through on the server's side before the wire codec.
         evaluate_rounds: N, to test after every N-th round of the model; 0: only after each task.
+        drops: whether a client whose upload is not what the server expects is left out of the round; else the run ends.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class Federation:
         audits: Mapping[str, Audit] | None = None,
         middleware: Sequence[Middleware] = (),
         evaluate_rounds: int = 0,
+        drops: bool = False,
     ) -> None:
         self.problem = problem
         self.stream = stream
@@ -120,6 +125,8 @@ class Federation:
         #: (K,) samples that clients have had, of how many tasks.
         self._announced, self._announced_tasks = np.zeros(transport.clients, dtype=np.int64), 0
         self._resumes_within_tasks = method.resumes_within_tasks
+        self._drops = drops
+        self._notices = Notices(log)
         self._after_round: Callable[[int, int], None] = lambda round_, of: None
         if self.audits and transport.everything is None:
             raise UserError(
@@ -169,7 +176,10 @@ class Federation:
             rounds = server.rounds(task)
         for round_ in range(state.rounds_done, rounds):
             with watch.running():
-                present = server.participants(task, round_, available)
+                barred = self._barred(task, round_)
+                present = server.participants(task, round_, [k for k in available if k not in barred])
+                # A server may name others, too.
+                present = [client for client in present if client not in barred]
                 broadcast = replace(server.broadcast(task, round_), task=task.index, round=round_)
                 broadcast = self._middleware.send(broadcast, None)
             self._round(task, round_, present, broadcast, watch, {"samples": samples, "labelled": labelled})
@@ -201,11 +211,12 @@ class Federation:
             known: (K,) `samples` and `labelled` samples of each client.
         """
         ledger, clients = self.state.ledger, self.transport.clients
-        counted = ("accepted", "right", "up_bytes", "down_bytes")
+        counted = ("accepted", "right", "up_bytes", "down_bytes", "dropped")
         columns: dict[str, np.ndarray] = {name: np.zeros(clients, dtype=np.int64) for name in counted}
         columns |= {"client": np.arange(clients), "client_seconds": np.zeros(clients), **known}
         with watch.running():
             expected = self.server.expects(task, round_)
+        absorbed = set()
         # Nothing of an upload outlives its turn.
         for reply in self.transport.exchange(present, broadcast):
             if isinstance(reply, Lost):
@@ -214,15 +225,24 @@ class Federation:
                     "the same command goes on from the last checkpoint",
                 )
             client = reply.client
-            with watch.running():
-                announced = Announced(int(known["samples"][client]), int(self._announced[client]))
-                upload = admitted(
-                    client, reply.upload, self._middleware, self.server, expected, self.problem, announced
-                )
-                self.server.absorb(client, upload)
             columns["up_bytes"][client] = reply.upload.nbytes
             columns["down_bytes"][client] = ledger.send(client, broadcast)
             columns["client_seconds"][client] = reply.seconds
+            announced = Announced(int(known["samples"][client]), int(self._announced[client]))
+            try:
+                with watch.running():
+                    upload = admitted(
+                        client, reply.upload, self._middleware, self.server, expected, self.problem, announced
+                    )
+                    self.server.absorb(client, upload)
+            except BadUpload as bad:
+                if not self._drops:
+                    raise
+                self._notices.tell(f"client {client}", f"{bad}; it is left out of the round (on_bad_upload=drop)")
+                self.transport.refused(client)
+                columns["dropped"][client] = 1
+                continue
+            absorbed.add(client)
             self.state.note_stored(reply)
             if (data := self.transport.everything) is not None:
                 columns["accepted"][client], columns["right"][client] = self._guessed(task, reply, data)
@@ -230,9 +250,14 @@ class Federation:
                     self._observe(task, client, data, reply.guesses)
             del reply, upload
         if round_ == 0 and (data := self.transport.everything) is not None:
-            for client in sorted(set(np.flatnonzero(known["labelled"]).tolist()) - set(present)):
+            for client in sorted(set(np.flatnonzero(known["labelled"]).tolist()) - absorbed):
                 self._observe(task, client, data)
         ledger.add_round(task.index, round_, broadcast.stage, columns)
+
+    def _barred(self, task: Task, round_: int) -> set[int]:
+        """Clients of whom an upload of this task was left out on which the round at hand would build."""
+        dropped = self.state.ledger.dropped(task.index) if self._drops else []
+        return {client for client, refused in dropped if not self.server.may_return(task, refused, round_)}
 
     def _announce(self, task: Task, samples: np.ndarray) -> None:
         """What clients have had of all tasks up to this one, of which they have `samples` (K,)."""

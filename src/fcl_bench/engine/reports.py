@@ -65,6 +65,13 @@ class LabelCounts(TypedDict):
     right: int  # of those labels, the true ones
 
 
+class Dropped(TypedDict):
+    """Uploads that were not what the server expected and were left out (`on_bad_upload: drop`)."""
+
+    uploads: int  # how many; uploads.csv says which
+    clients: list[int]  # who sent them
+
+
 class Seconds(TypedDict):
     """Wall-clock seconds of the method's own work, without evaluation (see `engine.ledger.Ledger.runtime`)."""
 

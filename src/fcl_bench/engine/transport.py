@@ -39,6 +39,9 @@ class Transport(Protocol):
         The order matters: FedRAN's sequential merge gives another result in another one.
         """
 
+    def refused(self, client: int) -> None:
+        """The upload of the client's last turn was left out: it keeps what it kept before that turn."""
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What the clients of this process keep; a transport whose clients are elsewhere has them keep it there."""
 
@@ -92,6 +95,9 @@ class InProcess:
     def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost]:
         for client in present:
             yield self._node.turn(client, broadcast)
+
+    def refused(self, client: int) -> None:
+        self._node.take_back(client)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return self._node.state_dict()

@@ -91,6 +91,13 @@ class Server(ABC):
         """
         return available
 
+    def may_return(self, task: Task, refused: int, round_: int) -> bool:
+        """Whether a client whose upload of the task's round `refused` was left out may take part in a later round.
+
+        Not where the later round builds on the earlier one's uploads, as statistics on a registration.
+        """
+        return False
+
     @abstractmethod
     def broadcast(self, task: Task, round_: int) -> Message:
         """What every client receives at the start of a round."""

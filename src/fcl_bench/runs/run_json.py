@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from fcl_bench.engine.reports import BestRounds, Exchanged, LabelCounts, Metrics, Seconds, StagesExchanged
+from fcl_bench.engine.reports import BestRounds, Dropped, Exchanged, LabelCounts, Metrics, Seconds, StagesExchanged
 from fcl_bench.environment import Environment
 
 #: `protocol` unless a method says otherwise: test samples are classified one by one, without their task.
@@ -108,6 +108,7 @@ class Result(TypedDict):
     adaptation: Adaptation | None
     communication: Communication
     labels: Labels
+    dropped: Dropped
     bounds: list[dict[str, float | None]]  # what the method's audit found after each task, as in bounds.csv
     drift: Drift | None  # where it was measured
     rounds: BestRounds | None  # with `evaluate_rounds`

@@ -271,6 +271,10 @@ class FedCBCServer(_Half, Server):
         rng = generator(self.problem.seed, "participants", task.index, round_)
         return sorted(rng.choice(available, max(1, round(fraction * len(available))), replace=False).tolist())
 
+    def may_return(self, task: Task, refused: int, round_: int) -> bool:
+        """A round of the model builds on the broadcast alone."""
+        return self._stages(task)[refused] == MODEL
+
     def broadcast(self, task: Task, round_: int) -> Message:
         """All autoencoders: those that have not changed since a client had them are not sent again."""
         self._stage, self._round, self._uploads = self._stages(task)[round_], round_, {}

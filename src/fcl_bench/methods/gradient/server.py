@@ -86,6 +86,10 @@ class GradientServer(Half, Server):
         rng = generator(self.problem.seed, "participants", task.index, self.method.model_round(task, round_))
         return sorted(rng.choice(available, count, replace=False).tolist())
 
+    def may_return(self, task: Task, refused: int, round_: int) -> bool:
+        """A round of the model builds on the broadcast alone."""
+        return self.method.stages(task)[refused] == MODEL
+
     def broadcast(self, task: Task, round_: int) -> Message:
         """The model, the step size, the round; what no longer changes is sent to each client once."""
         self.stage = self.method.stages(task)[round_]
