@@ -184,7 +184,7 @@ class Settings:
         counted += ["evaluate_rounds"] if self.scalars.evaluate_rounds else []
         counted += ["on_bad_upload"] if self.scalars.drops else []
         chosen = {group: _identity(getattr(self, group)) for group in GROUPS}
-        plain = {key: scalars[key] for key in counted} | {"wire": _counting(self.scalars.wire)}
+        plain = {key: scalars[key] for key in counted} | {"wire": counting(self.scalars.wire)}
         return {**plain, "beta": self.beta, **chosen}
 
 
@@ -193,13 +193,16 @@ def _identity(choice: Any) -> dict[str, Any]:
     named = any(field.name == "name" for field in dataclasses.fields(choice))
     kind = type(choice).__qualname__ if named else choice.name
     revision = {"revision": choice.revision} if hasattr(choice, "revision") else {}
-    return {"choice": kind, **revision, **_counting(choice)}
+    return {"choice": kind, **revision, **counting(choice)}
 
 
-def _counting(choice: Any) -> dict[str, Any]:
-    """The knobs of a dataclass that are part of a run's identity."""
+def counting(choice: Any) -> dict[str, Any]:
+    """The knobs of a dataclass that are part of a run's identity, those of its parts included."""
     counts = {field.name: _counts(field, getattr(choice, field.name)) for field in dataclasses.fields(choice)}
-    return {name: value for name, value in dataclasses.asdict(choice).items() if counts[name]}
+    parts = {
+        name: counting(getattr(choice, name)) for name in counts if dataclasses.is_dataclass(getattr(choice, name))
+    }
+    return {name: parts.get(name, value) for name, value in dataclasses.asdict(choice).items() if counts[name]}
 
 
 def _counts(field: dataclasses.Field[Any], value: Any) -> bool:

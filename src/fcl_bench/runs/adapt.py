@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Protocol, cast
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fcl_bench import environment
+from fcl_bench.config import counting
 from fcl_bench.engine.checkpoint import Checkpoint
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.ledger import Ledger
@@ -99,7 +100,7 @@ class FedAvgAdaptation:
         return _FedAvg(training=self.training)
 
     def identity(self) -> dict[str, object]:
-        return {"revision": FineTune.revision, "training": asdict(self.training)}
+        return {"revision": FineTune.revision, "training": counting(self.training)}
 
 
 @dataclass(frozen=True)

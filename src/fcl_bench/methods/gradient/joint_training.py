@@ -104,6 +104,7 @@ class JointTraining(GradientMethod):
     """
 
     name: ClassVar[str] = "joint_training"
+    only_mean: ClassVar[str] = "clients send no models"
     server_half = JointTrainingServer
     resumes_within_tasks: ClassVar[bool] = False
 

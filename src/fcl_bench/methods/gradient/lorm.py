@@ -255,6 +255,10 @@ class LoRM(GradientMethod):
     passes: int = knob(1, least=1)
     merge: str = knob("grams", choices=("grams", "average"))
 
+    @property
+    def only_mean(self) -> str:  # type: ignore[override]
+        return "" if self.merge == "average" else "its server merges by what clients say of their layers' inputs"
+
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)
         if self.replay_head != "none":

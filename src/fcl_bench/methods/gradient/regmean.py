@@ -260,6 +260,7 @@ class RegMean(GradientMethod):
     """
 
     name: ClassVar[str] = "regmean"
+    only_mean: ClassVar[str] = "its server merges linear layers by what clients say of their inputs"
 
     damping: float = knob(1.0, least=0, most=1)
     local: str = knob("sgd", choices=("sgd", "ridge"))
