@@ -35,7 +35,7 @@ def form_objection(upload: Message, expected: Expectation, wire: WireFormat | No
 def rounding_of(upload: Message, name: str) -> float:
     """The relative error of a field's entries by the type in which it travelled."""
     sent = upload.get(name + PACKED, upload.get(name))
-    if sent is not None and sent.dtype == torch.int8 and sent.numel():
+    if sent is not None and sent.dtype == torch.int8 and sent.ndim == 2 and sent.numel():
         # Of unit columns: half a step in each entry, over the length of the column.
         error = 0.5 * len(sent) ** 0.5 / max(float(torch.linalg.vector_norm(sent.double(), dim=0).min()), 1.0)
         return (2 * error + error**2) / 4

@@ -39,7 +39,7 @@ class GradientMethod(Method):
         client_half, server_half: what `client` and `server` make.
         training_key: where the user sets `training`, for messages.
         inside_transformers: whether it puts something into a frozen vision transformer, and so takes no other network.
-        only_mean: why `training.aggregate` has to be the mean: the server makes the new model of something else besides;
+        only_mean: why `training.aggregate` has to be the mean: the new model is made of something else besides;
             "": it may be any.
         keeps_teacher: whether clients get the last task's model, to be held to what it knew (`GradientClient.teacher`).
     """
