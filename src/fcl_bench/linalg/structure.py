@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import numpy as np
 import torch
 
 from fcl_bench.linalg.triangle import symmetric
@@ -12,7 +13,7 @@ from fcl_bench.linalg.triangle import symmetric
 EXACT = 64
 #: Steps of Lanczos' iteration with a larger matrix.
 _STEPS = 6
-#: What is left of a product outside of the space so far, relative to it, where that space is all there is.
+#: What is left of a product outside of the space so far where that space is all there is.
 _INVARIANT = 1e-6
 #: By how many roundings entries may differ from what they should be.
 _SLACK = 4
@@ -63,29 +64,34 @@ def _looked_at(G: torch.Tensor, roots: torch.Tensor, rounding: float, allowed: f
 def _probed(G: torch.Tensor, roots: torch.Tensor, rounding: float, allowed: float) -> str:
     unit = float(roots.max()) ** 2
     # In units in which no square overflows; and in float32, in half the time, where no more digits came over the wire.
-    G = (G / unit).to(torch.float32 if rounding >= torch.finfo(torch.float32).eps else torch.float64)
+    G = G.to(torch.float32 if rounding >= torch.finfo(torch.float32).eps else torch.float64, copy=True).div_(unit)
     roots, allowed = (roots / unit**0.5).to(G), allowed / unit
     largest = max(abs(float(end)) for end in torch.aminmax(G))
     if largest > 1 + _SLACK * rounding:
         return f"has an entry of size {unit * largest:.3g}, larger than any on its diagonal"
     x = _direction(len(G)).to(G)
-    basis, images = [x], [G @ x]
-    apart = (images[0] - G.T @ x).abs()
+    image = G @ x
+    apart = (image - G.T @ x).abs()
     if bool((apart > _SLACK * rounding * roots * float(torch.linalg.vector_norm(roots))).any()):
         return "is not symmetric"
-    while len(basis) < _STEPS:
-        space, length = torch.stack(basis, dim=1), torch.linalg.vector_norm(images[-1])
-        rest = images[-1]
-        for _ in range(2):  # twice is enough
-            rest = rest - space @ (space.T @ rest)
-        size = torch.linalg.vector_norm(rest)
-        if float(size) <= _INVARIANT * float(length):
-            break
-        basis.append(rest / size)
-        images.append(G @ basis[-1])
-    T = (torch.stack(basis) @ torch.stack(images, dim=1)).double()
-    smallest = float(torch.linalg.eigvalsh((T + T.T) / 2)[0])
+    smallest = _smallest_ritz_value(G, x, image)
     return f"has an eigenvalue of {unit * smallest:.3g} or less" if smallest < -allowed else ""
+
+
+def _smallest_ritz_value(G: torch.Tensor, x: torch.Tensor, image: torch.Tensor) -> float:
+    """Of six steps of Lanczos' iteration from x (M,) of length 1 and its image G x, which is overwritten."""
+    before, beside = torch.zeros_like(x), 0.0
+    T = np.zeros((_STEPS, _STEPS))
+    for step in range(_STEPS):
+        T[step, step] = own = float(x @ image)
+        image.sub_(x, alpha=own).sub_(before, alpha=beside)
+        before, beside = x, float(torch.linalg.vector_norm(image))
+        if step + 1 == _STEPS or beside <= _INVARIANT:
+            break
+        T[step, step + 1] = T[step + 1, step] = beside
+        x = image / beside
+        image = G @ x
+    return float(np.linalg.eigvalsh(T[: step + 1, : step + 1])[0])
 
 
 @lru_cache(maxsize=8)
