@@ -148,10 +148,16 @@ class _Scalars:
     dtype: str = knob(choices=STATISTICS_DTYPES)
     checkpoint_rounds: int = knob(least=1)
     evaluate_rounds: int = knob(0, least=0)
+    on_bad_upload: str = knob("fail", choices=("fail", "drop"))
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
             raise UserError(f"device={self.device} is not known", "auto, cpu, cuda or cuda:N")
+
+    @property
+    def drops(self) -> bool:
+        """Whether a bad upload is left out, rather than end the run."""
+        return self.on_bad_upload == "drop"
 
 
 @dataclass
@@ -177,8 +183,9 @@ class Settings:
         """The part of the configuration that determines the result: no paths, no worker counts, no output folder."""
         scalars = dataclasses.asdict(self.scalars)
         counted = ["seed", "beta", "clients", "tasks", "label_rate", "drift", "dtype"]
-        counted += ["evaluate_rounds"] if self.scalars.evaluate_rounds else []  # runs without it keep their old ids
-        # Runs from before there were faults keep their ids.
+        # Runs without these keep their old ids.
+        counted += ["evaluate_rounds"] if self.scalars.evaluate_rounds else []
+        counted += ["on_bad_upload"] if self.scalars.drops else []
         groups = [group for group in GROUPS if group != "faults" or self.faults.name != "none"]
         chosen = {group: _identity(getattr(self, group)) for group in groups}
         plain = {key: scalars[key] for key in counted} | {"wire": counting(self.scalars.wire)}

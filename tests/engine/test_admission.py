@@ -126,11 +126,11 @@ MADE = {
     ),
     "a class that is not there": (
         *(AFCL(), features(), "registration", 0, put("classes", one_entry(6))),
-        *("classes holds 6", "values below 6"),
+        *("classes holds 6", "some of 3, 4, 5"),
     ),
     "columns that are not there": (
         *(AFCL(), features(), STATISTICS, 1, put("columns", one_entry(-1))),
-        *("columns holds -1", "no value below 0"),
+        *("columns holds -1", "some of 3, 4, 5"),
     ),
     "fewer columns than numbers": (
         *(AFCL(), features(), STATISTICS, 1, put("columns", lambda columns: columns[1:])),
@@ -158,7 +158,7 @@ MADE = {
     ),
     "another task's labels": (
         *(Joint(M=8), features(), STATISTICS, 0, put("labels", one_entry(6))),
-        *("labels holds 6", "values below 6"),
+        *("labels holds 6", "some of 3, 4, 5"),
     ),
     "no sample": (
         *(FineTune(training=FAST), images(), MODEL, 1, lambda upload: dataclasses.replace(upload, samples=0)),
@@ -201,27 +201,40 @@ TRAVELLED = {
         *("G has the shape (7, 7)", "(8, 8)"),
     ),
     "numbers beyond the width": (
-        STSA(M=8),
-        HELD,
-        STATISTICS,
-        0,
-        put("C::held", lambda n: n + 3 * (n < 3)),
-        CANT,
-        "G, C",
+        *(STSA(M=8), HELD, STATISTICS, 0, put("C::held", lambda n: n + 3 * (n < 3))),
+        *("C names columns 3 to 5", "0 to 2"),
+    ),
+    "a width that nobody has memory for": (
+        *(STSA(M=8), HELD, STATISTICS, 0, put("C::held", one_entry(2**31 - 1))),
+        *("C is said to have 2147483647 columns", "3"),
+    ),
+    "a width of the sender's choice that nobody has memory for": (
+        *(AFCL(), HELD, STATISTICS, 1, put("W_unknown::held", one_entry(2**31 - 1))),
+        *("W_unknown is said to have 2147483647 columns", "at most 3"),
+    ),
+    "another type than the wire's": (
+        *(STSA(M=8), features(wire="float32"), STATISTICS, 0, put("G", lambda G: G.double())),
+        *("G travels as float64", "float32"),
     ),
     "more numbers than columns": (
         *(STSA(M=8), HELD, STATISTICS, 0, put("C::held", lambda n: torch.cat([n, n[-1:]]))),
-        *(CANT, "G, C"),
+        *("C comes with 4 numbers of its 3 columns", "one for each column"),
     ),
-    "no numbers": (STSA(M=8), HELD, STATISTICS, 0, put("C::held", lambda n: n[:0]), CANT, "G, C"),
-    "a negative width": (STSA(M=8), HELD, STATISTICS, 0, put("C::held", one_entry(-2)), CANT, "G, C"),
+    "no numbers": (
+        *(STSA(M=8), HELD, STATISTICS, 0, put("C::held", lambda n: n[:0])),
+        *("C comes with no numbers of its columns", "the width"),
+    ),
+    "a negative width": (
+        *(STSA(M=8), HELD, STATISTICS, 0, put("C::held", one_entry(-2))),
+        *("C is said to have -2 columns", "3"),
+    ),
     "scales of other columns": (
         *(STSA(M=8), features(wire="float16"), STATISTICS, 0, put("C::scale", lambda s: s.repeat(1, 2))),
-        *(CANT, "G, C"),
+        *("C has scales of the shape (1, 6)", "one for each column"),
     ),
     "a scale that is not a number": (
         *(STSA(M=8), features(wire="bfloat16"), STATISTICS, 0, put("G::scale", one_entry(torch.nan))),
-        *("G is not finite", "finite"),
+        *("G has a scale that is no positive number", "positive finite numbers"),
     ),
 }
 CASES = [(*case, False) for case in MADE.values()] + [(*case, True) for case in TRAVELLED.values()]

@@ -96,7 +96,8 @@ def over_the_wire(upload: Message, problem: Problem) -> Message:
 def take_in(server: Server, client: int, sent: Message, task: Task, round_: int = 0) -> None:
     """What the engine does with an upload as it came from the wire: nothing is absorbed that is not expected."""
     problem = server.problem
-    server.absorb(client, admitted(client, sent, Codec.of_server(problem), server, server.expects(task, round_)))
+    expected = server.expects(task, round_)
+    server.absorb(client, admitted(client, sent, Codec.of_server(problem), server, expected, problem))
 
 
 def learn_task(method: Method, problem: Problem, server: Server, task: Task, clients, order=None) -> None:

@@ -143,6 +143,7 @@ def federation_of(
     transport: Callable[..., Transport] = InProcess.of,
     middleware: Sequence[Middleware] = (),
     evaluate_rounds: int = 0,
+    drops: bool = False,
 ) -> Federation:
     """The engine over the tasks; they are tested on what they are trained on.
 
@@ -153,6 +154,7 @@ def federation_of(
         transport: makes one of what `InProcess.of` takes.
         middleware: of the server's side.
         evaluate_rounds: every so many rounds of the model are tested; 0: only tasks are.
+        drops: whether bad uploads are left out.
     """
     images, labels = (torch.cat([parts[i] for clients in tasks for parts in clients]) for i in (0, 1))
     shards, begin = [], 0
@@ -169,4 +171,4 @@ def federation_of(
         labelled[shards[task][client]] = False
     made = transport(method, problem, shards, columns, labelled, images)
     audits = audits_of(method, problem, drift, shards)
-    return Federation(method, problem, cut, made, images, audits, middleware, evaluate_rounds)
+    return Federation(method, problem, cut, made, images, audits, middleware, evaluate_rounds, drops)

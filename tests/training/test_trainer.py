@@ -43,6 +43,9 @@ WRONG = {
     "server_optimizer": ["sgd"],
     "server_lr": [0.0, -0.1, math.inf, math.nan],
     "server_momentum": [-0.1, 1.0, math.nan],
+    "aggregate": ["average"],
+    "trimmed": [-0.1, 0.5, math.nan],
+    "byzantine": [-1],
 }
 
 

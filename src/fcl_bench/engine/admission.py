@@ -2,27 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 
 import torch
 
 from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.wire_form import form_objection, rounding_of
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.finite import all_finite
-from fcl_bench.protocol.expected import Expectation, Expected
+from fcl_bench.linalg.structure import (
+    descending_trouble,
+    gram_trouble,
+    orthonormal_trouble,
+    packed_grams_trouble,
+    sums_trouble,
+)
+from fcl_bench.protocol.expected import Announced, Expectation, Expected
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
+from fcl_bench.protocol.problem import Problem
+
+#: More samples than any client has: what an int32 holds.
+MOST_SAMPLES = 2**31 - 1
+#: By how many roundings of their type sums over many samples, and what is solved with them, may be off: the wire rounds
+#: once, and the statistics' type at every addition.
+_SUMMED, _ORTHONORMAL = 256, 1e-9
+
+#: What is wrong with the numbers of a form, and what they were expected to be.
+_FORMS: dict[str, tuple[Callable[[torch.Tensor, float], str], str]] = {
+    "gram": (gram_trouble, "a symmetric, positive semidefinite matrix"),
+    "packed grams": (packed_grams_trouble, "triangles of symmetric, positive semidefinite matrices"),
+    "orthonormal": (orthonormal_trouble, "orthonormal columns"),
+    "descending": (descending_trouble, "singular values, the largest first"),
+}
+#: Field, what it is, and what was expected.
+Objection = tuple[str, str, str]
 
 
 class BadUpload(UserError):
-    """An upload that is not what the server expects: which client, task, round and field, and what was expected."""
+    """An upload that is not what the server expects: which client, task, round and field, and what was expected.
+
+    Attributes:
+        client: who sent it.
+    """
 
     def __init__(self, client: int, message: Message, what: str, expected: str) -> None:
         where = f"task {message.task}, round {message.round} ({message.stage})"
         super().__init__(f"client {client}'s upload in {where}: {what}", f"expected: {expected}")
+        self.client = client
 
 
-def admitted(client: int, upload: Message, middleware: Middleware, server: Server, expected: Expectation) -> Message:
+def admitted(
+    client: int,
+    upload: Message,
+    middleware: Middleware,
+    server: Server,
+    expected: Expectation,
+    problem: Problem | None = None,
+    announced: Announced | None = None,
+) -> Message:
     """The upload as the server absorbs it.
 
     Args:
@@ -31,31 +69,52 @@ def admitted(client: int, upload: Message, middleware: Middleware, server: Serve
         middleware: of the server's side.
         server: whom to ask for objections.
         expected: the fields of an upload of this round.
+        problem: whose wire and types it was to travel in; None: in any.
+        announced: how many samples the client has; None: it has not said.
 
     Raises:
-        BadUpload: it can't be decoded, a field is missing, unknown, of another shape or type, not finite or out of its
-            range, or the fields contradict each other.
+        BadUpload: it can't be decoded, a field is missing, unknown, of another shape or type, not finite, out of its
+            range or not of its form, or the fields contradict each other.
     """
+
+    def refused(field: str, what: str, wanted: str) -> BadUpload:
+        return BadUpload(client, upload, f"{field} {what}", wanted)
+
+    if found := form_objection(upload, expected, None if problem is None else problem.wire):
+        raise refused(*found)
     try:
         message = middleware.receive(upload, client)
-    except (RuntimeError, IndexError, ValueError) as error:
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
         raise BadUpload(client, upload, f"it cannot be decoded ({error})", ", ".join(expected)) from error
-    if found := first_objection(message, expected):
-        field, what, wanted = found
-        raise BadUpload(client, upload, f"{field} {what}", wanted)
-    if upload.samples is not None and upload.samples < 1:
-        raise BadUpload(client, upload, f"samples={upload.samples}", "at least 1")
+    summed = torch.finfo(torch.float64 if problem is None else problem.dtype).eps
+    rounding = {name: rounding_of(upload, name) + _SUMMED * summed for name in expected}
+    largest = _largest(problem)
+    if found := first_objection(message, expected, rounding, announced, largest):
+        raise refused(*found)
+    if (samples := upload.samples) is not None:
+        most = MOST_SAMPLES if announced is None else announced.run
+        if type(samples) is not int or not 1 <= samples <= most:
+            raise BadUpload(client, upload, f"samples={samples}", f"a whole number, at least 1 and at most {most}")
     if said := server.objection(message):
         raise BadUpload(client, upload, said, "fields that agree with each other")
     return message
 
 
-def first_objection(tensors: Mapping[str, torch.Tensor], expected: Expectation) -> tuple[str, str, str] | None:
+def first_objection(
+    tensors: Mapping[str, torch.Tensor],
+    expected: Expectation,
+    rounding: Mapping[str, float] | None = None,
+    announced: Announced | None = None,
+    largest: float = math.inf,
+) -> Objection | None:
     """What is wrong with an upload: the field, what it is, and what was expected. None where nothing is.
 
     Args:
         tensors: the decoded upload.
         expected: of each field.
+        rounding: relative errors of the fields' numbers; left out: those of float64.
+        announced: how many samples the client has; None: nobody knows.
+        largest: no real number is larger in absolute terms.
     """
     for name, wanted in expected.items():
         if name not in tensors and not wanted.optional:
@@ -72,12 +131,17 @@ def first_objection(tensors: Mapping[str, torch.Tensor], expected: Expectation) 
         if not fits:
             shape = ", ".join(f"{side}={sides[side]}" if side in sides else str(side) for side in wanted.shape)
             return name, f"has the shape {tuple(tensor.shape)}", f"({shape})"
-        if problem := _values(tensor, wanted):
+        if problem := _values(tensor, wanted, largest):
+            return name, *problem
+    rounding = dict.fromkeys(expected, torch.finfo(torch.float64).eps) if rounding is None else rounding
+    # Dearer than the above, so only once all that is there is as it should be.
+    for name in tensors:
+        if problem := _form(name, tensors, expected[name], rounding, announced):
             return name, *problem
     return None
 
 
-def _values(tensor: torch.Tensor, wanted: Expected) -> tuple[str, str] | None:
+def _values(tensor: torch.Tensor, wanted: Expected, largest: float) -> tuple[str, str] | None:
     right_kind = {
         "real": tensor.is_floating_point(),
         "whole": not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool,
@@ -86,10 +150,71 @@ def _values(tensor: torch.Tensor, wanted: Expected) -> tuple[str, str] | None:
     if not right_kind:
         kinds = {"real": "a floating-point type", "whole": "an integer type", "bytes": "uint8"}
         return f"has the type {str(tensor.dtype).removeprefix('torch.')}", kinds[wanted.kind]
-    if wanted.kind == "real" and not all_finite(tensor):
-        return "is not finite", "finite numbers"
-    if tensor.numel() and wanted.least is not None and (least := tensor.min().item()) < wanted.least:
-        return f"holds {least:g}", f"no value below {wanted.least}"
-    if tensor.numel() and wanted.below is not None and (most := tensor.max().item()) >= wanted.below:
+    if wanted.widest is not None and tensor.shape[-1] > wanted.widest:
+        return f"has {tensor.shape[-1]} columns", f"at most {wanted.widest}"
+    if not tensor.numel() or wanted.kind == "bytes":
+        return None
+    # The ends of what holds a NaN are NaN, which compares with nothing.
+    least, most = (end.item() for end in torch.aminmax(tensor))
+    if wanted.kind == "real":
+        if not (least > -math.inf and most < math.inf):
+            return "is not finite", "finite numbers"
+        if max(-least, most) > largest:
+            return f"holds {most if most > -least else least:.3g}", f"numbers of at most {largest:.3g}"
+    if wanted.least is not None and least < wanted.least:
+        return f"holds {least:g}", f"no value below {wanted.least:g}"
+    if wanted.below is not None and most >= wanted.below:
         return f"holds {most:g}", f"values below {wanted.below}"
+    if wanted.most is not None and most > wanted.most:
+        return f"holds {most:g}", f"no value above {wanted.most:g}"
+    return None
+
+
+def _largest(problem: Problem | None) -> float:
+    """Up to here numbers may be multiplied with each other, in the types of wire and statistics, without overflow."""
+    if problem is None:
+        return math.inf
+    exact = problem.wire.dtype == problem.dtype == torch.float64
+    return torch.finfo(torch.float64 if exact else torch.float32).max ** 0.5 / 2
+
+
+def _form(
+    name: str,
+    tensors: Mapping[str, torch.Tensor],
+    wanted: Expected,
+    rounding: Mapping[str, float],
+    announced: Announced | None,
+) -> tuple[str, str] | None:
+    """What is wrong with the numbers together, and with others of the upload."""
+    tensor, error = tensors[name], rounding[name]
+    if wanted.kind == "whole":
+        return _whole(tensor, wanted, announced)
+    if wanted.per_sample is not None and announced is not None and tensor.numel():
+        most, found = announced.task * wanted.per_sample, float(tensor.abs().max())
+        if found > (1 + 4 * error) * most:
+            return f"holds {found:.4g}", f"at most {most:.4g} of {announced.task} samples"
+    if wanted.form:
+        trouble, words = _FORMS[wanted.form]
+        if said := trouble(tensor, max(error, _ORTHONORMAL) if wanted.form == "orthonormal" else error):
+            return said, words
+    if wanted.of and (wanted.by or announced is not None):
+        samples = tensors[wanted.by] if wanted.by else float(announced.task if announced else 0)
+        trace = float(tensors[wanted.of].diagonal().sum(dtype=torch.float64))
+        if said := sums_trouble(tensor, trace, samples, max(error, rounding[wanted.of]), wanted.of):
+            return said, f"sums over the samples of {wanted.of}"
+    return None
+
+
+def _whole(tensor: torch.Tensor, wanted: Expected, announced: Announced | None) -> tuple[str, str] | None:
+    if not tensor.numel():
+        return None
+    if wanted.form == "distinct" and len(tensor.unique()) < tensor.numel():
+        return "names something twice", "different numbers"
+    if wanted.among is not None and (others := sorted({*tensor.flatten().tolist()} - wanted.among)):
+        return f"holds {others[0]}", f"some of {', '.join(map(str, sorted(wanted.among)))}"
+    if wanted.speaks_for:
+        most = MOST_SAMPLES if announced is None else getattr(announced, wanted.speaks_for)
+        # In float64, since whole numbers wrap around.
+        if (total := float(tensor.double().sum())) > most:
+            return f"counts {total:.6g} samples", f"at most the {most} that the client has"
     return None

@@ -15,7 +15,7 @@ from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.wire import HALF, WireFormat
 
 #: Suffixes under which parts of an encoded tensor travel; no other name may end so.
-_SCALE, _PACKED, _HELD = "::scale", "::packed", "::held"
+SCALE, PACKED, HELD = "::scale", "::packed", "::held"
 
 
 class Codec(Middleware):
@@ -75,7 +75,7 @@ def encoded(message: Message, wire: WireFormat) -> Message:
             held = torch.nonzero((tensor != 0).any(dim=0)).squeeze(1)
             width = torch.tensor([tensor.shape[1]])
             numbers = torch.cat([width.to(held), held]).to(torch.int32)
-            parts = {name + _HELD: numbers, **_scaled(name, tensor[:, held], wire.dtype)}
+            parts = {name + HELD: numbers, **_scaled(name, tensor[:, held], wire.dtype)}
         else:
             parts = _scaled(name, tensor, wire.dtype)
         if not all(map(all_finite, parts.values())):
@@ -98,20 +98,20 @@ def decoded(message: Message, dtype: torch.dtype | None = None, device: torch.de
     """
     received: dict[str, torch.Tensor] = {}
     for name, sent in message.items():
-        if name.endswith((_SCALE, _HELD)):
+        if name.endswith((SCALE, HELD)):
             continue
         tensor = _moved(sent, dtype, device)
         if name in message.factors and sent.dtype == torch.int8:
             received[name] = _unit_columns(tensor.to(dtype or torch.float32))
             continue
-        name = name.removesuffix(_PACKED)
-        scale = message.get(name + _SCALE)
-        if name + _PACKED in message:
+        name = name.removesuffix(PACKED)
+        scale = message.get(name + SCALE)
+        if name + PACKED in message:
             tensor = _unpacked(tensor, None if scale is None else _moved(scale, dtype, device))
         elif scale is not None:
             tensor = tensor * _moved(scale, dtype, device)
-        if name + _HELD in message:
-            numbers = message[name + _HELD].to(tensor.device).long()
+        if name + HELD in message:
+            numbers = message[name + HELD].to(tensor.device).long()
             whole = tensor.new_zeros(tensor.shape[0], int(numbers[0]))
             whole[:, numbers[1:]] = tensor
             tensor = whole
@@ -131,7 +131,7 @@ def _scaled(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> dict[str, to
         return {name: tensor.to(torch.float32)}
     scale = (tensor.abs().amax(dim=0, keepdim=True) if tensor.numel() else tensor[:1]).to(torch.float32)
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-    return {name: (tensor / scale).to(dtype), name + _SCALE: scale}
+    return {name: (tensor / scale).to(dtype), name + SCALE: scale}
 
 
 def _quantised(name: str, factor: torch.Tensor) -> torch.Tensor:
@@ -151,11 +151,11 @@ def _unit_columns(factor: torch.Tensor) -> torch.Tensor:
 def _packed(name: str, matrix: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """The upper triangle of a symmetric `matrix`, by rows; in a 16-bit type of its correlations, with their scales."""
     if dtype not in HALF:
-        return {name + _PACKED: packed(matrix).to(dtype)}
+        return {name + PACKED: packed(matrix).to(dtype)}
     scale = matrix.diagonal().sqrt().to(torch.float32)
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     correlations = matrix / scale / scale.unsqueeze(1)
-    return {name + _PACKED: packed(correlations).to(dtype), name + _SCALE: scale}
+    return {name + PACKED: packed(correlations).to(dtype), name + SCALE: scale}
 
 
 def _unpacked(triangle: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fcl_bench.data.splits.stream import Stream
-from fcl_bench.engine.admission import admitted
+from fcl_bench.engine.admission import BadUpload, admitted
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.examination import Answers, Examination
@@ -23,6 +23,7 @@ from fcl_bench.engine.rounds import RoundAccuracy
 from fcl_bench.engine.transport import Transport
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.audit import Audit, Everything
+from fcl_bench.protocol.expected import Announced, Expectation
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.problem import Problem
@@ -60,7 +61,7 @@ class FederationState:
         client_storage_max_bytes: of all kinds together.
         client_samples_kept: the most raw samples.
         absences: turns without an upload in time, and late uploads.
-        missing: the clients that missed a round of the task at hand, ascending.
+        missing: client and round of each turn of the task at hand that brought no upload in time.
     """
 
     tasks_done: int
@@ -72,7 +73,7 @@ class FederationState:
     client_storage_max_bytes: int = 0
     client_samples_kept: int = 0
     absences: Absences = field(default_factory=_none_absent)
-    missing: list[int] = field(default_factory=list)
+    missing: list[tuple[int, int]] = field(default_factory=list)
 
     def note_stored(self, reply: Reply) -> None:
         """Take in what a client keeps after a turn."""
@@ -107,6 +108,7 @@ class Federation:
         audits: what is measured beside the run, by name; only over a transport that sees everything.
         middleware: what messages pass through on the server's side before the wire codec.
         evaluate_rounds: N, to test after every N-th round of the model; 0: only after each task.
+        drops: whether a client whose upload is not what the server expects is left out of the round; else the run ends.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class Federation:
         audits: Mapping[str, Audit] | None = None,
         middleware: Sequence[Middleware] = (),
         evaluate_rounds: int = 0,
+        drops: bool = False,
     ) -> None:
         self.problem = problem
         self.stream = stream
@@ -129,7 +132,10 @@ class Federation:
         self._examination = Examination(problem, stream, test)
         self.rounds = RoundAccuracy(evaluate_rounds, self._examination, np.array([len(own) for own in stream.test]))
         self._middleware = Chain([*middleware, Codec.of_server(problem)])
+        #: (K,) samples that clients have had, of how many tasks.
+        self._announced, self._announced_tasks = np.zeros(transport.clients, dtype=np.int64), 0
         self._resumes_within_tasks = method.resumes_within_tasks
+        self._drops = drops
         self._notices = Notices(log)
         self._after_round: Callable[[int, int], None] = lambda round_, of: None
         if self.audits and transport.everything is None:
@@ -178,13 +184,17 @@ class Federation:
         state, server = self.state, self.server
         watch = Stopwatch(self.problem.device, state.server_seconds)
         samples, labelled = self.transport.samples(task.index)
+        self._announce(task, samples)
         available = np.flatnonzero(labelled).tolist()
         with watch.running():
             server.start_task(task)
             rounds = server.rounds(task)
         for round_ in range(state.rounds_done, rounds):
             with watch.running():
-                present = server.participants(task, round_, self._staying(available))
+                barred = self._barred(task, round_)
+                present = server.participants(task, round_, [k for k in available if k not in barred])
+                # A server may name others, too.
+                present = [client for client in present if client not in barred]
                 broadcast = replace(server.broadcast(task, round_), task=task.index, round=round_)
                 broadcast = self._middleware.send(broadcast, None)
             self._round(task, round_, present, broadcast, watch, {"samples": samples, "labelled": labelled})
@@ -201,11 +211,6 @@ class Federation:
         state.ledger.server_seconds.append(watch.seconds)
         state.rounds_done, state.server_seconds, state.missing = 0, 0.0, []
 
-    def _staying(self, available: list[int]) -> list[int]:
-        """Those of the task's clients that its rounds go on with."""
-        missing = set(self.state.missing) if self.server.whole_turns else set()
-        return [client for client in available if client not in missing]
-
     def _round(
         self,
         task: Task,
@@ -221,45 +226,78 @@ class Federation:
             known: (K,) `samples` and `labelled` samples of each client.
         """
         ledger, clients = self.state.ledger, self.transport.clients
-        counted = ("accepted", "right", "up_bytes", "down_bytes", "one_sample_sums", "one_sample_moments")
+        counted = ("accepted", "right", "up_bytes", "down_bytes", "one_sample_sums", "one_sample_moments", "dropped")
         columns: dict[str, np.ndarray] = {name: np.zeros(clients, dtype=np.int64) for name in counted}
         columns |= {"client": np.arange(clients), "client_seconds": np.zeros(clients), **known}
         with watch.running():
             expected = self.server.expects(task, round_)
+        absorbed = set()
         # Nothing of an upload outlives its turn.
         for answer in self.transport.exchange(present, broadcast):
             if isinstance(answer, Lost):
                 self._note_lost(answer, task, round_)
                 continue
             reply = answer.reply if isinstance(answer, Late) else answer
-            client, asked = reply.client, (reply.upload.task, reply.upload.round)
-            with watch.running():
-                if isinstance(answer, Late):
-                    self._note_missing("late", client)
-                    self.server.await_late(task)
-                elif asked == (task.index, round_):
-                    self.server.absorb(client, admitted(client, reply.upload, self._middleware, self.server, expected))
-                else:
+            client = reply.client
+            if (reply.upload.task, reply.upload.round) != (task.index, round_):
+                with watch.running():
                     self._absorb_late(client, reply.upload)
-                    continue
+                continue
             columns["up_bytes"][client] = reply.upload.nbytes
             columns["down_bytes"][client] = ledger.send(client, broadcast)
             columns["client_seconds"][client] = reply.seconds
             columns["one_sample_sums"][client] = reply.revealed.sums
             columns["one_sample_moments"][client] = reply.revealed.moments
+            if isinstance(answer, Late):
+                self._note_missing("late", client, round_)
+                self.server.await_late(task)
+            else:
+                with watch.running():
+                    taken = self._taken_in(client, reply.upload, expected, int(known["samples"][client]))
+                if not taken:
+                    self.transport.refused(client)
+                    columns["dropped"][client] = 1
+                    continue
+                absorbed.add(client)
             self.state.note_stored(reply)
             if (data := self.transport.everything) is not None:
                 columns["accepted"][client], columns["right"][client] = self._guessed(task, reply, data)
                 if len(reply.revealed.samples):
                     learnt = self._learnt_from(task, reply, data)
                     ledger.told.add(learnt[reply.revealed.samples])
-                if round_ == 0 and known["labelled"][client]:
+                if round_ == 0 and known["labelled"][client] and client in absorbed:
                     self._observe(task, client, data, reply.guesses)
             del answer, reply
         if round_ == 0 and (data := self.transport.everything) is not None:
-            for client in sorted(set(np.flatnonzero(known["labelled"]).tolist()) - set(present)):
+            for client in sorted(set(np.flatnonzero(known["labelled"]).tolist()) - absorbed):
                 self._observe(task, client, data)
         ledger.add_round(task.index, round_, broadcast.stage, columns)
+
+    def _taken_in(self, client: int, upload: Message, expected: Expectation, samples: int) -> bool:
+        """Absorb an upload; False where it is not what the server expects and is left out.
+
+        Args:
+            client, upload: as it came from the wire.
+            expected: its fields.
+            samples: how many the client has of the upload's task.
+
+        Raises:
+            BadUpload: it is not what the server expects, and the run is to end then.
+        """
+        announced = Announced(samples, int(self._announced[client]))
+        task = self.stream.tasks[upload.task]
+        try:
+            read = admitted(client, upload, self._middleware, self.server, expected, self.problem, announced)
+        except BadUpload as bad:
+            if not self._drops:
+                raise
+            self._notices.tell(f"client {client}", f"{bad}; it is left out of the round (on_bad_upload=drop)")
+            return False
+        if task.index < self.state.tasks_done:
+            self.server.absorb_late(client, read, task)
+        else:
+            self.server.absorb(client, read)
+        return True
 
     def _note_lost(self, lost: Lost, task: Task, round_: int) -> None:
         """Go on without a client that was made to fail; any other loss ends the run."""
@@ -268,23 +306,35 @@ class Federation:
                 f"client {lost.client} was lost in task {task.index}, round {round_}: {lost.reason}",
                 "the same command goes on from the last checkpoint",
             )
-        self._note_missing(cast(Literal["silent", "gone"], lost.reason), lost.client)
+        self._note_missing(cast(Literal["silent", "gone"], lost.reason), lost.client, round_)
 
-    def _note_missing(self, why: Literal["silent", "gone", "late"], client: int) -> None:
+    def _note_missing(self, why: Literal["silent", "gone", "late"], client: int, round_: int) -> None:
         self.state.absences[why] += 1
-        self.state.missing = sorted({*self.state.missing, client})
+        self.state.missing.append((client, round_))
 
     def _absorb_late(self, client: int, upload: Message) -> None:
         """Take in an upload of an earlier round, if the server can still use it."""
         absences = self.state.absences
         absences["late_arrived"] += 1
-        task = self.stream.tasks[upload.task]
-        expected = self.server.expects_late(task, upload.round)
+        expected = self.server.expects_late(self.stream.tasks[upload.task], upload.round)
         if expected is None:
             self._notices.tell("late", "late uploads are of no use to this method and are left out", logging.INFO)
             return
-        self.server.absorb_late(client, admitted(client, upload, self._middleware, self.server, expected), task)
-        absences["late_absorbed"] += 1
+        samples, _ = self.transport.samples(upload.task)
+        absences["late_absorbed"] += self._taken_in(client, upload, expected, int(samples[client]))
+
+    def _barred(self, task: Task, round_: int) -> set[int]:
+        """Clients of whom an upload of this task is missing or was left out on which the round at hand would build."""
+        dropped = self.state.ledger.dropped(task.index) if self._drops else []
+        absent = {*dropped, *map(tuple, self.state.missing)}
+        return {client for client, refused in absent if not self.server.may_return(task, refused, round_)}
+
+    def _announce(self, task: Task, samples: np.ndarray) -> None:
+        """What clients have had of all tasks up to this one, of which they have `samples` (K,)."""
+        if self._announced_tasks != task.index:  # of a resumed run
+            before = [self.transport.samples(index)[0] for index in range(task.index)]
+            self._announced = np.sum([np.zeros(self.transport.clients, dtype=np.int64), *before], axis=0)
+        self._announced, self._announced_tasks = self._announced + samples, task.index + 1
 
     def _guessed(self, task: Task, reply: Reply, data: ClientData) -> tuple[int, int]:
         """How many labels a client gave itself, and how many of them are right: the engine knows the truth."""

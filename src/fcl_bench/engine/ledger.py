@@ -62,6 +62,7 @@ class Upload:
         up_bytes, down_bytes: payload.
         client_seconds: the client's own.
         one_sample_sums, one_sample_moments: what of the upload was of one sample only (see `engine.revealed`).
+        dropped: 1 where the upload was not what the server expected and was left out; else 0.
     """
 
     task: int = _kept_as(np.int32)
@@ -78,12 +79,14 @@ class Upload:
     # Columns that came later are last (see `Rows.restore`).
     one_sample_sums: int = _kept_as(np.int32, default=0)
     one_sample_moments: int = _kept_as(np.int32, default=0)
+    dropped: int = field(default=0, metadata={"kept_as": np.int8})
 
 
-#: A row as it is kept: 62 bytes.
+#: A row as it is kept: 63 bytes.
 _ROW = np.dtype([(column.name, column.metadata["kept_as"]) for column in fields(Upload)])
-#: What `add_round` is given for each client.
+#: What `add_round` is given for each client, and what of it may be left out.
 _COUNTED = [column.name for column in fields(Upload) if column.name not in ("task", "round", "stage")]
+_DEFAULTS = {column.name: column.default for column in fields(Upload) if column.default is not MISSING}
 #: Rows that become Python objects at a time where somebody reads them one by one.
 _BLOCK = 4096
 _ROWS, _SERVER_SECONDS = GROWING + "uploads", GROWING + "server_seconds"
@@ -150,7 +153,7 @@ class Ledger:
         rows = np.empty(np.size(columns["client"]), dtype=_ROW)
         rows["task"], rows["round"], rows["stage"] = task, round_, self._stages.index(stage)
         for name in _COUNTED:
-            rows[name] = columns[name]
+            rows[name] = columns[name] if name in columns else _DEFAULTS[name]
         self._rows.extend(rows)
 
     def rename_stages(self, stage: str) -> None:
@@ -230,6 +233,12 @@ class Ledger:
             for name in totals:
                 totals[name] += int(first[name].sum(dtype=np.int64))
         return cast(LabelCounts, totals)
+
+    def dropped(self, task: int | None = None) -> list[tuple[int, int]]:
+        """Client and round of each upload that was left out, in one task or in all."""
+        rows = self._rows.array if task is None else self._of_task(task)
+        left_out = rows[rows["dropped"] > 0]
+        return list(zip(left_out["client"].tolist(), left_out["round"].tolist(), strict=True))
 
     def communication(self) -> StagesExchanged:
         """FedRAN 2.3: bytes per client and task, summed over rounds, then the maximum; and totals.

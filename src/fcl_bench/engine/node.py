@@ -135,6 +135,8 @@ class Node:
         self._problem = problem
         self._middleware = middleware
         self._states: dict[int, State] = {}
+        #: Whose turn was the last, and what it kept before; None: nothing.
+        self._before: tuple[int, State | None] | None = None
 
     def turn(self, client: int, broadcast: Message) -> Reply:
         """One client's turn in the broadcast's task and round. Nothing of it stays here but the client's state."""
@@ -157,8 +159,20 @@ class Node:
             name: value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
             for name, value in state.items()
         }
+        self._before = client, self._states.get(client)
         self._states[client] = kept
         return Reply(client, upload, watch.seconds, guesses, stored_bytes(kept), samples_in(kept), alone)
+
+    def take_back(self, client: int) -> None:
+        """The upload of the last turn was left out: its client keeps what it kept before."""
+        if self._before is None or self._before[0] != client:
+            raise ValueError(f"the last turn was not client {client}'s")
+        _, state = self._before
+        if state is None:
+            del self._states[client]
+        else:
+            self._states[client] = state
+        self._before = None
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What the clients keep: `<client>.<name>`."""

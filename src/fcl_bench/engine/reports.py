@@ -101,6 +101,13 @@ class Absences(TypedDict):
     late_absorbed: int  # of those that arrived; the others were of no use any more
 
 
+class Dropped(TypedDict):
+    """Uploads that were not what the server expected and were left out (`on_bad_upload: drop`)."""
+
+    uploads: int  # how many; uploads.csv says which
+    clients: list[int]  # who sent them
+
+
 class Seconds(TypedDict):
     """Wall-clock seconds of the method's own work, without evaluation (see `engine.ledger.Ledger.runtime`)."""
 

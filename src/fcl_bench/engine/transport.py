@@ -40,6 +40,9 @@ class Transport(Protocol):
         of earlier rounds that are late; their replies have nothing but the upload, which says its task and round.
         """
 
+    def refused(self, client: int) -> None:
+        """The upload of the client's last turn was left out: it keeps what it kept before that turn."""
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What the clients of this process keep; a transport whose clients are elsewhere has them keep it there."""
 
@@ -93,6 +96,9 @@ class InProcess:
     def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late]:
         for client in present:
             yield self._node.turn(client, broadcast)
+
+    def refused(self, client: int) -> None:
+        self._node.take_back(client)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return self._node.state_dict()

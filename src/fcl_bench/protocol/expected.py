@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 #: The length of a side of a tensor: a number, or a name for a length that the sender chooses. The same name means the
 #: same length wherever it stands in one upload.
 Side = int | str
+
+#: No weight of a network is larger: its products with other such weights stay finite in float32.
+LARGEST_WEIGHT = 1e12
 
 
 @dataclass(frozen=True)
@@ -18,30 +22,79 @@ class Expected:
 
     Attributes:
         shape: its sides.
-        kind: "real" (floating point, finite), "whole" (integers), or "bytes" (uint8).
+        kind: "real" (floating point, finite, and so small that products of two stay finite), "whole" (integers), or
+            "bytes" (uint8).
         least: no value is below it; None: no bound.
         below: every value is below it; None: no bound.
+        most: no value is above it; None: no bound.
         optional: whether the upload may come without it.
+        form: what the numbers together are, to the wire's rounding: "gram" (the sum of h h' over samples, so symmetric
+            and positive semidefinite), "packed grams" (a column for each of these, its upper triangle by rows),
+            "orthonormal" (columns), "descending", "distinct"; "": nothing.
+        per_sample: the most that one sample adds to a value, in absolute terms; None: nobody knows.
+        of: of sums over samples, the name of the Gram matrix of the same samples; "": there is none.
+        by: of these sums, the name of the numbers of samples, one for each column or one for all; "": those that the
+            client announced.
+        speaks_for: whose samples counts are: "task" (the client's of the task at hand), "run" (of all tasks so far),
+            "" (they count something else).
+        widest: the most columns of a matrix whose columns the sender chooses; None: no bound.
+        among: the only values that may occur; None: no such list.
     """
 
     shape: tuple[Side, ...]
     kind: str = "real"
-    least: int | None = None
+    least: float | None = None
     below: int | None = None
     optional: bool = False
+    most: float | None = field(default=None, kw_only=True)
+    form: str = field(default="", kw_only=True)
+    per_sample: float | None = field(default=None, kw_only=True)
+    of: str = field(default="", kw_only=True)
+    by: str = field(default="", kw_only=True)
+    speaks_for: str = field(default="", kw_only=True)
+    widest: int | None = field(default=None, kw_only=True)
+    among: frozenset[int] | None = field(default=None, kw_only=True)
 
 
 Expectation = Mapping[str, Expected]
 
 
-def real(*shape: Side, least: int | None = None, optional: bool = False) -> Expected:
-    """Finite floating-point numbers."""
-    return Expected(shape, "real", least, None, optional)
+@dataclass(frozen=True)
+class Announced:
+    """How many samples a client has, as it said before the task began: of the task, and of all tasks so far."""
+
+    task: int
+    run: int
 
 
-def counts(*shape: Side, optional: bool = False) -> Expected:
-    """Whole numbers, 0 or more."""
-    return Expected(shape, "whole", 0, None, optional)
+def real(*shape: Side, least: float | None = None, optional: bool = False, **known: Any) -> Expected:
+    """Finite floating-point numbers; `known` are further attributes of `Expected`."""
+    return Expected(shape, "real", least, None, optional, **known)
+
+
+def gram_matrix(side: Side, least: float | None = None, **known: Any) -> Expected:
+    """The sum of h h' over samples: symmetric and positive semidefinite; `least` is 0 where no h is negative."""
+    return Expected((side, side), "real", least, form="gram", **known)
+
+
+def whole_or_diagonal(sides: Sequence[int]) -> Expected:
+    """A Gram matrix, or its diagonal (one side)."""
+    return gram_matrix(sides[0]) if len(sides) == 2 else real(*sides, least=0)
+
+
+def orthonormal(rows: Side, columns: Side, widest: int | None = None) -> Expected:
+    """Orthonormal columns."""
+    return Expected((rows, columns), "real", form="orthonormal", widest=widest)
+
+
+def descending(length: Side) -> Expected:
+    """Singular values: 0 or more, the largest first."""
+    return Expected((length,), "real", 0, form="descending")
+
+
+def counts(*shape: Side, optional: bool = False, speaks_for: str = "task") -> Expected:
+    """Whole numbers, 0 or more, together no more than the samples that they are of."""
+    return Expected(shape, "whole", 0, None, optional, speaks_for=speaks_for)
 
 
 def numbers(*shape: Side, below: int, optional: bool = False) -> Expected:
@@ -49,11 +102,22 @@ def numbers(*shape: Side, below: int, optional: bool = False) -> Expected:
     return Expected(shape, "whole", 0, below, optional)
 
 
+def class_numbers(*shape: Side, among: Collection[int], distinct: bool = False) -> Expected:
+    """Numbers of some classes."""
+    return Expected(shape, "whole", form="distinct" if distinct else "", among=frozenset(among))
+
+
 def images(*shape: Side) -> Expected:
     """Pixels in uint8."""
     return Expected(shape, "bytes")
 
 
+def weights(*shape: Side) -> Expected:
+    """Weights of a network."""
+    return real(*shape, least=-LARGEST_WEIGHT, most=LARGEST_WEIGHT)
+
+
 def like(tensors: Mapping[str, torch.Tensor]) -> dict[str, Expected]:
-    """Real tensors with the names and shapes of these."""
-    return {name: real(*tensor.shape) for name, tensor in tensors.items()}
+    """Weights of a network with the names and shapes of these; no variance of a batch norm is negative."""
+    found = {name: weights(*tensor.shape) for name, tensor in tensors.items()}
+    return {name: replace(own, least=0) if name.endswith("running_var") else own for name, own in found.items()}

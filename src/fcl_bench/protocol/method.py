@@ -65,11 +65,9 @@ class Server(ABC):
         pure_batches: None: test samples are classified one by one, whatever comes beside them. A number: in batches of
             so many that are known to be of one task, which tells the method more than a task-agnostic test does, and is
             said beside the results.
-        whole_turns: whether a client that misses a round of a task is left out of the task's later ones.
     """
 
     pure_batches: int | None = None
-    whole_turns: ClassVar[bool] = False
 
     @abstractmethod
     def start_task(self, task: Task) -> None:
@@ -92,6 +90,13 @@ class Server(ABC):
                 keep something of earlier tasks; these get a shard without labelled samples.
         """
         return available
+
+    def may_return(self, task: Task, refused: int, round_: int) -> bool:
+        """Whether a client whose upload of the task's round `refused` was left out may take part in a later round.
+
+        Not where the later round builds on the earlier one's uploads, as statistics on a registration.
+        """
+        return False
 
     @abstractmethod
     def broadcast(self, task: Task, round_: int) -> Message:

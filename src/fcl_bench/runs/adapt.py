@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Protocol, cast
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fcl_bench import environment
+from fcl_bench.config import counting
 from fcl_bench.engine.checkpoint import FORMAT, SILENT, Checkpoint
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.ledger import Ledger
@@ -99,7 +100,7 @@ class FedAvgAdaptation:
         return _FedAvg(training=self.training)
 
     def identity(self) -> dict[str, object]:
-        return {"revision": FineTune.revision, "training": asdict(self.training)}
+        return {"revision": FineTune.revision, "training": counting(self.training)}
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,8 @@ class Adapted:
 def adaptation_identity(plan: Plan) -> dict[str, object]:
     """Everything that determines the first stage: not the method, nor what only it looks at."""
     whole = plan.settings.identity()
-    kept = ("seed", "beta", "clients", "tasks", "label_rate", "dtype", "data", "split", "partition")
+    kept = ["seed", "beta", "clients", "tasks", "label_rate", "dtype", "data", "split", "partition"]
+    kept += ["on_bad_upload"] if "on_bad_upload" in whole else []
     return {
         **{key: whole[key] for key in kept},
         "wire_dtype": str(plan.problem.wire.dtype),
@@ -174,7 +176,8 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
         first = replace(stream, tasks=stream.tasks[:1], train=stream.train[:1], test=stream.test[:1])
         train, test = (none, none) if hit else images()
         transport = InProcess.of(method, plan.problem, dealt.shards[:1], stream.train_columns, dealt.labelled, train)
-        federation = Federation(method, plan.problem, first, transport, test)
+        drops = plan.settings.scalars.drops
+        federation = Federation(method, plan.problem, first, transport, test, drops=drops)
         if saved is not None:
             federation.restore(*saved)
             log.info("adaptation: %s", "taken over" if hit else f"going on after round {saved[0]['rounds_done']}")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import ClassVar, cast
 
+from fcl_bench.config import counting
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.cprompt import CPrompt
@@ -57,7 +58,12 @@ class MethodStage:
     def identity(self) -> dict[str, object]:
         """The method and its knobs."""
         method = self.method()
-        return {"method": method.name, "revision": method.revision, **asdict(self)}
+        return {
+            "method": method.name,
+            "revision": method.revision,
+            **asdict(self),
+            "training": counting(method.training),
+        }
 
 
 @dataclass

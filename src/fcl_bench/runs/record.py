@@ -12,6 +12,7 @@ from fcl_bench.audits.chosen import drift_of
 from fcl_bench.engine.examination import Answers
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.metrics import accuracy_matrix, finite, metrics, pooled_accuracy
+from fcl_bench.engine.reports import Dropped
 from fcl_bench.papers.byte_conventions import accounting
 from fcl_bench.runs.folder import SCHEMA
 from fcl_bench.runs.inputs import Inputs
@@ -65,6 +66,7 @@ def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: floa
             "wire": asdict(scalars.wire),
             "accounting": accounting(settings.method, plan.problem, plan.classes_per_task),
         },
+        "dropped": _dropped(federation, inputs),
         "labels": {"rate": scalars.label_rate, **state.ledger.labels()},
         "bounds": federation.audits["bounds"].rows if "bounds" in federation.audits else [],
         "drift": _drift(federation),
@@ -83,6 +85,13 @@ def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: floa
 def test_sizes(federation: Federation) -> np.ndarray:
     """(T,) how many test samples each task has."""
     return np.array([len(indices) for indices in federation.stream.test])
+
+
+def _dropped(federation: Federation, inputs: Inputs) -> Dropped:
+    """Of the first stage too."""
+    ledgers = [federation.state.ledger, *([inputs.adapted.ledger] if inputs.adapted else [])]
+    found = [client for ledger in ledgers for client, _ in ledger.dropped()]
+    return {"uploads": len(found), "clients": sorted(set(found))}
 
 
 def _privacy(federation: Federation) -> Privacy:

@@ -102,7 +102,10 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking) 
         transport = Faulty(transport, settings.faults, problem.seed)
     audits = audits_of(method, problem, settings.scalars.drift, dealt.shards)
     every = settings.scalars.evaluate_rounds
-    federation = Federation(method, problem, dealt.stream, transport, inputs.test, audits, evaluate_rounds=every)
+    drops = settings.scalars.drops
+    federation = Federation(
+        method, problem, dealt.stream, transport, inputs.test, audits, evaluate_rounds=every, drops=drops
+    )
     seconds_before = _resume(federation, folder)
 
     tracked = TrackedRun(

@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 from fcl_bench.engine.reports import (
     Absences,
     BestRounds,
+    Dropped,
     Exchanged,
     LabelCounts,
     Metrics,
@@ -125,6 +126,7 @@ class Result(TypedDict):
     adaptation: Adaptation | None
     communication: Communication
     labels: Labels
+    dropped: Dropped
     bounds: list[dict[str, float | None]]  # what the method's audit found after each task, as in bounds.csv
     drift: Drift | None  # where it was measured
     rounds: BestRounds | None  # with `evaluate_rounds`

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fcl_bench.config import knob
 from fcl_bench.data.images.batches import AUGMENTATIONS
 from fcl_bench.errors import UserError
+from fcl_bench.training.robust import AGGREGATES
 
 
 @dataclass
@@ -33,6 +34,10 @@ class Training:
             adam (FedAdam; Reddi et al., 2021).
         server_lr: step size of the last two.
         server_momentum: of the last two.
+        aggregate: what is made of the clients' models: mean (weighted), or robust against hostile clients and
+            unweighted: median (of each coordinate), trimmed_mean, krum (the model that is nearest to most others).
+        trimmed: of trimmed_mean, the share of the clients that is cut off at either end of each coordinate.
+        byzantine: of krum, f, the hostile clients per round that it is to withstand; it takes 2 f + 3 clients.
         augment: none, crop (shifts by up to an eighth of the side), crop_flip.
         precision: auto (bfloat16 autocast on CUDA, float32 elsewhere), float32, bfloat16.
     """
@@ -53,6 +58,9 @@ class Training:
     server_optimizer: str = knob("average", choices=("average", "momentum", "adam"))
     server_lr: float = knob(1.0, above=0)
     server_momentum: float = knob(0.9, least=0, below=1)
+    aggregate: str = knob("mean", choices=AGGREGATES, added=True)
+    trimmed: float = knob(0.1, least=0, below=0.5, added=True)
+    byzantine: int = knob(1, least=0, added=True)
     augment: str = knob("crop_flip", choices=AUGMENTATIONS)
     precision: str = knob("auto", choices=("auto", "float32", "bfloat16"))
 

@@ -79,6 +79,9 @@ class Faulty:
             self._on_their_way.append(_OnItsWay(client, reply.upload, now + self._faults.late_by))
             yield Late(reply)
 
+    def refused(self, client: int) -> None:
+        self._inner.refused(client)
+
     def _fates(self, present: Sequence[int], task: int, round_: int) -> np.ndarray:
         """(K,) what becomes of each client, silent ones asked again until enough of `present` answer."""
         faults, asked = self._faults, np.asarray(present, dtype=int)

@@ -16,7 +16,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.methods.closed_form.afl import LocalRidge
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, RidgeServer, one_hot, ridge_knob
-from fcl_bench.protocol.expected import Expectation, numbers, real
+from fcl_bench.protocol.expected import Expectation, class_numbers, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
@@ -100,10 +100,16 @@ class AFCLServer(RidgeServer):
 
     def expects(self, task: Task, round_: int) -> Expectation:
         if round_ == 0:
-            return {"classes": numbers("held", below=task.columns_seen)}
-        d = self.dimension
-        columns = numbers("learnt", below=task.columns_seen)
-        return {"G": real(d, d), "W_known": real(d, "known"), "W_unknown": real(d, "unknown"), "columns": columns}
+            return {"classes": class_numbers("held", among=task.columns, distinct=True)}
+        d, named = self.dimension, self.order[self._named].tolist()
+        W_known, W_unknown = (real(d, side, widest=len(named)) for side in ("known", "unknown"))
+        columns = class_numbers("learnt", among=named, distinct=True)
+        return {
+            "G": gram_matrix(d, self.floor_of_features),
+            "W_known": W_known,
+            "W_unknown": W_unknown,
+            "columns": columns,
+        }
 
     def expects_late(self, task: Task, round_: int) -> Expectation | None:
         """A late registration names classes of a task that is over."""
@@ -111,7 +117,7 @@ class AFCLServer(RidgeServer):
 
     def objection(self, upload: Message) -> str:
         if upload.stage == REGISTRATION:
-            return ""
+            return "" if len(upload["classes"]) else "it names no class"
         columns, known, unknown = len(upload["columns"]), upload["W_known"].shape[1], upload["W_unknown"].shape[1]
         if columns == known + unknown:
             return super().objection(upload)

@@ -29,7 +29,7 @@ from fcl_bench.methods.closed_form.base import (
     positions,
     ridge_knob,
 )
-from fcl_bench.protocol.expected import Expectation, real
+from fcl_bench.protocol.expected import Expectation, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.problem import Problem, Shard, State
@@ -80,7 +80,7 @@ class AFLServer(RidgeServer):
 
     def expects(self, task: Task, round_: int) -> Expectation:
         d = self.dimension
-        return {"C": real(d, d), "W": real(d, len(task.columns))}
+        return {"C": gram_matrix(d, self.floor_of_features), "W": real(d, len(task.columns))}
 
     def absorb(self, client: int, upload: Message) -> None:
         self.estimate.matrix.add_(upload["C"])

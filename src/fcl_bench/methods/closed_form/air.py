@@ -102,9 +102,10 @@ class AIRServer(STSAServer):
 
     def expects(self, task: Task, round_: int) -> Expectation:
         sizes, statistics = {"n": counts(len(task.columns))}, super().expects(task, round_)
-        if not self.method.weighted:
-            return {**statistics, **sizes}
-        return sizes if round_ == 0 else statistics
+        if self.method.weighted:
+            # The weights are in the sums, twice.
+            return sizes if round_ == 0 else {**statistics, "C": dataclasses.replace(statistics["C"], of="")}
+        return {**statistics, "C": dataclasses.replace(statistics["C"], by="n"), **sizes}
 
     def objection(self, upload: Message) -> str:
         if upload.stage == COUNTS:

@@ -175,7 +175,6 @@ class ClosedFormServer(Server):
     """
 
     absorbs_late: ClassVar[bool] = False
-    whole_turns = True
 
     def __init__(self, method: ClosedFormMethod, problem: Problem) -> None:
         self.method = method
@@ -197,6 +196,12 @@ class ClosedFormServer(Server):
         self._room = KEPT_FEATURES
         self._condition: float | None = None
         self._trouble = ""
+
+    @property
+    def floor_of_features(self) -> int | None:
+        """0 where no entry of H, and so none of its sums and products, is negative; None: they may be."""
+        features = self.random_features
+        return 0 if features.projection is not None and features.activation == "relu" else None
 
     def zeros(self, *shape: int) -> torch.Tensor:
         """Zeros in the statistics' dtype on the device."""

@@ -30,7 +30,7 @@ from fcl_bench.methods.closed_form.base import (
     ridge_knob,
     sums_without_samples,
 )
-from fcl_bench.protocol.expected import Expectation, Expected, counts, real
+from fcl_bench.protocol.expected import Expectation, Expected, counts, descending, orthonormal, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Server
 from fcl_bench.protocol.problem import Problem, Shard, State
@@ -139,7 +139,8 @@ class CentredSketchServer(RidgeServer):
 
     def expects(self, task: Task, round_: int) -> Expectation:
         M, classes = self.dimension, len(task.columns)
-        fields = {"V": real(M, "r"), "sigma": real("r", least=0), **self.rest(classes), "S": real(M, classes)}
+        sketch = {"V": orthonormal(M, "r", widest=self.method.rank), "sigma": descending("r")}
+        fields = {**sketch, **self.rest(classes), "S": real(M, classes, least=self.floor_of_features)}
         return {**fields, "n": counts(classes)} if self.method.centre else fields
 
     def rest(self, classes: int) -> dict[str, Expected]:
@@ -205,7 +206,8 @@ class GaussianRemainderServer(CentredSketchServer):
         energy, d = {"E": real(1, least=0)}, self.problem.inputs
         if self.method.M is None:
             return energy
-        inputs = {"S_z": real(d, classes), "U": real(d, "k"), "omega": real("k", least=0)}
+        U = orthonormal(d, "k", widest=self.method.input_rank)
+        inputs = {"S_z": real(d, classes), "U": U, "omega": descending("k")}
         diagonal = self.method.input_remainder == "diagonal"
         dropped = {"D_z": real(d, 1, least=0)} if diagonal else {"tau_z": real(1, least=0)}
         return {**energy, **inputs, **dropped}

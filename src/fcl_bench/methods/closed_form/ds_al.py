@@ -20,7 +20,7 @@ from fcl_bench.linalg.random_features import RandomFeatures
 from fcl_bench.linalg.solve import Solution
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, one_hot, ridge_knob
 from fcl_bench.methods.closed_form.stsa import STSAClient, STSAServer
-from fcl_bench.protocol.expected import Expectation, real
+from fcl_bench.protocol.expected import Expectation, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
@@ -37,7 +37,7 @@ class Linear(RandomFeatures):
         """With the same projection."""
         linear = cls.__new__(cls)
         linear.outputs, linear.activation = features.outputs, features.activation
-        linear.projection = features.projection
+        linear.projection, linear.phases = features.projection, features.phases
         return linear
 
     def map(self, z: torch.Tensor) -> torch.Tensor:
@@ -123,7 +123,8 @@ class DSALServer(STSAServer):
     def expects(self, task: Task, round_: int) -> Expectation:
         if round_ == 0:
             return super().expects(task, round_)
-        return {"G": real(self.dimension, self.dimension), "T": real(self.dimension, len(task.columns))}
+        # No tanh is larger than 1.
+        return {"G": gram_matrix(self.dimension, per_sample=1.0), "T": real(self.dimension, len(task.columns))}
 
     def objection(self, upload: Message) -> str:
         return "" if upload.stage == COMPENSATION else super().objection(upload)

@@ -7,7 +7,7 @@ nearest prototype. The sums are exact, so the result is the centralised one, wha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -109,7 +109,10 @@ class FedFeCAMServer(ClosedFormServer):
 
     def expects(self, task: Task, round_: int) -> Expectation:
         M, sums = self.dimension, real(self.dimension, "held")
-        second = real(self.method.entries(M), 1 if self.method.covariance == "shared" else "held")
+        columns = 1 if self.method.covariance == "shared" else "held"
+        diagonal = self.method.covariance == "diagonal"
+        second = real(self.method.entries(M), columns, least=0 if diagonal else None)
+        second = second if diagonal else replace(second, form="packed grams")
         fields = {"n": counts(len(task.columns)), "S": sums, "Q": second}
         return fields if self.method.tukey == 1 else {**fields, "T": sums}
 

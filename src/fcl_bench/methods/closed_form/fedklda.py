@@ -18,6 +18,7 @@ from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.product import product
 from fcl_bench.linalg.random_features import ACTIVATIONS, FOURIER, RandomFeatures, mean_squared_distance
 from fcl_bench.linalg.solve import DOUBTFUL, relative_rounding
+from fcl_bench.linalg.structure import sums_trouble
 from fcl_bench.methods.closed_form.base import projection_seed
 from fcl_bench.methods.closed_form.fedlda import FedLDA, FedLDAClient, FedLDAServer
 from fcl_bench.protocol.expected import Expectation, counts, real
@@ -103,6 +104,12 @@ class FedKLDAServer(FedLDAServer):
         if self.stages(task)[round_] == BANDWIDTH:
             return {"total": real(self.problem.inputs), "squares": real(1, least=0), "samples": counts(1)}
         return super().expects(task, round_)
+
+    def objection(self, upload: Message) -> str:
+        if upload.stage != BANDWIDTH:
+            return super().objection(upload)
+        said = sums_trouble(upload["total"].unsqueeze(1), float(upload["squares"]), upload["samples"], 1e-2, "squares")
+        return f"total {said}" if said else ""
 
     def absorb(self, client: int, upload: Message) -> None:
         if upload.stage != BANDWIDTH:

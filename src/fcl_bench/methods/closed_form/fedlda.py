@@ -19,7 +19,7 @@ from fcl_bench.linalg.gram import add_class_sums, add_gram
 from fcl_bench.linalg.solve import Solution, relative_rounding
 from fcl_bench.methods.closed_form.base import ClosedFormClient, positions
 from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, DiscriminantServer, counted
-from fcl_bench.protocol.expected import Expectation, counts, real
+from fcl_bench.protocol.expected import Expectation, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
@@ -117,8 +117,19 @@ class FedLDAServer(DiscriminantServer):
         if self.stages(task)[round_] == OFFSET:
             return {"total": real(self.dimension), "samples": counts(1)}
         M, classes = self.grams.shape[-1], len(task.columns)
-        grams = {name: real(M, M) for name in gram_names(self.method.maps)}
-        return {**grams, "S": real(self.dimension, classes), "n": counts(classes)}
+        names, floor, most = gram_names(self.method.maps), self.floor_of_features, self.largest_feature
+        if self.offset is not None:
+            floor = most = None
+        grams = {name: gram_matrix(M, floor, per_sample=None if most is None else most**2) for name in names}
+        of = names[0] if len(names) == 1 else ""
+        S = real(self.dimension, classes, least=floor, per_sample=most, of=of, by="n")
+        return {**grams, "S": S, "n": counts(classes)}
+
+    @property
+    def largest_feature(self) -> float | None:
+        """No entry of H is larger in absolute terms; None: nobody knows."""
+        features = self.random_features
+        return None if features.phases is None else math.sqrt(2 * features.maps / features.outputs)
 
     def expects_late(self, task: Task, round_: int) -> Expectation | None:
         """Sums around the origin add up whenever they come."""

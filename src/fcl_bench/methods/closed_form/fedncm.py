@@ -42,7 +42,10 @@ class FedNCMServer(DiscriminantServer):
     absorbs_late = True
 
     def expects(self, task: Task, round_: int) -> Expectation:
-        return {"S": real(self.dimension, len(task.columns)), "n": counts(len(task.columns))}
+        return {
+            "S": real(self.dimension, len(task.columns), least=self.floor_of_features),
+            "n": counts(len(task.columns)),
+        }
 
     def solution(self) -> Solution:
         """The means, for the cosine of length 1. Nothing is solved, so nothing can be ill-conditioned."""

@@ -26,7 +26,7 @@ from fcl_bench.methods.closed_form.base import (
     positions,
     ridge_knob,
 )
-from fcl_bench.protocol.expected import Expectation, real
+from fcl_bench.protocol.expected import Expectation, descending, orthonormal, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
@@ -140,7 +140,8 @@ class FedRANServer(RegularisedServer):
 
     def expects(self, task: Task, round_: int) -> Expectation:
         M = self.dimension
-        return {"V": real(M, "r"), "sigma": real("r", least=0), "B": real(M, len(task.columns))}
+        B = real(M, len(task.columns), least=self.floor_of_features)
+        return {"V": orthonormal(M, "r"), "sigma": descending("r"), "B": B}
 
     def objection(self, upload: Message) -> str:
         rank, limit = len(upload["sigma"]), self._limit(upload)

@@ -14,7 +14,7 @@ import torch
 
 from fcl_bench.linalg.gram import add_grams, class_sums
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer, ridge_knob
-from fcl_bench.protocol.expected import Expectation, numbers, real
+from fcl_bench.protocol.expected import Expectation, class_numbers, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Shard, State
 from fcl_bench.protocol.task import Task
@@ -37,7 +37,7 @@ class JointServer(RidgeServer):
     absorbs_late = True
 
     def expects(self, task: Task, round_: int) -> Expectation:
-        return {"Z": real("n", self.problem.inputs), "labels": numbers("n", below=task.columns_seen)}
+        return {"Z": real("n", self.problem.inputs), "labels": class_numbers("n", among=task.columns)}
 
     def absorb(self, client: int, upload: Message) -> None:
         self.count(upload)

@@ -22,7 +22,7 @@ from fcl_bench.linalg.held_out import Sums, cross_validated, held_out_errors, le
 from fcl_bench.linalg.ridge import AUTO, GCV, mean_share
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, positions
 from fcl_bench.methods.closed_form.stsa import STSAClient, STSAServer
-from fcl_bench.protocol.expected import Expectation, counts, real
+from fcl_bench.protocol.expected import Expectation, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
@@ -102,7 +102,9 @@ class RanPACServer(STSAServer):
         if not self.parts:
             return super().expects(task, round_)
         M, numbers = self.dimension, range(len(self.parts))
-        fields = {f"G_{p}": real(M, M) for p in numbers} | {f"C_{p}": real(M, len(task.columns)) for p in numbers}
+        least, classes = self.floor_of_features, len(task.columns)
+        fields = {f"G_{p}": gram_matrix(M, least) for p in numbers}
+        fields |= {f"C_{p}": real(M, classes, least=least, of=f"G_{p}") for p in numbers}
         return {**fields, "n": counts(len(numbers))}
 
     def expects_late(self, task: Task, round_: int) -> Expectation | None:

@@ -14,7 +14,7 @@ import torch
 
 from fcl_bench.linalg.gram import add_class_sums, add_grams
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer, positions, ridge_knob
-from fcl_bench.protocol.expected import Expectation, real
+from fcl_bench.protocol.expected import Expectation, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Shard, State
 from fcl_bench.protocol.task import Task
@@ -53,7 +53,11 @@ class STSAServer(RidgeServer):
     absorbs_late = True
 
     def expects(self, task: Task, round_: int) -> Expectation:
-        return {"G": real(self.dimension, self.dimension), "C": real(self.dimension, len(task.columns))}
+        least = self.floor_of_features
+        return {
+            "G": gram_matrix(self.dimension, least),
+            "C": real(self.dimension, len(task.columns), least=least, of="G"),
+        }
 
     def absorb(self, client: int, upload: Message) -> None:
         self.estimate.matrix.add_(upload["G"])

@@ -94,7 +94,10 @@ class STSAEServer(RidgeServer):
 
     def expects(self, task: Task, round_: int) -> Expectation:
         groups, classes = self.method.dummy_clients, len(task.columns)
-        return {"C": real(self.dimension, groups * classes), "n": counts(groups, classes)}
+        return {
+            "C": real(self.dimension, groups * classes, least=self.floor_of_features),
+            "n": counts(groups, classes),
+        }
 
     def objection(self, upload: Message) -> str:
         return super().objection(upload) or sums_without_samples(upload["C"], upload["n"].flatten())

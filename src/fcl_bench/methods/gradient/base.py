@@ -39,6 +39,8 @@ class GradientMethod(Method):
         client_half, server_half: what `client` and `server` make.
         training_key: where the user sets `training`, for messages.
         inside_transformers: whether it puts something into a frozen vision transformer, and so takes no other network.
+        only_mean: why `training.aggregate` has to be the mean: the new model is made of something else besides;
+            "": it may be any.
         keeps_teacher: whether clients get the last task's model, to be held to what it knew (`GradientClient.teacher`).
     """
 
@@ -48,6 +50,7 @@ class GradientMethod(Method):
     training_key: ClassVar[str] = "method.training"
     inside_transformers: ClassVar[bool] = False
     keeps_teacher: ClassVar[bool] = False
+    only_mean: ClassVar[str] = ""
 
     training: Training = field(default_factory=Training)
     frozen_stages: int = knob(0, least=0)
@@ -112,10 +115,23 @@ class GradientMethod(Method):
         start = self.start(problem)
         if self.inside_transformers:
             self._check_transformer(start)
+        if self.training.aggregate != "mean":
+            self._check_aggregate(problem, sum(classes_per_task))
         frozen_names(start.build(), start.stages, self.frozen_stages)
         if self.replay_head == "gaussian" and self.gaussian.covariance == "full":
             size = 8 * sum(classes_per_task) * start.dimension**2
             require_memory("method.gaussian.covariance=full", size, "the covariances of all classes")
+
+    def _check_aggregate(self, problem: Problem, classes: int) -> None:
+        """Robust aggregates keep all models of a round, in float32, with one more while they are looked at."""
+        key, training = f"{self.training_key}.aggregate={self.training.aggregate}", self.training
+        if self.only_mean:
+            raise UserError(f"{key}: {self.only_mean}", f"{self.training_key}.aggregate=mean")
+        network = self.build_network(problem)
+        self.grow(network, [classes], seed=0)
+        models = 2 + round(training.fraction * (problem.clients or 1))
+        size = 4 * models * sum(value.numel() for value in network.changing().values())
+        require_memory(key, size, "the models of a round")
 
     def _check_transformer(self, start: Trainable) -> None:
         what = f"method={self.name} trains a part of its own inside the network, and nothing else of it"

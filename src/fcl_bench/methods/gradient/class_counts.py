@@ -46,13 +46,6 @@ class CountingServer(GradientServer):
             self.counts = {}
         super().start_task(task)
 
-    def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
-        """Only clients whose counts came."""
-        stages = self.method.stages(task)
-        if COUNTS in stages and stages[round_] != COUNTS:
-            available = [client for client in available if client in self.counts]
-        return super().participants(task, round_, available)
-
     def expects_answer(self) -> Expectation:
         return {"counts": counts(len(self.tasks[-1]))}
 

@@ -20,7 +20,7 @@ from fcl_bench.environment import exact_kernels
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.finite import all_finite
 from fcl_bench.methods.gradient.half import MODEL
-from fcl_bench.protocol.expected import Expectation, numbers, real
+from fcl_bench.protocol.expected import Expectation, numbers, real, weights
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
 from fcl_bench.protocol.problem import Problem, Shard, State
@@ -272,6 +272,10 @@ class FedCBCServer(_Half, Server):
         rng = generator(self.problem.seed, "participants", task.index, round_)
         return sorted(rng.choice(available, max(1, round(fraction * len(available))), replace=False).tolist())
 
+    def may_return(self, task: Task, refused: int, round_: int) -> bool:
+        """A round of the model builds on the broadcast alone."""
+        return self._stages(task)[refused] == MODEL
+
     def broadcast(self, task: Task, round_: int) -> Message:
         """All autoencoders: those that have not changed since a client had them are not sent again."""
         self._stage, self._round, self._uploads = self._stages(task)[round_], round_, {}
@@ -286,8 +290,8 @@ class FedCBCServer(_Half, Server):
     def expects(self, task: Task, round_: int) -> Expectation:
         if self._stage == RANGE:
             return {"low": real(self.problem.inputs), "high": real(self.problem.inputs)}
-        weights = {name: real(*shape, "held") for name, shape in self.architecture.shapes.items()}
-        return {"classes": numbers("held", below=self._seen), **weights}
+        parts = {name: weights(*shape, "held") for name, shape in self.architecture.shapes.items()}
+        return {"classes": numbers("held", below=self._seen), **parts}
 
     def objection(self, upload: Message) -> str:
         if self._stage == RANGE:

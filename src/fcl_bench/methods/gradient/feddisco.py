@@ -85,6 +85,7 @@ class FedDisco(GradientMethod):
     """
 
     name: ClassVar[str] = "feddisco"
+    only_mean: ClassVar[str] = "all that it does is to weigh clients, and nothing but the mean has weights"
     client_half = CountingClient
     server_half = FedDiscoServer
 

@@ -184,7 +184,11 @@ class FediCaRLServer(ExemplarServer):
         if self.method.classify != "nme":
             return {}
         known = numbers("classes", below=len(self.counts))
-        return {"classes": known, "counts": counts("classes"), "sums": real("classes", self.sums.shape[1])}
+        return {
+            "classes": known,
+            "counts": counts("classes", speaks_for="run"),
+            "sums": real("classes", self.sums.shape[1]),
+        }
 
     def objection(self, upload: Message) -> str:
         if "classes" in upload and len(upload["classes"].unique()) < len(upload["classes"]):

@@ -16,7 +16,7 @@ from fcl_bench.config import knob
 from fcl_bench.linalg.subspace import Projection, append_basis, core_basis, outside, sketch, span_of
 from fcl_bench.linalg.task_identity import relevance, route
 from fcl_bench.methods.gradient.projected import ProjectedClient, ProjectedMethod, ProjectedServer, bases_in
-from fcl_bench.protocol.expected import Expectation, Expected, numbers, real
+from fcl_bench.protocol.expected import Expectation, Expected, class_numbers, orthonormal, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Prediction, Problem, Shard, State, TestBatch
 from fcl_bench.protocol.task import Task
@@ -181,11 +181,16 @@ class FedProTIPServer(ProjectedServer):
             return super().expects_answer()
         tasks = self.task + 1
         if self.method.updates:
-            return {"references": real("tasks", tasks), "tasks": numbers("tasks", below=tasks)}
-        return {"reference": real(tasks)}
+            return {
+                "references": real("tasks", tasks, least=0),
+                "tasks": class_numbers("tasks", among=range(tasks), distinct=True),
+            }
+        return {"reference": real(tasks, least=0)}
 
     def expects_basis(self, layer: str, side: int) -> Expected:
-        return real(side, f"r of {layer}" if self.method.sketch is None else min(self.method.sketch, side))
+        if self.method.sketch is not None:
+            return real(side, min(self.method.sketch, side))
+        return orthonormal(side, f"r of {layer}", widest=side)
 
     def absorb_answer(self, client: int, upload: Message) -> None:
         if self.stage == REFERENCES:

@@ -14,7 +14,7 @@ import torch
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.expected import Expectation, images, numbers
+from fcl_bench.protocol.expected import Expectation, class_numbers, images
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
 from fcl_bench.protocol.problem import Problem, Shard, State
@@ -55,7 +55,12 @@ class JointTrainingServer(GradientServer):
         return Message({}, SAMPLES)
 
     def expects_answer(self) -> Expectation:
-        return {"images": images("n", 3, "h", "w"), "labels": numbers("n", below=1 + max(map(max, self.tasks)))}
+        return {"images": images("n", 3, "h", "w"), "labels": class_numbers("n", among=self.tasks[-1])}
+
+    def objection(self, upload: Message) -> str:
+        size = tuple(upload["images"].shape[2:])
+        known = tuple(self._images[0].shape[2:]) if self._images else size
+        return "" if size == known else f"its images are of {size} pixels, and those so far of {known}"
 
     def absorb_answer(self, client: int, upload: Message) -> None:
         self._images.append(upload["images"])
@@ -102,6 +107,7 @@ class JointTraining(GradientMethod):
     """
 
     name: ClassVar[str] = "joint_training"
+    only_mean: ClassVar[str] = "clients send no models"
     server_half = JointTrainingServer
     resumes_within_tasks: ClassVar[bool] = False
 

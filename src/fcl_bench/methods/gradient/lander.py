@@ -182,7 +182,7 @@ class LANDERServer(DataFreeServer):
 
     def expects(self, task: Task, round_: int) -> Expectation:
         expected = super().expects(task, round_)
-        return {**expected, _LOSS: real(1)} if self.stage == MODEL and self.method.returns else expected
+        return {**expected, _LOSS: real(1, least=0)} if self.stage == MODEL and self.method.returns else expected
 
     def absorb(self, client: int, upload: Message) -> None:
         super().absorb(client, upload)

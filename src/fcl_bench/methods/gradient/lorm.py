@@ -36,7 +36,7 @@ from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.half import MODEL, final_prefix
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.expected import Expectation, real
+from fcl_bench.protocol.expected import Expectation, whole_or_diagonal
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
@@ -155,11 +155,11 @@ class LoRMServer(GradientServer):
             return expected
         sizes = self.method.gram_sizes(self.network)
         fields = self.method.merged_by(self.network, task.index).values()
-        return {**expected, **{name: real(*sizes[name]) for name in fields}}
+        return {**expected, **{name: whole_or_diagonal(sizes[name]) for name in fields}}
 
     def expects_answer(self) -> Expectation:
         sizes = self.method.gram_sizes(self.network)
-        return {name: real(*sizes[name]) for name in self.method.layer_fields(self.network)}
+        return {name: whole_or_diagonal(sizes[name]) for name in self.method.layer_fields(self.network)}
 
     def absorb(self, client: int, upload: Message) -> None:
         super().absorb(client, upload)
@@ -256,6 +256,10 @@ class LoRM(GradientMethod):
     alpha_head: float = knob(0.5, least=0, most=1)
     passes: int = knob(1, least=1)
     merge: str = knob("grams", choices=("grams", "average"))
+
+    @property
+    def only_mean(self) -> str:  # type: ignore[override]
+        return "" if self.merge == "average" else "its server merges by what clients say of their layers' inputs"
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)

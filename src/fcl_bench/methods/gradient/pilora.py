@@ -279,6 +279,10 @@ class PILoRA(GradientMethod):
     temperature: float = knob(0.2, above=0)
     variant: str = knob("working", choices=("working", "published"))
 
+    @property
+    def only_mean(self) -> str:  # type: ignore[override]
+        return "" if self.reweighting == "none" else "its server weighs prototypes by what clients say of their means"
+
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)
         self.build_network(problem)

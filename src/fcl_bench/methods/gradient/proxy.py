@@ -182,7 +182,7 @@ class ProxyServer(ExemplarServer):
         expected = super().expects(task, round_)
         if self.stage != MODEL:
             return expected
-        return {**expected, GRADIENTS: real(self.encoder.numbers, "classes", optional=True)}
+        return {**expected, GRADIENTS: real(self.encoder.numbers, "classes", optional=True, widest=len(self.tasks[-1]))}
 
     def absorb(self, client: int, upload: Message) -> None:
         super().absorb(client, upload)

@@ -39,7 +39,7 @@ from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.expected import Expectation, real
+from fcl_bench.protocol.expected import Expectation, gram_matrix, real, whole_or_diagonal
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Server
 from fcl_bench.protocol.problem import Prediction, Problem, Shard, State, TestBatch
@@ -126,7 +126,10 @@ class RegMeanServer(GradientServer):
         expected = super().expects(task, round_)
         if self.stage != MODEL:
             return expected
-        return {**expected, **{_GRAM + name: real(*size) for name, size in self.method.sizes(self.network).items()}}
+        return {
+            **expected,
+            **{_GRAM + name: whole_or_diagonal(size) for name, size in self.method.sizes(self.network).items()},
+        }
 
     def absorb(self, client: int, upload: Message) -> None:
         super().absorb(client, upload)
@@ -210,7 +213,7 @@ class RidgeMeanServer(GradientServer):
 
     def expects(self, task: Task, round_: int) -> Expectation:
         d = self.start.dimension
-        return {"C": real(d, d), "W": real(d, len(task.columns))}
+        return {"C": gram_matrix(d), "W": real(d, len(task.columns))}
 
     def objection(self, upload: Message) -> str:
         return ""
@@ -265,6 +268,7 @@ class RegMean(GradientMethod):
     """
 
     name: ClassVar[str] = "regmean"
+    only_mean: ClassVar[str] = "its server merges linear layers by what clients say of their inputs"
 
     damping: float = knob(1.0, least=0, most=1)
     local: str = knob("sgd", choices=("sgd", "ridge"))

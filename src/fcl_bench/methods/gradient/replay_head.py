@@ -18,7 +18,7 @@ from fcl_bench.data.images.batches import epoch_batches
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums, gram
 from fcl_bench.linalg.moments import Moments
-from fcl_bench.protocol.expected import Expectation, counts, real
+from fcl_bench.protocol.expected import Expectation, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.network import Network
@@ -108,7 +108,7 @@ class ReplayHead:
         both = {"counts": counts(c), "sums": real(d, c)}
         if self._knobs.covariance == "diagonal":
             return {**both, "squares": real(d, c, least=0)}
-        return {**both, **{f"second.{column}": real(d, d, optional=True) for column in columns}}
+        return {**both, **{f"second.{column}": gram_matrix(d, optional=True) for column in columns}}
 
     def objection(self, upload: Message, columns: tuple[int, ...]) -> str:
         """How an upload's fields contradict each other; "" where they do not."""

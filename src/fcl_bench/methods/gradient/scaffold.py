@@ -22,7 +22,7 @@ from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.client_sums import ClientSumMethod, ClientSumServer
 from fcl_bench.methods.gradient.fedprox import Weights, training_weights
 from fcl_bench.methods.gradient.half import MODEL
-from fcl_bench.protocol.expected import Expectation, like
+from fcl_bench.protocol.expected import Expectation, like, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Shard, State
 from fcl_bench.protocol.task import Task
@@ -127,7 +127,7 @@ class ScaffoldServer(ClientSumServer):
         if self.stage != MODEL:
             return super().expects(task, round_)
         variates = {VARIATE + name: self.sent[name] for name in self.parameters()}
-        return like({**self.sent, **variates})
+        return {**like(self.sent), **{name: real(*sent.shape) for name, sent in variates.items()}}
 
     def absorb(self, client: int, upload: Message) -> None:
         super().absorb(client, upload)
@@ -153,6 +153,7 @@ class Scaffold(ClientSumMethod):
     """
 
     name: ClassVar[str] = "scaffold"
+    only_mean: ClassVar[str] = "its server adds up what clients keep, which no aggregate of models protects"
     client_half = ScaffoldClient
     server_half = ScaffoldServer
 

@@ -18,6 +18,7 @@ from fcl_bench.randomness import derived_seed, generator
 from fcl_bench.tracking.console import Notices
 from fcl_bench.training.heads import Heads, parts
 from fcl_bench.training.optimisers import ServerOptimiser, average, with_prefix
+from fcl_bench.training.robust import combined
 
 if TYPE_CHECKING:
     from fcl_bench.methods.gradient.base import GradientMethod
@@ -54,6 +55,8 @@ class GradientServer(Half, Server):
         self._told = Notices(log)
         self._sums: dict[str, torch.Tensor] = {}
         self._weight = 0.0
+        #: Of the round at hand, where `training.aggregate` looks at all models together.
+        self._models: list[dict[str, torch.Tensor]] = []
 
     @property
     def heads(self) -> Heads:
@@ -86,6 +89,10 @@ class GradientServer(Half, Server):
         rng = generator(self.problem.seed, "participants", task.index, self.method.model_round(task, round_))
         return sorted(rng.choice(available, count, replace=False).tolist())
 
+    def may_return(self, task: Task, refused: int, round_: int) -> bool:
+        """A round of the model builds on the broadcast alone."""
+        return self.method.stages(task)[refused] == MODEL
+
     def broadcast(self, task: Task, round_: int) -> Message:
         """The model, the step size, the round; what no longer changes is sent to each client once."""
         self.stage = self.method.stages(task)[round_]
@@ -100,7 +107,7 @@ class GradientServer(Half, Server):
             final = {(final_prefix(task.index) + name if name in changing else name): sent[name] for name in sent}
             return Message({**final, **heads, **extra}, self.stage, kept={*final, *extra})
         self._round = self.method.model_round(task, round_)
-        self._sums, self._weight = {}, 0.0
+        self._sums, self._weight, self._models = {}, 0.0, []
         self.sent = {name: state[name] for name in changing}
         rate = torch.tensor(self.method.training.rate(self._round), dtype=torch.float64)
         control = {"round": torch.tensor(self._round), "rate": rate}
@@ -134,6 +141,9 @@ class GradientServer(Half, Server):
             return
         weight = self.weight(client, upload)
         self._weight += weight
+        if self.method.training.aggregate != "mean":
+            self._models.append({name: upload[name].to(torch.float32, copy=True) for name in self.sent})
+            return
         for name in self.sent:
             value = upload[name].double()
             if name in self._sums:
@@ -153,12 +163,23 @@ class GradientServer(Half, Server):
             self._retrain_heads()
         elif self.stage != MODEL:
             self.finish_stage()
-        elif self._weight:
-            mean = average(self._sums, self._weight)
+        elif self._weight or self._models:
+            mean = self._combined() if self._models else average(self._sums, self._weight)
             self.network.load(self.aggregated(self._optimiser.step(self.sent, mean)))
             with self.trainer.reproducible(derived_seed(self.problem.seed, "server", self.task, self._round)):
                 self.server_step()
-        self._sums = {}
+        self._sums, self._models = {}, []
+
+    def _combined(self) -> dict[str, torch.Tensor]:
+        """One model of all those of the round, not their mean."""
+        knobs, n = self.method.training, len(self._models)
+        if knobs.aggregate == "krum" and n < 2 * knobs.byzantine + 3:
+            self._told.tell(
+                "krum",
+                f"{self.method.training_key}.byzantine={knobs.byzantine}: a round had {n} models, and Krum withstands"
+                f" so many hostile ones only among {2 * knobs.byzantine + 3} or more",
+            )
+        return combined(self._models, knobs.aggregate, knobs.trimmed, knobs.byzantine)
 
     def _retrain_heads(self) -> None:
         """Make the heads that predict."""

@@ -1,0 +1,148 @@
+"""Whether matrices of statistics are, to rounding, positive semidefinite or orthonormal: cheap looks, no proofs."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from fcl_bench.linalg.triangle import symmetric
+
+#: Size up to which every entry and every eigenvalue is looked at; above it that costs more than all else that is done.
+EXACT = 64
+#: Steps of Lanczos' iteration with a larger matrix.
+_STEPS = 6
+#: What is left of a product outside of the space so far where that space is all there is.
+_INVARIANT = 1e-6
+#: By how many roundings entries may differ from what they should be.
+_SLACK = 4
+
+
+def gram_trouble(G: torch.Tensor, rounding: float) -> str:
+    """Why G (M, M) is no Gram matrix to rounding; "": nothing was found.
+
+    Up to `EXACT` rows the diagonal is looked at, all 2 x 2 minors (|g_ij|^2 <= g_ii g_jj), symmetry and, by a Cholesky
+    factorisation, eigenvalues below -4 rounding tr(G). Above, at seven products with a vector: the diagonal, that no
+    entry is larger than its largest; (G - G')x for a random x; and the smallest Ritz value of six steps of Lanczos'
+    iteration, which shows a negative eigenvalue of the size of the mean one, and may miss a smaller one.
+
+    Args:
+        G: finite.
+        rounding: relative error of its entries.
+    """
+    diagonal = G.diagonal().double()
+    if not len(diagonal):
+        return ""
+    least, largest = (float(end) for end in torch.aminmax(diagonal))
+    if least < -_SLACK * rounding * max(largest, 0.0):
+        return f"has {least:.3g} on its diagonal"
+    if largest <= 0:
+        return "is not zero, and its diagonal is" if bool(G.any()) else ""
+    allowed = _SLACK * rounding * float(diagonal.sum())
+    # A 16-bit type loses what is far below the largest entry of a column.
+    roots = diagonal.clamp_min(0).sqrt() + rounding * largest**0.5
+    return _looked_at(G, roots, rounding, allowed) if len(G) <= EXACT else _probed(G, roots, rounding, allowed)
+
+
+def _looked_at(G: torch.Tensor, roots: torch.Tensor, rounding: float, allowed: float) -> str:
+    G, limits = G.double(), torch.outer(roots, roots)
+    room = (1 + _SLACK * rounding) * limits - G.abs()
+    if float(room.min()) < 0:
+        row, column = divmod(int(room.argmin()), len(G))
+        return f"has an entry ({row}, {column}) larger than its rows' diagonal entries allow"
+    if bool(((G - G.T).abs() > _SLACK * rounding * limits).any()):
+        return "is not symmetric"
+    # What the factorisation itself rounds, too.
+    shift = allowed + len(G) * 2**-52 * float(G.diagonal().max())
+    if not bool(torch.linalg.cholesky_ex(G + shift * torch.eye(len(G)).to(G))[1]):
+        return ""
+    smallest = float(torch.linalg.eigvalsh(G)[0])
+    return f"has an eigenvalue of {smallest:.3g}" if smallest < -allowed else ""
+
+
+def _probed(G: torch.Tensor, roots: torch.Tensor, rounding: float, allowed: float) -> str:
+    unit = float(roots.max()) ** 2
+    # In units in which no square overflows; and in float32, in half the time, where no more digits came over the wire.
+    G = G.to(torch.float32 if rounding >= torch.finfo(torch.float32).eps else torch.float64, copy=True).div_(unit)
+    roots, allowed = (roots / unit**0.5).to(G), allowed / unit
+    largest = max(abs(float(end)) for end in torch.aminmax(G))
+    if largest > 1 + _SLACK * rounding:
+        return f"has an entry of size {unit * largest:.3g}, larger than any on its diagonal"
+    x = _direction(len(G)).to(G)
+    image = G @ x
+    apart = (image - G.T @ x).abs()
+    if bool((apart > _SLACK * rounding * roots * float(torch.linalg.vector_norm(roots))).any()):
+        return "is not symmetric"
+    smallest = _smallest_ritz_value(G, x, image)
+    return f"has an eigenvalue of {unit * smallest:.3g} or less" if smallest < -allowed else ""
+
+
+def _smallest_ritz_value(G: torch.Tensor, x: torch.Tensor, image: torch.Tensor) -> float:
+    """Of six steps of Lanczos' iteration from x (M,) of length 1 and its image G x, which is overwritten."""
+    before, beside = torch.zeros_like(x), 0.0
+    T = np.zeros((_STEPS, _STEPS))
+    for step in range(_STEPS):
+        T[step, step] = own = float(x @ image)
+        image.sub_(x, alpha=own).sub_(before, alpha=beside)
+        before, beside = x, float(torch.linalg.vector_norm(image))
+        if step + 1 == _STEPS or beside <= _INVARIANT:
+            break
+        T[step, step + 1] = T[step + 1, step] = beside
+        x = image / beside
+        image = G @ x
+    return float(np.linalg.eigvalsh(T[: step + 1, : step + 1])[0])
+
+
+@lru_cache(maxsize=8)
+def _direction(rows: int) -> torch.Tensor:
+    """(rows,) of length 1, random but always the same."""
+    drawn = torch.randn(rows, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)
+    return drawn / torch.linalg.vector_norm(drawn)
+
+
+def packed_grams_trouble(columns: torch.Tensor, rounding: float) -> str:
+    """Why a column of `columns` (d (d + 1) / 2, k) is no Gram matrix, its upper triangle by rows; "": none is found."""
+    for number, entries in enumerate(columns.T):
+        if trouble := gram_trouble(symmetric(entries), rounding):
+            return f"{trouble} in column {number}"
+    return ""
+
+
+def orthonormal_trouble(V: torch.Tensor, rounding: float) -> str:
+    """Why the columns of V (M, r) are not orthonormal to rounding; "": they are."""
+    if V.shape[1] > V.shape[0]:
+        return f"has {V.shape[1]} columns of {V.shape[0]} numbers"
+    products = V.double().T @ V.double()
+    products.diagonal().sub_(1)
+    apart = float(products.abs().max()) if V.numel() else 0.0
+    return f"has columns whose products are off by {apart:.2g}" if apart > _SLACK * rounding else ""
+
+
+def descending_trouble(sigma: torch.Tensor, rounding: float) -> str:
+    """Why the numbers sigma (r,) do not descend, to rounding; "": they do."""
+    rises = sigma[1:] > sigma[:-1] * (1 + _SLACK * rounding)
+    return f"rises at {int(rises.nonzero()[0]) + 1}" if bool(rises.any()) else ""
+
+
+def sums_trouble(
+    sums: torch.Tensor, trace: float, samples: torch.Tensor | float, rounding: float, what: str = "its Gram matrix"
+) -> str:
+    """Why sums (M, c) can't be of samples with the Gram matrix of this trace; "": they can.
+
+    By Cauchy and Schwarz sum_c ||S_c||^2 / n_c <= tr(G).
+
+    Args:
+        sums: over the samples of each class.
+        trace: tr(G), of all samples together.
+        samples: n (c,), or one number that no n_c exceeds.
+        rounding: relative error of all of it.
+        what: the name of G.
+    """
+    squares = sums.double().square().sum(dim=0)
+    if isinstance(samples, torch.Tensor):
+        held = samples > 0
+        squares, samples = squares[held], samples[held].to(squares)
+    total = float((squares / samples).sum())
+    allowed = (1 + 4 * _SLACK * rounding) * trace
+    return f"is larger than {what} allows: {total:.4g} where tr {what} is {trace:.4g}" if total > allowed else ""

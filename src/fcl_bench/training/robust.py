@@ -1,0 +1,80 @@
+"""One model out of those of a round's clients, some of which may be hostile: in place of their weighted mean.
+
+All of these look at every model of the round at once, so a server keeps them until the round is over; and none weighs
+clients by their samples, since a hostile one would say that it has the most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+#: `training.aggregate`
+AGGREGATES = ("mean", "median", "trimmed_mean", "krum")
+
+Model = Mapping[str, torch.Tensor]
+
+
+def median(models: Sequence[Model]) -> dict[str, torch.Tensor]:
+    """Each coordinate's median (Yin et al., 2018, Definition 1); of an even number the mean of the middle two."""
+    low, high = (len(models) - 1) // 2, len(models) // 2
+    return _by_coordinate(models, lambda ordered: (ordered[low].double() + ordered[high].double()) / 2)
+
+
+def trimmed_mean(models: Sequence[Model], share: float) -> dict[str, torch.Tensor]:
+    """Each coordinate's mean without its floor(share n) smallest and as many largest values (Yin et al., Definition 2).
+
+    Args:
+        models: n of them.
+        share: below 1/2.
+    """
+    # The share as it is written: 0.3 of 10 clients are 3, though 0.3 in binary is less.
+    cut = int(share * len(models) * (1 + 1e-12))
+    return _by_coordinate(models, lambda ordered: ordered[cut : len(ordered) - cut].double().mean(dim=0))
+
+
+def krum(models: Sequence[Model], byzantine: int) -> int:
+    """Which model has the least sum of squared distances to its n - f - 2 nearest others (Blanchard et al., 2017).
+
+    Args:
+        models: n of them; with fewer than 2 f + 3 the paper proves nothing, and at least one neighbour counts.
+        byzantine: f.
+
+    Returns:
+        its number, the first of equals.
+    """
+    n = len(models)
+    neighbours = min(max(n - byzantine - 2, 1), n - 1)
+    distances = torch.zeros(n, n, dtype=torch.float64)
+    for row in range(n):
+        for column in range(row):
+            # Pair by pair: differences of all at once would be n^2 models, and a product of Gram form cancels.
+            apart = sum(
+                float((models[row][name].double() - models[column][name].double()).square().sum())
+                for name in models[row]
+            )
+            distances[row, column] = distances[column, row] = apart
+    distances.fill_diagonal_(torch.inf)
+    return int(distances.sort(dim=1).values[:, :neighbours].sum(dim=1).argmin())
+
+
+def combined(models: Sequence[Model], kind: str, share: float, byzantine: int) -> dict[str, torch.Tensor]:
+    """The new model of `kind`, one of `AGGREGATES` but the mean, in float32.
+
+    Args:
+        models: of the round's clients, by the same names.
+        kind: which.
+        share: of trimmed_mean.
+        byzantine: of krum.
+    """
+    if kind == "krum":
+        found: Model = models[krum(models, byzantine)]
+    else:
+        found = median(models) if kind == "median" else trimmed_mean(models, share)
+    return {name: value.float() for name, value in found.items()}
+
+
+def _by_coordinate(models: Sequence[Model], of: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`of` the values of each coordinate, ascending (n, ...), one tensor after the other."""
+    return {name: of(torch.stack([model[name] for model in models]).sort(dim=0).values) for name in models[0]}

@@ -1,0 +1,372 @@
+"""Hostile uploads, method by method: each is refused in one line, or is what an honest client might have sent."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fcl_bench.engine.admission import BadUpload
+from fcl_bench.engine.codec import HELD, PACKED, SCALE, decoded
+from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.transport import InProcess
+from fcl_bench.errors import UserError
+from fcl_bench.methods.closed_form.base import ClosedFormMethod
+from fcl_bench.methods.gradient.mfcl import Generation
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Method
+from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
+from fcl_bench.training.knobs import Training
+from tests.engine.hostile import CLIENT, TASK, sending, tried
+from tests.methods.harness import problem_of
+from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
+from tests.methods.whole_runs import assert_resumes
+from tests.small_methods import NAMES, architecture, class_of, made, trains
+from tests.small_runs import run_in
+
+FAST = Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none")
+SIZES = [[14, 9, 8], [8, 11, 7]]
+#: Knobs that make the method small, and what changes its uploads.
+KNOBS: dict[str, dict[str, Any]] = {
+    "afl": {},
+    "afcl": {},
+    "fedncm": {},
+    "fedfecam": {},
+    "fedran": {"M": 8, "rank": 3},
+    "stsa_e": {"M": 8, "dummy_clients": 2},
+    "centred_sketch": {"M": 8, "rank": 2},
+    "fot": {"training": FAST, "columns": 8},
+    "fedprotip": {"training": FAST, "columns": 8},
+    "mfcl": {"training": FAST, "synthetic": 4, "generator": Generation(noise=5, width=4, steps=2)},
+}
+#: More of the methods whose knobs change what travels.
+MORE: list[tuple[str, dict[str, Any]]] = [
+    ("afl", {"M": 8}),
+    ("air", {"M": 8, "correction": "logits"}),
+    ("centred_sketch", {"M": 8, "rank": 2, "remainder": "gaussian", "input_rank": 2, "input_remainder": "diagonal"}),
+    ("fedfecam", {"covariance": "diagonal", "correlation": False}),
+    ("fedfecam", {"covariance": "shared"}),
+    ("fedklda", {"M": 8, "ensemble": 2}),
+    ("fedlda", {"M": 8, "centre": "all_tasks"}),
+    ("ranpac", {"M": 8, "ridge": "folds", "folds": 2}),
+    ("fedicarl", {"training": FAST, "classify": "nme", "memory": 6}),
+    ("fedprotip", {"training": FAST, "columns": 8, "sketch": 40}),
+    ("finetune", {"training": FAST, "replay_head": "gaussian"}),
+    ("lorm", {"training": FAST, "alpha": 0.5}),
+    ("regmean", {"training": FAST, "damping": 0.0}),
+]
+CASES = [(name, {}) for name in NAMES] + MORE
+WIRES = {
+    "float32": WireFormat(torch.float32),
+    "float16, packed": WireFormat(torch.float16, gram="packed", columns="held", factors="int8"),
+}
+#: Fields that an honest client may leave out: gradients come with a signal only.
+MAY_BE_LEFT_OUT = {("glfc", "gradients"), ("lga", "gradients")}
+
+
+def small(name: str, **knobs: Any) -> Method:
+    usual = {"training": FAST} if trains(name) else {"M": 8} if issubclass(class_of(name), ClosedFormMethod) else {}
+    return made(name, **(knobs or KNOBS.get(name, usual)))
+
+
+def federation(method: Method, wire: WireFormat = WIRES["float32"], drops: bool = False) -> Federation:
+    if method.trains_network:
+        problem = tiny_problem(architecture=architecture(method.name))
+        tasks = image_tasks(np.random.default_rng(0), [3, 3], SIZES)
+    else:
+        problem, tasks = problem_of(6), feature_tasks(0, [3, 3], SIZES)
+        if method.name == "fedfecam":  # whose power takes nothing negative
+            tasks = [[(Z.abs(), labels) for Z, labels in clients] for clients in tasks]
+    return federation_of(method, dataclasses.replace(problem, wire=wire, clients=3), tasks, drops=drops)
+
+
+def same_once_decoded(a: Message, b: Message) -> bool:
+    one, other = (decoded(message, torch.float64) for message in (a, b))
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(
+    ("name", "knobs"), CASES, ids=[" ".join(map(str, [n, *k.values()][:4]))[:60] for n, k in CASES]
+)
+def test_each_is_refused_in_one_line_or_is_what_an_honest_client_sends(name, knobs, wire):
+    method, honest = small(name, **knobs), {}
+
+    def noted(upload: Message):
+        from tests.engine.hostile import variants
+
+        honest[upload.stage] = upload
+        return variants(upload)
+
+    told = tried(federation(method, WIRES[wire]), noted)
+    assert len(told) > 8
+    for case in told:
+        field, upload = case.hostile.field, honest[case.stage]
+        if case.refusal is None:
+            left_out = (name, field) in MAY_BE_LEFT_OUT and case.hostile.kind == "missing"
+            same = case.hostile.upload.samples == upload.samples and same_once_decoded(case.hostile.upload, upload)
+            assert left_out or same, (case.stage, field, case.hostile.kind)
+            continue
+        where = f"client {CLIENT}'s upload in task {TASK}, round {case.round} ({case.stage}): "
+        assert case.refusal.startswith(where)
+        assert "\n" not in case.refusal
+        assert " (expected: " in case.refusal
+        # The field itself, or one that it no longer agrees with.
+        bare = {re.sub(f"({SCALE}|{PACKED}|{HELD})$", "", key) for key in [*upload, "extra", "samples"]}
+        named = any(key in case.refusal.removeprefix(where) for key in bare)
+        assert named or case.refusal.removeprefix(where).startswith("it "), case.refusal
+
+
+# What the server did before is what it does now -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["stsa", "afcl", "fedprotip", "scaffold"])
+def test_an_honest_run_beside_which_they_were_refused_is_the_honest_run(name):
+    beside, alone = federation(small(name)), federation(small(name))
+    tried(beside)
+    alone.run(lambda _: None)
+    assert_same_end(beside, alone)
+
+
+def assert_same_end(a: Federation, b: Federation) -> None:
+    for state, other in (
+        (a.server.state_dict(), b.server.state_dict()),
+        (a.transport.state_dict(), b.transport.state_dict()),
+    ):
+        assert state.keys() == other.keys()
+        assert all(torch.equal(value, other[key]) for key, value in state.items())
+    assert (a.state.answers["correct"] == b.state.answers["correct"]).all()
+
+
+# Left out -------------------------------------------------------------------------------------------------------------
+
+
+def not_a_number(upload: Message) -> Message:
+    """Every real number is none; of what has none, every count is below 0."""
+    broken = {
+        name: torch.full_like(value, torch.nan) if value.is_floating_point() else -value.abs() - 1
+        for name, value in upload.items()
+    }
+    return dataclasses.replace(upload, tensors=broken, samples=None if upload.samples is None else 0)
+
+
+#: Method, knobs, the stage and round in which the upload is bad, and the rounds in which the client is then left out.
+LEFT_OUT: dict[str, tuple[str, dict[str, Any], str, int, set[int]]] = {
+    "closed form": ("stsa", {}, "statistics", 0, {0}),
+    "closed form, local solutions": ("afl", {}, "statistics", 0, {0}),
+    "sequential merge": ("fedran", {}, "statistics", 0, {0}),
+    "sums of everything": ("air", {"M": 8, "correction": "logits"}, "statistics", 0, {0}),
+    "counts, then weighted sums": ("air", {}, "counts", 0, {0, 1}),
+    "registration, then statistics": ("afcl", {}, "registration", 0, {0, 1}),
+    "statistics after a registration": ("afcl", {}, "statistics", 1, {1}),
+    "two streams": ("ds_al", {}, "statistics", 0, {0, 1}),
+    "the mean of the first task": ("fedlda", {"M": 8, "centre": "later_tasks"}, "statistics", 0, {0}),
+    "gradient": ("finetune", {}, "model", 0, {0}),
+    "gradient, the last round": ("finetune", {}, "model", 1, {1}),
+    "what clients keep": ("scaffold", {}, "model", 0, {0}),
+    "sketches that are summed": ("fot", {}, "bases", 2, {2}),
+    "bases, then references": ("fedprotip", {}, "bases", 2, {2, 3}),
+    "references": ("fedprotip", {}, "references", 3, {3}),
+    "a model before bases": ("fedprotip", {}, "model", 1, {1}),
+    "squared gradients": ("fedewc", {}, "fisher", 2, {2}),
+    "autoencoders": ("fedcbc", {}, "model", 0, {0}),
+    "heads that teach": ("fedgen", {}, "counts", 0, {0, 1, 2}),
+}
+
+
+def without(run: Federation, rounds: set[int]) -> Federation:
+    """The client is not there in these rounds of the task, as if it had been busy."""
+    participants = run.server.participants
+
+    def absent(task, round_, available):
+        gone = {CLIENT} if task.index == TASK and round_ in rounds else set()
+        return [k for k in participants(task, round_, [k for k in available if k not in gone]) if k not in gone]
+
+    run.server.participants = absent
+    return run
+
+
+@pytest.mark.parametrize(("name", "knobs", "stage", "round_", "rounds"), LEFT_OUT.values(), ids=LEFT_OUT.keys())
+def test_a_dropped_client_is_as_one_that_was_not_there(name, knobs, stage, round_, rounds, caplog):
+    dropping = federation(small(name, **knobs), drops=True)
+    sending(dropping.transport, stage, round_, not_a_number)
+    absent = without(federation(small(name, **knobs)), rounds)
+    for run in (dropping, absent):
+        run.run(lambda _: None)
+    assert_same_end(dropping, absent)
+    assert dropping.state.client_storage_bytes == absent.state.client_storage_bytes
+    assert dropping.state.ledger.dropped() == [(CLIENT, round_)]
+    told = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith(f"client {CLIENT}'s upload in task {TASK}, round {round_} ({stage}): ")
+    # Its upload came all the same: bytes and seconds are counted, and nothing that it guessed.
+    [row] = [row for row in dropping.state.ledger.uploads if row.dropped]
+    assert (row.task, row.client, row.stage) == (TASK, CLIENT, stage)
+    assert row.down_bytes > 0 or stage == "registration"
+    assert row.client_seconds > 0
+    later = [row for row in dropping.state.ledger.uploads if (row.task, row.client) == (TASK, CLIENT)]
+    assert {row.round for row in later if row.client_seconds == 0} == rounds - {round_}
+
+
+def test_it_is_told_once_however_often_a_client_is_left_out(caplog):
+    run = federation(small("finetune"), drops=True)
+    for round_ in (0, 1):
+        sending(run.transport, "model", round_, not_a_number)
+    run.run(lambda _: None)
+    assert run.state.ledger.dropped() == [(CLIENT, 0), (CLIENT, 1)]
+    assert sum("left out" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize(("name", "stage"), [("feddisco", "counts"), ("fedgen", "counts"), ("scaffold", "model")])
+def test_a_run_that_was_interrupted_remembers_who_is_left_out(name, stage):
+    def made_anew() -> Federation:
+        run = federation(small(name), drops=True)
+        sending(run.transport, stage, 0, not_a_number)
+        return run
+
+    whole, _ = assert_resumes(made_anew)
+    assert whole.state.ledger.dropped() == [(CLIENT, 0)]
+
+
+@pytest.mark.parametrize("name", ["stsa", "afcl", "finetune", "fedprotip", "fedcbc", "fedlda"])
+def test_a_round_in_which_everyone_is_left_out_changes_nothing_and_the_run_goes_on(name):
+    run = federation(small(name), drops=True)
+    exchange = run.transport.exchange
+
+    def all_bad(present, broadcast):
+        for reply in exchange(present, broadcast):
+            bad = broadcast.task == TASK
+            yield dataclasses.replace(reply, upload=not_a_number(reply.upload)) if bad else reply
+
+    run.transport.exchange = all_bad
+    assert run.run(lambda _: None).tasks_done == 2
+    assert {client for client, _ in run.state.ledger.dropped()} == {0, 1, 2}
+    model = [value for value in run.server.model().values() if value.is_floating_point()]
+    assert all(bool(torch.isfinite(value).all()) for value in model)
+
+
+# Whole runs -----------------------------------------------------------------------------------------------------------
+
+RUN = ("method=stsa", "method.M=64", "tasks=2", "clients=3")
+
+
+@pytest.fixture
+def hostile_runs(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Whether the one client is hostile in every run from now on."""
+    exchange = InProcess.exchange
+
+    def switched(on: bool) -> None:
+        def hostile(self, present, broadcast):
+            for reply in exchange(self, present, broadcast):
+                bad = on and (broadcast.task, reply.client) == (TASK, CLIENT)
+                yield dataclasses.replace(reply, upload=not_a_number(reply.upload)) if bad else reply
+
+        monkeypatch.setattr(InProcess, "exchange", hostile)
+
+    return switched
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_with_fail_the_run_ends_in_one_line_and_can_be_gone_on_with(tmp_path, hostile_runs):
+    honest = run_in(tmp_path / "honest", *RUN).record
+    hostile_runs(True)
+    with pytest.raises(UserError, match=r"^client 1's upload in task 1, round 0 \(statistics\): G is not finite"):
+        run_in(tmp_path / "run", *RUN)
+    assert not list(tmp_path.glob("run/runs/*/run.json"))
+    assert list(tmp_path.glob("run/runs/*/checkpoint/state.json"))
+    hostile_runs(False)
+    after = run_in(tmp_path / "run", *RUN).record
+    assert (after["run_id"], after["metrics"]) == (honest["run_id"], honest["metrics"])
+    assert after["dropped"] == {"uploads": 0, "clients": []}
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_with_drop_the_record_counts_it_and_the_id_is_another(tmp_path, hostile_runs):
+    honest = run_in(tmp_path, *RUN)
+    hostile_runs(True)
+    outcome = run_in(tmp_path, *RUN, "on_bad_upload=drop")
+    assert outcome.record["run_id"] != honest.record["run_id"]
+    assert outcome.record["dropped"] == {"uploads": 1, "clients": [CLIENT]}
+    header, *rows = (outcome.folder / "uploads.csv").read_text().splitlines()
+    assert header.split(",")[-1] == "dropped"
+    assert [row.split(",")[0:3:2] for row in rows if row.endswith(",1")] == [[str(TASK), str(CLIENT)]]
+    # Of the first task nothing differs, and of the second the client's samples are missed.
+    assert outcome.record["metrics"]["accuracy"][0] == honest.record["metrics"]["accuracy"][0]
+    assert "left out of the round" in (outcome.folder / "run.log").read_text()
+
+
+# Hostile models -------------------------------------------------------------------------------------------------------
+
+TRAINED = (
+    *("method=finetune", "method.on=features", "tasks=1", "clients=7", "beta=100", "partition.min_size=0"),
+    *("method.training.rounds=5", "method.training.lr=0.5", "method.training.epochs=2"),
+)
+
+
+def scaled(by: float) -> Callable[[Message], Message]:
+    return lambda upload: upload.with_tensors({name: value * by for name, value in upload.items()})
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("by", [-1e6, -20.0], ids=["turned round, a million times as large", "turned round, larger"])
+def test_a_hostile_model_spoils_the_mean_and_no_robust_aggregate(tmp_path, monkeypatch, by):
+    def accuracy(aggregate: str, change: Callable[[Message], Message] | None = None) -> float:
+        exchange = InProcess.exchange
+
+        def hostile(self, present, broadcast):
+            for reply in exchange(self, present, broadcast):
+                # In the last round: what follows from it is clients that start from the spoilt model.
+                bad = change is not None and (broadcast.round, reply.client) == (4, CLIENT)
+                yield dataclasses.replace(reply, upload=change(reply.upload)) if bad else reply
+
+        with monkeypatch.context() as patch:
+            patch.setattr(InProcess, "exchange", hostile)
+            knobs = ("method.training.trimmed=0.2", f"method.training.aggregate={aggregate}", "force=true")
+            return run_in(tmp_path, *TRAINED, *knobs).record["metrics"]["A_T"]
+
+    honest = accuracy("mean")
+    assert honest > 80
+    assert accuracy("mean", scaled(by)) < honest - 20
+    for aggregate in ("median", "trimmed_mean", "krum"):
+        assert accuracy(aggregate, scaled(by)) > honest - 8
+
+
+def test_a_method_whose_server_sees_more_than_models_takes_the_mean_only():
+    for name in ("scaffold", "feddyn", "feddisco", "regmean", "lorm", "pilora"):
+        method = small(name, training=dataclasses.replace(FAST, aggregate="median"))
+        problem = tiny_problem(architecture=architecture(name))
+        with pytest.raises(
+            UserError, match=r"^method\.training\.aggregate=median: .* \(method\.training\.aggregate=mean\)$"
+        ):
+            method.check(problem, [3, 3])
+
+
+def test_the_models_of_a_round_count_as_memory():
+    method = small("finetune", training=dataclasses.replace(FAST, aggregate="median"))
+    problem = dataclasses.replace(tiny_problem(), clients=10**9)
+    with pytest.raises(UserError, match=r"^method\.training\.aggregate=median needs .* GiB for the models of a round"):
+        method.check(problem, [3, 3])
+    method.check(dataclasses.replace(problem, clients=10), [3, 3])
+
+
+def test_a_round_too_small_for_krum_is_told(caplog):
+    federation(small("finetune", training=dataclasses.replace(FAST, aggregate="krum"))).run(lambda _: None)
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "method.training.byzantine=1: a round had 3 models, and Krum withstands so many hostile ones only among 5 or"
+        " more"
+    ]
+
+
+def test_what_is_refused_knows_its_client():
+    run = federation(small("stsa"))
+    sending(run.transport, "statistics", 0, not_a_number)
+    with pytest.raises(BadUpload) as told:
+        run.run(lambda _: None)
+    assert told.value.client == CLIENT
+    assert WIRE_DTYPES["float32"] is run.problem.wire.dtype
