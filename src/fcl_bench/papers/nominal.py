@@ -110,11 +110,10 @@ def _activations_mib(cell: pd.Series) -> float:
 
 
 def _sketches_mib(cell: pd.Series) -> float:
-    """s_l columns of every one of the network's 21 layers, frozen or not."""
+    """s_l columns, at most d_l, of every one of the network's 21 layers, frozen or not."""
     method = settings_of(overrides(cell)).method
     assert isinstance(method, FedProTIP)
-    sides = [*_unfolded().values(), _FEATURES]
-    return 4 * sum(side * (side if method.sketch == "layer" else int(method.sketch)) for side in sides) / MIB
+    return 4 * sum(side * method.sketch_width(side) for side in [*_unfolded().values(), _FEATURES]) / MIB
 
 
 def _target_mib(data: str) -> float:

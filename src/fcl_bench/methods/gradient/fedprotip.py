@@ -28,6 +28,8 @@ from fcl_bench.training.objective import Objective
 
 #: The stage in which clients send their reference vectors.
 REFERENCES = "references"
+#: `method.sketch`: as wide as the layer.
+WHOLE = "layer"
 #: Directions of an upload outside what is known that are shorter than this many roundings of its type are noise.
 _ROUNDINGS = 8
 
@@ -129,7 +131,8 @@ class FedProTIPClient(ProjectedClient):
                 found[layer] = U
             else:
                 seed = derived_seed(self.problem.seed, f"sketch {layer}", shard.task, shard.client)
-                found[layer] = sketch(U, sigma, min(self.method.sketch, len(U)), torch.Generator().manual_seed(seed))
+                columns = self.method.sketch_width(len(U))
+                found[layer] = sketch(U, sigma, columns, torch.Generator().manual_seed(seed))
         return Message(found, summed=found if self.method.sketch is not None else ()), state
 
     def _references(self, shard: Shard, broadcast: Message, state: State) -> Message:
@@ -193,7 +196,7 @@ class FedProTIPServer(ProjectedServer):
         return {"reference": real(tasks)}
 
     def expects_basis(self, layer: str, side: int) -> Expected:
-        return real(side, f"r of {layer}" if self.method.sketch is None else min(self.method.sketch, side))
+        return real(side, f"r of {layer}" if self.method.sketch is None else self.method.sketch_width(side))
 
     def absorb_answer(self, client: int, upload: Message) -> None:
         if self.stage == REFERENCES:
@@ -271,7 +274,7 @@ class FedProTIP(ProjectedMethod):
             in FOT (Fig. 5).
         tip: how the task is predicted (see `Tip`); None (`method.tip=false`): all classes compete, FedProTIP (-t).
         sketch: s_l, width of the Gaussian sketches that are sent in place of bases, so that a secure sum is all that
-            the server sees (Eq. 40); None: the bases.
+            the server sees (Eq. 40): a number, at most d_l of it used, or "layer" for d_l (Table 19); None: the bases.
     """
 
     name: ClassVar[str] = "fedprotip"
@@ -280,7 +283,11 @@ class FedProTIP(ProjectedMethod):
 
     projection: str = knob("local", choices=("local", "global"))
     tip: Tip | None = field(default_factory=Tip)
-    sketch: int | None = knob(None, least=1)
+    sketch: int | str | None = knob(None, least=1, words="an integer of at least 1", choices=(WHOLE,))
+
+    def sketch_width(self, side: int) -> int:
+        """s_l of a layer with d_l = `side`, where sketches are sent."""
+        return side if self.sketch == WHOLE else min(int(self.sketch), side)  # type: ignore[arg-type]
 
     @property
     def updates(self) -> bool:
