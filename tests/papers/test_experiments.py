@@ -36,8 +36,7 @@ NAMED = {
 CLOSED_FORM = ("afl", "stsa")
 #: What a printed setting says in words that no key of ours can say; such cells have no run.
 NO_KEY = (
-    *("linear: without ReLU", "task ", "a sketch as wide as the layer", "average over"),
-    "images made at 32 pixels",
+    *("linear: without ReLU", "task ", "average over", "images made at 32 pixels"),
 )
 #: What it leaves open, by its words: the keys that may have any value.
 OPEN = {
