@@ -72,8 +72,8 @@ class Timm(Backbone):
         model_args: further arguments of the architecture (`{pad_type: same}`).
         stem: own, or cifar: one 3x3 convolution of stride 1 and no pooling (ResNets). Under pretrained weights it is
             drawn by the run's seed, unless the checkpoint has such a stem itself.
-        pool: side of the grid of cells that the last feature map is averaged to; features are pool^2 times its channels,
-            channel by channel. 1: one cell, as the model has it.
+        pool: side of the grid of cells that the last feature map is averaged to; features are pool^2 times its
+            channels, channel by channel. 1: one cell, as the model has it.
         adapters: bottlenecks beside the MLPs of a ViT, the only part that then trains; None: none, and all trains.
         transform: preprocessing where it differs from the model's own.
         precision: auto (float16 autocast on CUDA, float32 elsewhere), float32, float16 or bfloat16; frozen pass only.

@@ -142,7 +142,9 @@ def _resnet18_mib(classes: int, small_images: bool, rounds: int) -> float:
 
 def _resnet18_state(classes: int, small_images: bool) -> tuple[torch.Tensor, ...]:
     """Sizes alone: the weights and batch-norm buffers of a ResNet-18."""
-    return tuple(tensor for tensor in _resnet18(classes, small_images).state_dict().values() if tensor.is_floating_point())
+    return tuple(
+        tensor for tensor in _resnet18(classes, small_images).state_dict().values() if tensor.is_floating_point()
+    )
 
 
 def _unfolded() -> dict[str, int]:
