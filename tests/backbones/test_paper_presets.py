@@ -21,7 +21,8 @@ from tests.test_configs import compose_settings
 HALF = Normalize([0.5] * 3, [0.5] * 3)
 IMAGENET = Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 VIT_21K = "vit_base_patch16_224.augreg_in21k"
-# YAML: timm's name, d of that network as it is, and the transforms of the paper's public code for test images, in torchvision's words.
+# YAML: timm's name, d of that network as it is, and the transforms of the paper's public code for test images, in
+# torchvision's words.
 PRESETS = {
     "resnet18": ("resnet18.tv_in1k", 512, [Resize(256), CenterCrop(224), ToTensor(), IMAGENET]),
     "resnet18_32": ("resnet18.tv_in1k", 512, [Resize(32), ToTensor(), IMAGENET]),

@@ -96,7 +96,7 @@ def test_accuracy_varies_by_more_than_d_2_says(numbers, text):
 
 
 def gains(numbers: pd.Series, table: str, columns: str, name: str = "FedProTIP") -> list[float]:
-    """Of the accuracies of a table whose column matches (iid, alpha 0.2, 0.5): `name`'s, less the best of the others."""
+    """Of the accuracies of a table whose column matches (iid, alpha 0.2, 0.5): `name`'s, less the best other."""
     here = numbers[table]
     found = []
     for column in dict.fromkeys(here.index.get_level_values(1)):
@@ -125,7 +125,7 @@ def test_imagenet_rs_margin_over_fot_is_not_8_to_28(numbers, text):
 
 
 def test_headings_and_classes_per_task_contradict_themselves(text):
-    """Tables 12 and 13: 20 splits over six domains. E.1: 200 classes in 5, 10, 20 tasks make 40, 20, 10, not 40, 10, 5."""
+    """Tables 12 and 13: 20 splits of six domains. E.1: 200 classes in 5, 10, 20 tasks are 40, 20, 10, not 40, 10, 5."""
     assert text.count("20-Split DomainNet") == 2
     assert "5, 10, and 20 tasks, with each task containing 40, 10, and 5 classes" in text
     assert [200 // tasks for tasks in (5, 10, 20)] == [40, 20, 10]

@@ -20,8 +20,8 @@ from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 
 CONVENTIONS = ("fedran_mib", "stsa_mib")
 RELATIVE = "communication relative to FedRAN"
-#: FedProTIP's Tables 9 and 19, whose MB are MiB: the model that a client sends in one round of a task, FOT's activations
-#: and the sketches of FedProTIP's bases.
+#: FedProTIP's Tables 9 and 19, whose MB are MiB: the model that a client sends in one round of a task, FOT's
+#: activations and the sketches of FedProTIP's bases.
 MODEL = "upload per client and task: model"
 ACTIVATIONS = "upload per client and task: activations"
 SKETCHES = "upload per client and task: sketches"
@@ -142,9 +142,8 @@ def _resnet18_mib(classes: int, small_images: bool, rounds: int) -> float:
 
 def _resnet18_state(classes: int, small_images: bool) -> tuple[torch.Tensor, ...]:
     """Sizes alone: the weights and batch-norm buffers of a ResNet-18."""
-    return tuple(
-        tensor for tensor in _resnet18(classes, small_images).state_dict().values() if tensor.is_floating_point()
-    )
+    state = _resnet18(classes, small_images).state_dict()
+    return tuple(tensor for tensor in state.values() if tensor.is_floating_point())
 
 
 def _unfolded() -> dict[str, int]:

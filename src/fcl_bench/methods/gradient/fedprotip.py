@@ -131,8 +131,8 @@ class FedProTIPClient(ProjectedClient):
                 found[layer] = U
             else:
                 seed = derived_seed(self.problem.seed, f"sketch {layer}", shard.task, shard.client)
-                columns = self.method.sketch_width(len(U))
-                found[layer] = sketch(U, sigma, columns, torch.Generator().manual_seed(seed))
+                width = self.method.sketch_width(len(U))
+                found[layer] = sketch(U, sigma, width, torch.Generator().manual_seed(seed))
         return Message(found, summed=found if self.method.sketch is not None else ()), state
 
     def _references(self, shard: Shard, broadcast: Message, state: State) -> Message:
