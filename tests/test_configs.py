@@ -63,7 +63,7 @@ def test_classes_of_a_group_have_names_of_their_own_in_a_runs_identity(group):
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_composes_and_converts(experiment):
     settings = compose_settings(f"experiment={experiment}")
-    assert settings.data.name in ("cifar100", "imagenet_r")
+    assert settings.data.name in ("cifar100", "imagenet_r", "domainnet")
     # What is typed wins over the experiment.
     assert compose_settings(f"experiment={experiment}", "tasks=3", "backbone=tiny").backbone.name == "tiny"
 

@@ -39,6 +39,7 @@ BACKBONES = {
     "tiny": Tiny(),
     "resnet": scratch(),
     "cifar stem": scratch(stem="cifar"),
+    "cifar stem, 2 x 2 cells": scratch(stem="cifar", pool=2),
     "vit": vit(),
     "vit with adapters": vit(adapters=Adapters(8)),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
@@ -21,10 +22,12 @@ from tests.test_configs import compose_settings
 HALF = Normalize([0.5] * 3, [0.5] * 3)
 IMAGENET = Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 VIT_21K = "vit_base_patch16_224.augreg_in21k"
-# YAML: timm's name, d, and the transforms of the paper's public code for test images, in torchvision's words.
+# YAML: timm's name, d of that network as it is, and the transforms of the paper's public code for test images, in
+# torchvision's words.
 PRESETS = {
     "resnet18": ("resnet18.tv_in1k", 512, [Resize(256), CenterCrop(224), ToTensor(), IMAGENET]),
     "resnet18_32": ("resnet18.tv_in1k", 512, [Resize(32), ToTensor(), IMAGENET]),
+    "resnet18_fedprotip": ("resnet18.tv_in1k", 512, [Resize(32), ToTensor(), IMAGENET]),
     "resnet18_afl": ("resnet18.tv_in1k", 512, [Resize(224), ToTensor(), HALF]),
     "vgg11": ("vgg11.tv_in1k", 4096, [Resize(256), CenterCrop(224), ToTensor(), IMAGENET]),
     "vgg11_afl": ("vgg11.tv_in1k", 4096, [Resize(224), ToTensor(), HALF]),
@@ -72,6 +75,17 @@ def test_a_preset_shows_images_as_the_papers_code_does(choice, side):
     with torch.no_grad():
         expected = small.trainable(data, 0).build().eval()(torch.stack([recipe(data.train.inputs[i]) for i in (0, 1)]))
     torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("choice", ["resnet18_fedprotip", "resnet18_fedprotip_scratch"])
+def test_fedprotips_resnet_has_a_small_stem_and_four_cells(choice):
+    """4 x 4 at the end on CIFAR-100, averaged to 2 x 2: 2,048 features of 11,168,832 weights."""
+    start = dataclasses.replace(preset(choice), pretrained=False).trainable(images(count=2, size=32), 0)
+    body = start.build().eval()
+    assert (start.size, start.dimension) == (32, 2048)
+    assert body.conv1.weight.shape == (64, 3, 3, 3)
+    assert sum(weight.numel() for weight in body.parameters()) == 11_168_832
+    assert body.forward_features(torch.zeros(1, 3, 32, 32)).shape == (1, 512, 4, 4)
 
 
 def test_stsas_vit_has_the_papers_adapters():

@@ -72,6 +72,29 @@ def test_resnet18_for_cifar_is_the_papers_network():
     assert body(torch.zeros(2, 3, 32, 32)).shape == (2, 512)
 
 
+def test_the_last_map_is_averaged_to_a_grid_channel_by_channel():
+    """Features of pool=2 are the means of the map's quadrants, of pool=1 the mean of all: the same network else."""
+    grid, plain = (scratch(stem="cifar", pool=pool).trainable(images(), seed=0) for pool in (2, 1))
+    assert grid.dimension == 4 * plain.dimension
+    assert grid.identity["weights"] == plain.identity["weights"]
+    x = torch.randn(3, 3, 32, 32)
+    with torch.no_grad():
+        last = plain.build().eval().forward_features(x)
+        features = grid.build().eval()(x)
+        whole = plain.build().eval()(x)
+    assert last.shape[2:] == (4, 4)
+    cells = [last[:, :, r : r + 2, c : c + 2].mean(dim=(2, 3)) for r in (0, 2) for c in (0, 2)]
+    torch.testing.assert_close(features, torch.stack(cells, dim=2).flatten(1))
+    torch.testing.assert_close(features.view(3, -1, 4).mean(dim=2), whole)
+
+
+def test_a_grid_is_part_of_what_features_are_kept_under(tmp_path):
+    path, _ = checkpoint(tmp_path, RESNET)
+    plain, grid = (Timm(RESNET, checkpoint=path, pool=pool).open(images(), CPU) for pool in (1, 2))
+    assert set(grid.identity.items()) - set(plain.identity.items()) == {("pool", "2")}
+    assert grid.dimension(images().train) == 4 * plain.dimension(images().train)
+
+
 def test_training_images_have_the_transforms_size_and_scale_or_the_models_own():
     start = scratch().trainable(images(), seed=0)
     assert (start.size, start.mean, start.std) == (32, tuple(SMALL.mean), tuple(SMALL.std))
@@ -252,6 +275,7 @@ def test_the_identity_of_a_plain_network_names_no_new_knobs(tmp_path):
     "change",
     [
         {"stem": "cifar"},
+        {"transform": Transform(size=64), "pool": 2},
         {"name": VIT, "transform": Transform()},
         {"model_args": {"drop_rate": 0.1}},
         {"transform": Transform(size=64, mean=[0.5], std=[0.5])},
@@ -282,6 +306,12 @@ def test_null_and_false_are_no_adapters(off):
     ("make", "message"),
     [
         (lambda: vit(stem="cifar").trainable(images(), 0), r"stem=cifar: test_vit has no conv1 and maxpool"),
+        (lambda: vit(pool=2).trainable(images(), 0), r"backbone\.pool=2: test_vit has no global_pool of a feature map"),
+        (
+            lambda: scratch("resnet18", pool=2).trainable(images(), 0),
+            r"backbone\.pool=2 is more than the last map of resnet18 has: 1 x 1 .*backbone\.stem=cifar",
+        ),
+        (lambda: typed(Timm, name=RESNET, pool=0), r"backbone\.pool=0"),
         (lambda: scratch(adapters=Adapters()).trainable(images(), 0), "test_resnet has no blocks with an MLP"),
         (
             lambda: scratch("mobilenetv2_100", adapters=Adapters()).trainable(images(), 0),

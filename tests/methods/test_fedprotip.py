@@ -193,8 +193,12 @@ def test_a_run_interrupted_in_any_stage_ends_like_an_uninterrupted_one(runs, tmp
 
 @pytest.mark.parametrize(
     ("knobs", "values"),
-    [(("method.sketch=40",), 36 * 36 + 72 * 40 + 144 * 40 + 32 * 32), (("method.threshold=1e-9",), 36 + 72 + 144 + 32)],
-    ids=["sketches", "single directions"],
+    [
+        (("method.sketch=40",), 36 * 36 + 72 * 40 + 144 * 40 + 32 * 32),
+        (("method.sketch=layer",), 36 * 36 + 72 * 72 + 144 * 144 + 32 * 32),
+        (("method.threshold=1e-9",), 36 + 72 + 144 + 32),
+    ],
+    ids=["sketches", "sketches as wide as layers", "single directions"],
 )
 def test_bases_have_the_bytes_counted_by_hand_in_a_run(tmp_path, knobs, values):
     short = ("method.training.rounds=1", "method.threshold_step=0", "tasks=2", "clients=2")
@@ -204,12 +208,13 @@ def test_bases_have_the_bytes_counted_by_hand_in_a_run(tmp_path, knobs, values):
 
 #: As typed, and what the one line must hold.
 WRONG = [
-    ("method.tip=maybe", "method.tip=maybe has the wrong type (keys of its own: route, batch, references)"),
+    ("method.tip=maybe", "method.tip=maybe has the wrong type (keys of its own: route, batch, references, clients)"),
     ("method.tip.route=x", "method.tip.route=x is not known (choices: batch, sample)"),
     ("+method.tip.foo=1", "unknown key method.tip.foo (a key listed in the YAML)"),
     ("method.tip.batch=0", "method.tip.batch=0 is out of range (an integer of at least 1)"),
     ("method.threshold=0", "method.threshold=0.0 is out of range (above 0, at most 1)"),
     ("method.sketch=0", "method.sketch=0 is out of range (an integer of at least 1)"),
+    ("method.sketch=wide", "method.sketch=wide is not known (choices: layer, or an integer of at least 1)"),
     (
         "method.frozen_stages=5",
         "method.frozen_stages=5 is more than the network has (at most 4: stage1, stage2, stage3, stage4)",
@@ -252,7 +257,7 @@ OTHERS = [
     ({"threshold": "high"}, "method.threshold=high has the wrong type (a number)"),
     ({"threshold_step": float("inf")}, "method.threshold_step=inf is out of range"),
     ({"columns": None}, "method.columns=null has the wrong type (an integer)"),
-    ({"sketch": 2.5}, "method.sketch=2.5 has the wrong type (an integer or null)"),
+    ({"sketch": 2.5}, "method.sketch=2.5 has the wrong type (an integer or a text or null)"),
     ({"frozen_stages": -1}, "method.frozen_stages=-1 is out of range (an integer of at least 0)"),
     ({"frozen_heads": "maybe"}, "method.frozen_heads=maybe has the wrong type (true or false)"),
 ]

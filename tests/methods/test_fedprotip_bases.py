@@ -130,12 +130,13 @@ def test_of_sketches_the_server_uses_the_sum_alone():
             np.testing.assert_allclose(projector(one.bases[layer]), projector(other.bases[layer]), atol=1e-6)
 
 
+@pytest.mark.parametrize("width", [144, "layer"])
 @pytest.mark.parametrize(("wire", "atol"), [("float64", 1e-6), ("float32", 2e-3)])
-def test_wide_sketches_give_the_span_of_the_bases(wire, atol):
+def test_wide_sketches_give_the_span_of_the_bases(wire, atol, width):
     """The first task, whose activations do not depend on the way; 144 columns are the most that any layer has."""
     tasks, problem = three_tasks()[:1], tiny_problem(wire=wire)
     plain = observed(fedprotip_of({"rounds": 1}, threshold=0.4), problem, tasks)
-    sketched = observed(fedprotip_of({"rounds": 1}, threshold=0.4, sketch=144), problem, tasks)
+    sketched = observed(fedprotip_of({"rounds": 1}, threshold=0.4, sketch=width), problem, tasks)
     assert sketched.server.report() == plain.server.report()
     for layer in plain.server.bases:
         ours, theirs = projector(sketched.server.bases[layer]), projector(plain.server.bases[layer])

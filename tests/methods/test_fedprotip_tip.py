@@ -191,3 +191,24 @@ def test_references_change_routes_and_nothing_else():
         learnt = made.server.references()[0]
         assert bool((learnt[:, 0, 1:] > 0).all()) == (references == "updated")
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_references_of_a_subset_of_clients():
+    """4.4: as many clients as asked for, the same in every task if they have samples of it; the model is the same."""
+    sizes = [[12, 9, 9, 8], [9, 9, 11, 0], [12, 10, 9, 8]]
+    ends, voters = {}, {}
+    for count in (None, 2, 9):
+        tasks = image_tasks(np.random.default_rng(0), [2, 2, 2], sizes)
+        made = federation_of(fedprotip_of(tip=Tip(clients=count), columns=8), tiny_problem(), tasks)
+        ledger = made.run(lambda _: None).ledger
+        rows = {(row.task, row.client) for row in ledger.uploads if row.stage == "references" and row.up_bytes}
+        voters[count] = [{client for task, client in rows if task == t} for t in range(3)]
+        ends[count] = made.server.model()
+        assert made.server.references()[0].shape[0] == len(set.union(*voters[count]))
+    assert voters[None] == voters[9] == [{0, 1, 2, 3}, {0, 1, 2}, {0, 1, 2, 3}]
+    assert [len(who) for who in voters[2]] == [2, 2, 2]
+    assert voters[2][0] == voters[2][2]
+    assert voters[2][1] >= voters[2][0] - {3}
+    assert voters[2] != [{0, 1}] * 3  # not the first ones by number
+    for name in ends[2]:
+        assert torch.equal(ends[2][name], ends[None][name])

@@ -79,6 +79,22 @@ def test_every_update_is_orthogonal_to_the_protected_inputs(name):
     assert any(not torch.equal(result.states[-1][name], result.states[0][name]) for name in moved)
 
 
+def test_under_global_projection_clients_train_freely_and_only_the_average_is_orthogonal():
+    """FedProTIP Fig. 5: W = W_old + (sum_k p_k W_k - W_old)(I - Phi Phi')."""
+    result = observed(fedprotip_of(projection="global"), tiny_problem(), three_tasks())
+    leaks = pd.DataFrame(result.clients, columns=["task", "name", "leak"]).groupby("name").leak.min()
+    assert (leaks > 1e-2).all()
+    assert set(leaks.index) == variant("default").projected
+    assert max(leak for *_, leak in result.averages) <= 1e-5
+    # Local projection is linear: where a client makes a single step without momentum, both are the same.
+    one = image_tasks(np.random.default_rng(0), [3, 2], [[12, 12], [12, 12]])
+    ends = []
+    for projection in ("local", "global"):
+        method = fedprotip_of({"epochs": 1, "batch_size": 12, "momentum": 0.0}, projection=projection)
+        ends.append(learn_images(method, tiny_problem(), one).network.state_dict())
+    assert all(torch.allclose(ends[0][name], ends[1][name], atol=1e-5) for name in ends[0])
+
+
 def gradients_only(self: ProjectedDescent, network: Network) -> None:
     """Eq. 4 inside an ordinary optimiser: the raw gradient is projected, weight decay comes on top."""
     for weight, project, _ in self._projected:

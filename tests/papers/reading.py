@@ -20,7 +20,7 @@ from tests.papers.settings import overrides
 CONF = REPOSITORY / "conf"
 
 #: TeX -> as our files have it.
-SIGNS = {"\\alpha": "α", "\\gamma": "γ", "\\pm": "±", "\\uparrow": "↑", "\\downarrow": "↓"}
+SIGNS = {"\\alpha": "α", "\\Delta": "Δ", "\\gamma": "γ", "\\pm": "±", "\\uparrow": "↑", "\\downarrow": "↓"}
 
 Cells = dict[tuple[str, str], str]
 

@@ -38,10 +38,7 @@ NAMED = {
 #: Papers whose own methods train nothing, so that those which do have an experiment of their own.
 CLOSED_FORM = ("afl", "stsa")
 #: What a printed setting says in words that no key of ours can say; such cells have no run.
-NO_KEY = (
-    *("task ", "a sketch as wide as the layer", "average over"),
-    "images made at 32 pixels",
-)
+NO_KEY = ("task ", "average over", "images made at 32 pixels")
 #: What it leaves open, by its words: the keys that may have any value.
 OPEN = {
     "how it is trained is not said": r"method\.training\..*|beta|method\.restart",

@@ -266,18 +266,16 @@ def test_the_best_round_is_compared_where_it_was_measured(tmp_path):
     assert "where" not in by_heading(last)
 
 
-def test_fedprotips_model_is_counted_beside_what_is_printed(everything):
-    """Table 9: ours is 4 MiB smaller and grows by 513 values per class, the printed one by 2,048 (erratum 8)."""
-    [table] = [table for table in everything if "fedprotip, Table 9" in table.sheet.title]
-    rows = table.values[table.values["row"] == "Model"]
-    assert len(rows) == 10
-    nominal = rows["nominal"].astype(float).to_numpy()
-    np.testing.assert_allclose(np.diff(nominal), 10 * 513 * 4 / 2**20)
-    printed = rows["printed_number"].astype(float).to_numpy()
-    np.testing.assert_allclose(np.diff(printed), 10 * 2048 * 4 / 2**20, atol=1.01e-3)
-    # A ResNet-18 with the stem for small images, without its statistics, and a layer from 2,048 to 512.
-    weights = 11_168_832 + 2048 * 512 + 512 + 2048 * 10 * np.arange(1, 11)
-    np.testing.assert_allclose(printed, 4 * weights / 2**20, atol=1.01e-3)
+def test_fedprotips_model_activations_and_sketches_are_counted_beside_what_is_printed(everything):
+    """Tables 9 and 19, without a run and with every printed digit (erratum 8)."""
+    counted = {"fedprotip, Table 9": {"Model": 10, "Act": 10}, "fedprotip, Table 19": {"s_l = d_l": 1, "s_l = 128": 1}}
+    for title, rows in counted.items():
+        [table] = [table for table in everything if table.sheet.title == title]
+        difference, places = table.sheet.headers.index("difference"), {"Model": "+0.000", "Act": "+0"}
+        for name, count in rows.items():
+            cells = [row[difference] for row in table.sheet.rows if row[0].text == name and row[difference].number == 0]
+            assert len(cells) == count
+            assert {cell.text for cell in cells} == {places.get(name, "+0.0")}
 
 
 def test_papers_and_tables_are_chosen_by_name():

@@ -71,6 +71,8 @@ class Timm(Backbone):
         model_args: further arguments of the architecture (`{pad_type: same}`).
         stem: own, or cifar: one 3x3 convolution of stride 1 and no pooling (ResNets). Under pretrained weights it is
             drawn by the run's seed, unless the checkpoint has such a stem itself.
+        pool: side of the grid of cells that the last feature map is averaged to; features are pool^2 times its
+            channels, channel by channel. 1: one cell, as the model has it.
         adapters: bottlenecks beside the MLPs of a ViT, the only part that then trains; None: none, and all trains.
         transform: preprocessing where it differs from the model's own.
         precision: auto (float16 autocast on CUDA, float32 elsewhere), float32, float16 or bfloat16; frozen pass only.
@@ -84,6 +86,7 @@ class Timm(Backbone):
     checkpoint: str | None = knob(None, identity=False)
     model_args: dict[str, Any] = field(default_factory=dict)
     stem: str = knob("own", choices=("own", "cifar"))
+    pool: int = knob(1, least=1, added=True)
     adapters: Adapters | None = None
     transform: Transform = field(default_factory=Transform)
     precision: str = knob("auto", choices=("auto", *PRECISIONS))
@@ -150,6 +153,8 @@ class Timm(Backbone):
             "backbone": self.name.partition(".")[0],
             "model_args": json.dumps(self.model_args, sort_keys=True),
             "stem": self.stem,
+            # Runs and features from before there was the knob stay valid.
+            **({"pool": str(self.pool)} if self.pool > 1 else {}),
             "adapters": json.dumps(self.adapters and counting(self.adapters), sort_keys=True),
         }
 
@@ -174,6 +179,8 @@ class Timm(Backbone):
             _put_stem(model, stem)
             if self.pretrained:
                 log.warning("backbone.stem=cifar: the stem of %s is new, with random weights", self.name)
+        if self.pool > 1:
+            _put_pool(model, self.pool, self.name)
         if self.adapters is not None:
             with seeded(derived_seed(seed, "adapters")):
                 add_adapters(model, self.adapters, self.name)
@@ -186,14 +193,23 @@ class Timm(Backbone):
 
     def _dimension(self, model: nn.Module, config: dict[str, Any]) -> int:
         """d, found by a forward pass; the model is left in train mode."""
+        image = torch.zeros(1, *config["input_size"])
         try:
             with torch.no_grad():
-                features = model.eval()(torch.zeros(1, *config["input_size"]))
+                features = model.eval()(image)
         except (AssertionError, RuntimeError, ValueError) as error:
             raise UserError(
                 f"{self.name} does not take images of {config['input_size'][1:]}: {first_line(error)}",
                 "another backbone.transform.size, or +backbone.model_args.img_size=SIZE for a ViT",
             ) from error
+        if self.pool > 1:
+            with torch.no_grad():
+                rows, columns = model.forward_features(image).shape[-2:]  # type: ignore[operator]
+            if min(rows, columns) < self.pool:
+                raise UserError(
+                    f"backbone.pool={self.pool} is more than the last map of {self.name} has: {rows} x {columns}",
+                    f"at most {min(rows, columns)}, larger images (backbone.transform.size) or backbone.stem=cifar",
+                )
         model.train()
         return features.shape[1]
 
@@ -228,3 +244,16 @@ def _cifar_stem(model: nn.Module, name: str) -> nn.Conv2d:
 def _put_stem(model: nn.Module, stem: nn.Conv2d) -> None:
     """Put `stem` in the place of `model`'s first convolution, and nothing in that of its pooling."""
     model.conv1, model.maxpool = stem, nn.Identity()
+
+
+def _put_pool(model: nn.Module, side: int, name: str) -> None:
+    """Average the last feature map of `model` to side x side cells rather than to one.
+
+    Raises:
+        UserError: the network has no global pooling of a feature map at its end.
+    """
+    from timm.layers import SelectAdaptivePool2d
+
+    if not isinstance(getattr(model, "global_pool", None), SelectAdaptivePool2d):
+        raise UserError(f"backbone.pool={side}: {name} has no global_pool of a feature map", "a ResNet, or pool=1")
+    model.global_pool = SelectAdaptivePool2d(output_size=side, pool_type="avg", flatten=True)

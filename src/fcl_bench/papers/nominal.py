@@ -9,8 +9,10 @@ import pandas as pd
 import torch
 
 from fcl_bench.data.splits.base import even_sizes
+from fcl_bench.methods.gradient.fedprotip import FedProTIP
+from fcl_bench.methods.gradient.fot import FOT
 from fcl_bench.methods.gradient.lander import LANDER
-from fcl_bench.papers.byte_conventions import accounting, lander_mib, rounds_mib
+from fcl_bench.papers.byte_conventions import MIB, accounting, lander_mib, rounds_mib
 from fcl_bench.papers.matching import overrides, settings_of, words_without_key
 from fcl_bench.papers.printed import lost_megabytes
 from fcl_bench.protocol.problem import Problem
@@ -18,10 +20,16 @@ from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 
 CONVENTIONS = ("fedran_mib", "stsa_mib")
 RELATIVE = "communication relative to FedRAN"
-#: FedProTIP's Table 9: the model that a client sends in one round of a task, whose MB are MiB.
+#: FedProTIP's Tables 9 and 19, whose MB are MiB: the model that a client sends in one round of a task, FOT's
+#: activations and the sketches of FedProTIP's bases.
 MODEL = "upload per client and task: model"
+ACTIVATIONS = "upload per client and task: activations"
+SKETCHES = "upload per client and task: sketches"
 #: Metrics of printed numbers that are sizes under a paper's convention.
-SIZES = (*CONVENTIONS, RELATIVE, MODEL)
+SIZES = (*CONVENTIONS, RELATIVE, MODEL, ACTIVATIONS, SKETCHES)
+
+#: Of FedProTIP's ResNet-18: 512 channels in 2 x 2 cells.
+_FEATURES = 2048
 
 
 def nominal(cell: pd.Series) -> float | None:
@@ -31,10 +39,10 @@ def nominal(cell: pd.Series) -> float | None:
         cell: a row of `printed()`.
 
     Returns:
-        MiB under the cell's convention, or of one model; of the metric `RELATIVE` their ratio to FedRAN's.
+        MiB under the cell's convention; of the metric `RELATIVE` their ratio to FedRAN's.
     """
-    if cell["metric"] == MODEL:
-        return _model_mib(cell)
+    if cell["metric"] in (MODEL, ACTIVATIONS, SKETCHES):
+        return {MODEL: _model_mib, ACTIVATIONS: _activations_mib, SKETCHES: _sketches_mib}[cell["metric"]](cell)
     if cell["metric"] == RELATIVE:
         own = _target_mib(cell["data"]) if cell["row"] == "TARGET" else _counted(cell, "fedran_mib")
         # The paper divides by its rounded megabytes: TARGET's 31.90 would be 31.91.
@@ -79,11 +87,33 @@ def _counted(cell: pd.Series, convention: str, one_task: bool = False) -> float 
     return accounting(settings.method, problem, [max(sizes)] if one_task else sizes)[convention]
 
 
-def _model_mib(cell: pd.Series) -> float | None:
-    """The network with the class weights of the tasks up to the cell's ("task 3 of 10"), sent once."""
+def _model_mib(cell: pd.Series) -> float:
+    """FedProTIP's network with the class weights of the tasks up to the cell's ("task 3 of 10"), sent once.
+
+    Weights alone, no statistics of batch norms; and a layer from its 2,048 features to 512, which nothing else has.
+    """
     [told] = [words for words in words_without_key(cell["setting"]) if words.startswith("task ")]
     task, tasks = (int(number) for number in re.findall(r"\d+", told))
-    return _resnet18_mib(sum(even_sizes(_classes(cell["data"]), tasks)[:task]), False, rounds=1)
+    classes = sum(even_sizes(_classes(cell["data"]), tasks)[:task])
+    body = sum(weight.numel() for weight in _resnet18(0, True).parameters())
+    mapping = (_FEATURES + 1) * 512
+    return 4 * (body + mapping + (_FEATURES + 1) * classes) / MIB
+
+
+def _activations_mib(cell: pd.Series) -> float:
+    """m_s columns of the inputs of every convolution that trains after the first task; none of the classifier's."""
+    method = settings_of(overrides(cell)).method
+    assert isinstance(method, FOT)
+    frozen = tuple(f"layer{stage + 1}." for stage in range(method.frozen_stages))
+    sides = [side for name, side in _unfolded().items() if name.startswith("layer") and not name.startswith(frozen)]
+    return 4 * method.columns * sum(sides) / MIB
+
+
+def _sketches_mib(cell: pd.Series) -> float:
+    """s_l columns, at most d_l, of every one of the network's 21 layers, frozen or not."""
+    method = settings_of(overrides(cell)).method
+    assert isinstance(method, FedProTIP)
+    return 4 * sum(side * method.sketch_width(side) for side in [*_unfolded().values(), _FEATURES]) / MIB
 
 
 def _target_mib(data: str) -> float:
@@ -110,13 +140,25 @@ def _resnet18_mib(classes: int, small_images: bool, rounds: int) -> float:
     return rounds_mib(_resnet18_state(classes, small_images), rounds)
 
 
-@functools.cache
 def _resnet18_state(classes: int, small_images: bool) -> tuple[torch.Tensor, ...]:
     """Sizes alone: the weights and batch-norm buffers of a ResNet-18."""
+    state = _resnet18(classes, small_images).state_dict()
+    return tuple(tensor for tensor in state.values() if tensor.is_floating_point())
+
+
+def _unfolded() -> dict[str, int]:
+    """Of every convolution of a ResNet-18 with the stem for small images: the numbers in one patch, d_l."""
+    layers = _resnet18(0, True).named_modules()
+    return {name: layer.weight[0].numel() for name, layer in layers if isinstance(layer, torch.nn.Conv2d)}
+
+
+@functools.cache
+def _resnet18(classes: int, small_images: bool) -> torch.nn.Module:
+    """A ResNet-18 without values."""
     import timm
 
     with torch.device("meta"):
         network = timm.create_model("resnet18", num_classes=classes)
         if small_images:
             network.conv1 = torch.nn.Conv2d(3, 64, 3, bias=False)
-    return tuple(tensor for tensor in network.state_dict().values() if tensor.is_floating_point())
+    return network

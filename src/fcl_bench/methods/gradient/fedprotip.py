@@ -28,6 +28,8 @@ from fcl_bench.training.objective import Objective
 
 #: The stage in which clients send their reference vectors.
 REFERENCES = "references"
+#: `method.sketch`: as wide as the layer.
+WHOLE = "layer"
 #: Directions of an upload outside what is known that are shorter than this many roundings of its type are noise.
 _ROUNDINGS = 8
 
@@ -41,11 +43,14 @@ class Tip:
         batch: samples per such batch.
         references: learnt (a task's reference is made when it is learnt; of later tasks' subspaces it has zeros),
             updated (4.4: clients keep the final-layer inputs that they sampled, and fill in the later entries).
+        clients: how many clients make references ("a representative subset of clients", 4.4): of those with samples of
+            the task, the first in an order that follows from the seed and is the same in all tasks; None: all.
     """
 
     route: str = knob("sample", choices=("sample", "batch"))
     batch: int = knob(64, least=1)
     references: str = knob("learnt", choices=("learnt", "updated"))
+    clients: int | None = knob(None, least=1)
 
 
 class ProjectedDescent(Objective):
@@ -89,9 +94,11 @@ class FedProTIPClient(ProjectedClient):
     _projections: tuple[int, dict[str, Projection]] = (0, {})
 
     def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+        heads, method = Heads.from_message(broadcast), self.method
+        if method.projection == "global":
+            return Objective(heads, method.loss_over, method.frozen_heads)
         if self._projections[0] != shard.task:
             self._projections = shard.task, self._projections_of(broadcast)
-        heads, method = Heads.from_message(broadcast), self.method
         return ProjectedDescent(heads, method.loss_over, method.frozen_heads, self._projections[1], self.network)
 
     def _projections_of(self, broadcast: Message) -> dict[str, Projection]:
@@ -124,7 +131,8 @@ class FedProTIPClient(ProjectedClient):
                 found[layer] = U
             else:
                 seed = derived_seed(self.problem.seed, f"sketch {layer}", shard.task, shard.client)
-                found[layer] = sketch(U, sigma, min(self.method.sketch, len(U)), torch.Generator().manual_seed(seed))
+                width = self.method.sketch_width(len(U))
+                found[layer] = sketch(U, sigma, width, torch.Generator().manual_seed(seed))
         told = dict.fromkeys(layer for layer, basis in found.items() if basis.shape[1])
         return Message(found, summed=found if self.method.sketch is not None else (), moments_of=told), state
 
@@ -170,6 +178,15 @@ class FedProTIPServer(ProjectedServer):
         """None with task prediction, which knows of a task only once its references are there."""
         return super().model_rounds(task) if self.method.tip is None else []
 
+    def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
+        """Those who make references, in their stage (`tip.clients`); in others as any method."""
+        tip = self.method.tip
+        if tip is None or tip.clients is None or self.method.stages(task)[round_] != REFERENCES:
+            return super().participants(task, round_, available)
+        # An order of all clients rather than a draw per task: whoever can, votes on every task.
+        order = sorted(available, key=lambda client: derived_seed(self.problem.seed, "voters", client))
+        return sorted(order[: tip.clients])
+
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         if self.stage != REFERENCES:
             return super().extra_broadcast()
@@ -189,7 +206,7 @@ class FedProTIPServer(ProjectedServer):
 
     def expects_basis(self, layer: str, side: int) -> Expected:
         if self.method.sketch is not None:
-            return real(side, min(self.method.sketch, side))
+            return real(side, self.method.sketch_width(side))
         return orthonormal(side, f"r of {layer}", widest=side)
 
     def absorb_answer(self, client: int, upload: Message) -> None:
@@ -264,17 +281,24 @@ class FedProTIP(ProjectedMethod):
     """Knobs of FedProTIP.
 
     Args:
+        projection: local, of every step of a client; global, of the aggregated update alone: clients train freely, as
+            in FOT (Fig. 5).
         tip: how the task is predicted (see `Tip`); None (`method.tip=false`): all classes compete, FedProTIP (-t).
         sketch: s_l, width of the Gaussian sketches that are sent in place of bases, so that a secure sum is all that
-            the server sees (Eq. 40); None: the bases.
+            the server sees (Eq. 40): a number, at most d_l of it used, or "layer" for d_l (Table 19); None: the bases.
     """
 
     name: ClassVar[str] = "fedprotip"
     client_half = FedProTIPClient
     server_half = FedProTIPServer
 
+    projection: str = knob("local", choices=("local", "global"))
     tip: Tip | None = field(default_factory=Tip)
-    sketch: int | None = knob(None, least=1)
+    sketch: int | str | None = knob(None, least=1, words="an integer of at least 1", choices=(WHOLE,))
+
+    def sketch_width(self, side: int) -> int:
+        """s_l of a layer with d_l = `side`, where sketches are sent."""
+        return side if self.sketch == WHOLE else min(int(self.sketch), side)  # type: ignore[arg-type]
 
     @property
     def updates(self) -> bool:
