@@ -33,7 +33,7 @@ class Training:
             adam (FedAdam; Reddi et al., 2021).
         server_lr: step size of the last two.
         server_momentum: of the last two.
-        augment: none, crop (shifts by up to an eighth of the side), crop_flip.
+        augment: none, crop (shifts by up to an eighth of the side), crop_flip, crop_flip_brightness.
         precision: auto (bfloat16 autocast on CUDA, float32 elsewhere), float32, bfloat16.
     """
 
