@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from fcl_bench.composition import composed, config_dir
 from fcl_bench.config import GROUPS, load_settings, target_class
@@ -38,6 +39,8 @@ def test_every_choice_lists_all_knobs_at_their_defaults(group, choice):
     node = yaml.safe_load((config_dir() / group / f"{choice}.yaml").read_text())
     if "timm" in node.get("defaults", []):
         node = {**yaml.safe_load((config_dir() / group / "timm.yaml").read_text()), **node}
+    if "variant" in node and "${variant" in str(node):
+        node = OmegaConf.to_container(OmegaConf.create(node), resolve=True)
     schema = target_class(group, node.pop("_target_"))
     node.pop("defaults", None)
     fields = {field.name: field for field in dataclasses.fields(schema)}

@@ -49,6 +49,20 @@ _BOUNDS = {
 }
 
 
+def _of_variant(working: Any, published: Any, _parent_: Any) -> Any:
+    """`${variant:a,b}` in a YAML: a if the knob `variant`, in this mapping or one around it, is working, else b.
+
+    Hydra composes it like any other value, so that a key that is typed counts whatever the variant.
+    """
+    node = _parent_
+    while "variant" not in node:
+        node = node._get_parent()
+    return published if node["variant"] == "published" else working
+
+
+OmegaConf.register_new_resolver("variant", _of_variant, replace=True)
+
+
 def knob(
     default: Any = MISSING,
     *,

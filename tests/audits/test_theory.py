@@ -99,7 +99,7 @@ def fraction(method: ProjectedMethod, problem: Problem, tasks: ImageTasks, start
     loss = nn.functional.cross_entropy(scores, labels)
     heads = [task] if method.frozen_heads else range(task + 1)
     names = [f"body.stage{stage}.0.weight" for stage in range(method.frozen_stages + 1, 5)]
-    names += [f"heads.{head}.weight" for head in heads]
+    names += [f"heads.{head}.weight" for head in heads] if method.projected_heads else []
     own = dict(network.named_parameters())
     gradients = torch.autograd.grad(loss, [own[name] for name in names], allow_unused=True)
     flat, projected = [], []
@@ -115,7 +115,14 @@ VARIANTS = {
     "task's classes only": FedProTIP(
         training=training(epochs=1), frozen_stages=2, threshold=0.5, theory=3, loss_over="task"
     ),
-    "all heads": FedProTIP(training=training(epochs=1), frozen_stages=0, threshold=0.3, theory=100, frozen_heads=False),
+    "all heads": FedProTIP(
+        training=training(epochs=1),
+        frozen_stages=0,
+        threshold=0.3,
+        theory=100,
+        frozen_heads=False,
+        projected_heads=True,
+    ),
     "fot": FOT(training=training(epochs=1), frozen_stages=1, threshold=0.8, theory=4),
 }
 

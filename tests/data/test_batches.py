@@ -168,7 +168,7 @@ def test_a_gpu_sees_the_crops_that_a_cpu_sees():
         torch.testing.assert_close(standardise(here), standardise(there).cpu())
 
 
-@pytest.mark.parametrize("kind", AUGMENTATIONS)
+@pytest.mark.parametrize("kind", [kind for kind in AUGMENTATIONS if not kind.endswith("brightness")])
 def test_images_in_float_get_the_same_draws_and_their_pixels_gradients(kind):
     """The gradient of a weighted sum of what comes out is the weight of the place to which a pixel went, or 0."""
     images = random_images(5, 3, 16, 24)
@@ -182,3 +182,22 @@ def test_images_in_float_get_the_same_draws_and_their_pixels_gradients(kind):
     # Linear: so the sum is the inner product of pixels and gradients, and each pixel went to one place at most.
     assert float((in_float.grad * in_float).sum().detach()) == pytest.approx(float(total.detach()))
     assert set(in_float.grad.unique().tolist()) <= {0.0, *weights.unique().tolist()}
+
+
+def test_brightness_is_a_factor_of_the_cropped_image_and_white_at_most():
+    """Of each image one, within 1 +- 63/255, both ways; the crops and flips are those of `crop_flip`."""
+    images = random_images(200, 3, 16, 16)
+    moved = Augment("crop_flip")(images, seeded()).double()
+    brightened = Augment("crop_flip_brightness")(images, seeded())
+    assert brightened.dtype == torch.uint8
+    factors = []
+    for before, after in zip(moved, brightened.double(), strict=True):
+        inside = (after > 0) & (after < 255)
+        factor = float((before * after)[inside].sum() / (before * before)[inside].sum())
+        factors.append(factor)
+        assert torch.allclose((before * factor).clamp(0, 255), after, atol=0.51 + 255 * 2e-3)
+    found = torch.tensor(factors)
+    assert 1 - 63 / 255 - 1e-2 < found.min() < 0.78
+    assert 1.22 < found.max() < 1 + 63 / 255 + 1e-2
+    scaled = Augment("crop_flip_brightness")(images / 255, seeded())
+    assert torch.allclose(scaled * 255, brightened.float(), atol=0.51)

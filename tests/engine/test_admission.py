@@ -178,8 +178,8 @@ MADE = {
         *("reference has the shape (3,)", "(2)"),
     ),
     "a sketch too wide": (
-        *(FOT(training=FAST, columns=8), images(), BASES, 2, put("heads", lambda A: torch.cat([A, A], dim=1))),
-        *("heads has the shape (32, 320)", "(32, 160)"),
+        *(FOT(training=FAST, columns=8, projected_heads=True), images(), BASES, 2),
+        *(put("heads", lambda A: torch.cat([A, A], dim=1)), "heads has the shape (32, 320)", "(32, 160)"),
     ),
     "pictures in another type": (
         *(JointTraining(training=FAST), images(), "samples", 0, put("images", lambda x: x.int())),

@@ -39,7 +39,9 @@ def training(**knobs) -> Training:
 
 
 def fedprotip_of(knobs: dict | None = None, **own) -> FedProTIP:
-    return FedProTIP(training=training(**(knobs or {})), **{"frozen_stages": 1, "threshold": 0.5, **own})
+    return FedProTIP(
+        training=training(**(knobs or {})), **{"frozen_stages": 1, "threshold": 0.5, "projected_heads": True, **own}
+    )
 
 
 def three_tasks(seed: int = 0) -> ImageTasks:

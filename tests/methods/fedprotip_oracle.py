@@ -79,6 +79,28 @@ def core_basis(A, Phi, threshold, eps=EPS):
     return U[:, :r], sigma[:r]
 
 
+def core_basis_of_the_inputs(A, Phi, threshold):
+    """GPM's rule: the smallest r with which Phi and the r directions hold `threshold` of A's squares."""
+    held, whole = np.sum((Phi.T @ A) ** 2), np.sum(A**2)
+    U, sigma, _ = np.linalg.svd(A - Phi @ (Phi.T @ A), full_matrices=False)
+    r = 0
+    while held / whole < threshold:
+        held += sigma[r] ** 2
+        r += 1
+    return U[:, :r]
+
+
+def core_basis_before_the_share(A, threshold):
+    """Of the public code's first client: as many directions as hold less than `threshold` of A's squares."""
+    U, sigma, _ = np.linalg.svd(A, full_matrices=False)
+    return U[:, : np.sum(np.cumsum(sigma**2) / np.sum(sigma**2) < threshold)]
+
+
+def leading(A, Phi, r):
+    """The r leading directions of A outside Phi."""
+    return np.linalg.svd(A - Phi @ (Phi.T @ A), full_matrices=False)[0][:, :r]
+
+
 def span(B, tolerance=1e-10):
     """An orthonormal basis of the range of B; singular values below tolerance times the largest count as 0."""
     if B.shape[1] == 0 or not B.any():
@@ -245,3 +267,45 @@ def route(omega, references, known):
     """Eq. 11: (tasks (n,), margins (n,))."""
     results = [route_one(row, references, known) for row in omega]
     return np.array([t for t, _ in results], dtype=np.int64), np.array([m for _, m in results])
+
+
+# Task identity in the public code -------------------------------------------------------------------------------------
+
+
+def batch_vector(A, bases):
+    """Of a batch A (n, d): the norm of its projection on the subspace of each task but the first, as one vector."""
+    return np.array([np.linalg.norm(A @ U @ U.T) for U in bases[1:]])
+
+
+def batches_of(A, size):
+    return [A[begin : begin + size] for begin in range(0, len(A), size)]
+
+
+def route_batch(A, bases, inputs, size):
+    """(task, margin): inputs[k][tau] are client k's final-layer inputs (n, d) of task tau; None where it has none.
+
+    Similarity is the mean cosine with the vectors of the client's batches, and the clients vote. With two tasks the
+    vectors have one entry, and its size decides.
+    """
+    a = batch_vector(A, bases)
+    vectors = [
+        {tau: [batch_vector(B, bases) for B in batches_of(X, size)] for tau, X in enumerate(of) if X is not None}
+        for of in inputs
+    ]
+    if len(bases) == 2:
+        first, second = (np.mean([np.mean(of[tau]) for of in vectors if tau in of]) for tau in (0, 1))
+        middle = min(abs(a[0] - first), abs(a[0] - second), abs(abs(a[0] - first) - abs(a[0] - second)))
+        if a[0] < first:
+            return 0, middle
+        if a[0] > second:
+            return 1, middle
+        return (0 if abs(first - a[0]) < abs(second - a[0]) else 1), middle
+    votes, margin = Counter(), np.inf
+    for of in vectors:
+        similarity = {tau: np.mean([cosine(a, r) for r in rows]) for tau, rows in of.items()}
+        ranked = sorted(similarity.values(), reverse=True)
+        if len(ranked) > 1:
+            margin = min(margin, ranked[0] - ranked[1])
+        votes[max(similarity, key=similarity.get)] += 1
+    leading = [count for _, count in votes.most_common(2)]
+    return votes.most_common(1)[0][0], 0.0 if len(leading) > 1 and leading[0] == leading[1] else margin

@@ -18,8 +18,9 @@ from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.linalg.subspace import Projection
 from fcl_bench.methods.gradient import fedprotip
-from fcl_bench.methods.gradient.fedprotip import FedProTIP, ProjectedDescent
+from fcl_bench.methods.gradient.fedprotip import FedProTIP
 from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.gradient.projected_descent import ProjectedDescent
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.heads import Heads
@@ -121,7 +122,7 @@ def test_a_resnets_updates_are_orthogonal_and_its_first_two_stages_frozen():
     start = backbone.trainable(Dataset("made", split, split), 0)
     problem = Problem(512, 0, torch.float64, CPU, WireFormat(torch.float32), start)
     tasks = image_tasks(np.random.default_rng(0), [2, 2], [[8, 8], [8, 8]], size=16)
-    method = FedProTIP(training=training(rounds=1, epochs=2, batch_size=4), columns=16)
+    method = FedProTIP(training=training(rounds=1, epochs=2, batch_size=4), columns=16, projected_heads=True)
     result = observed(method, problem, tasks)
     convolutions = {
         f"body.{name}.weight"
@@ -234,7 +235,7 @@ def test_a_basis_without_columns_changes_nothing_but_rounding():
     own = dict(network.named_parameters())
     before = {name: own[name].detach().clone() for name in names}
     empty = {name: Projection(torch.zeros(own[name][0].numel(), 0), own[name]) for name in names}
-    objective = ProjectedDescent(Heads(((0, 1, 2),), (0, 1, 2)), "seen", True, empty, network)
+    objective = ProjectedDescent(Heads(((0, 1, 2),), (0, 1, 2)), fedprotip_of(), network, True, empty)
     for name in names:
         own[name].grad = torch.randn_like(own[name])
     gradients = {name: own[name].grad.clone() for name in names}

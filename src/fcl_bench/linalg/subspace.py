@@ -22,8 +22,7 @@ def gather_columns(
         (d, m), d = C kh kw in the order of `weight.flatten(1)`.
     """
     (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
-    same = [d * (k - 1) // 2 for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]  # of an odd kernel
-    ph, pw = {"same": same, "valid": [0, 0]}[layer.padding] if isinstance(layer.padding, str) else layer.padding
+    ph, pw = _padding(layer)
     padded = torch.nn.functional.pad(inputs, (pw, pw, ph, ph))
     width = (padded.shape[3] - dw * (kw - 1) - 1) // sw + 1
     place = place.to(inputs.device)
@@ -31,6 +30,31 @@ def gather_columns(
     columns = (place % width * sw).view(-1, 1, 1) + dw * torch.arange(kw, device=inputs.device).view(1, 1, -1)
     patches = padded[sample.to(inputs.device).view(-1, 1, 1), :, rows, columns]  # (m, kh, kw, C)
     return patches.permute(3, 1, 2, 0).reshape(inputs.shape[1] * kh * kw, len(place))
+
+
+def all_rows(inputs: torch.Tensor, layer: torch.nn.Module) -> torch.Tensor:
+    """Every input vector (m, d) of a layer's weight rows: of a convolution the unfolded patches, else the last axis.
+
+    Args:
+        inputs: what the layer gets: (b, C, H, W), or (..., d).
+        layer: an ungrouped convolution with zero padding, or a linear layer.
+    """
+    if not isinstance(layer, torch.nn.Conv2d):
+        return inputs.reshape(-1, inputs.shape[-1])
+    kernel, stride = (layer.kernel_size[0], layer.kernel_size[1]), (layer.stride[0], layer.stride[1])
+    dilation = (layer.dilation[0], layer.dilation[1])
+    patches = torch.nn.functional.unfold(inputs, kernel, dilation, _padding(layer), stride)
+    return patches.transpose(1, 2).flatten(0, 1)
+
+
+def _padding(layer: torch.nn.Conv2d) -> tuple[int, int]:
+    """Zeros above and beside the inputs."""
+    if not isinstance(layer.padding, str):
+        return layer.padding[0], layer.padding[1]
+    if layer.padding == "valid":
+        return 0, 0
+    above, beside = (d * (k - 1) // 2 for d, k in zip(layer.dilation, layer.kernel_size, strict=True))  # odd kernels
+    return above, beside
 
 
 def project_out(delta: torch.Tensor, Phi: torch.Tensor) -> torch.Tensor:
@@ -91,22 +115,31 @@ def outside(A: torch.Tensor, Phi: torch.Tensor) -> torch.Tensor:
 
 
 def core_basis(
-    A: torch.Tensor, Phi: torch.Tensor, threshold: float, power: int = 1, rounded_to: torch.dtype | None = None
+    A: torch.Tensor,
+    Phi: torch.Tensor,
+    threshold: float,
+    power: int = 1,
+    rounded_to: torch.dtype | None = None,
+    held: float = 0.0,
+    below: bool = False,
 ) -> Spectrum:
     """The leading directions of A outside Phi that hold the share `threshold` of the spectrum's mass (Eq. 6-8).
 
     Args:
         A: (d, m) activation columns.
         Phi: (d, q) orthonormal: the directions protected already.
-        threshold: epsilon in (0, 1].
+        threshold: epsilon, at most 1; not above 0: no direction.
         power: of the singular values whose sum is the mass: 1 (FedProTIP Eq. 8), 2 (energy, as in GPM).
         rounded_to: the coarsest type that A has been through, whose rounding errors are no directions; None: its own.
+        held: mass that counts as held before the first direction, and in the whole; 0: the share is of A outside Phi.
+        below: whether the last of them, with which the share is reached, is left out.
 
     Returns:
-        U (d, r) orthonormal and orthogonal to Phi, and the singular values (r,), descending; r = 0 if A adds nothing.
+        U (d, r) orthonormal and orthogonal to Phi, and the singular values (r,), descending; r = 0 if A adds nothing,
+        or if `held` is enough.
     """
     rest = outside(A, Phi)
-    if not A.numel():
+    if not A.numel() or threshold <= 0:
         return Spectrum(A.new_zeros(A.shape[0], 0), A.new_zeros(0))
     # Rounding errors of A's entries have a norm below eps ||A||_F; those of the factorisation grow with its size.
     eps = max(4 * torch.finfo(rounded_to or A.dtype).eps, max(A.shape) * torch.finfo(A.dtype).eps)
@@ -117,10 +150,10 @@ def core_basis(
     U, sigma = U[:, sigma > noise], sigma[sigma > noise]
     if not len(sigma):
         return Spectrum(U, sigma)
-    mass = (sigma.double() ** power).cumsum(0)
+    mass = held + torch.nn.functional.pad(sigma.double() ** power, (1, 0)).cumsum(0)
     # The small slack lets threshold 1 stop at the last real direction rather than ask for one more.
     enough = mass >= threshold * mass[-1] * (1 - 1e-12)
-    rank = int(enough.nonzero()[0]) + 1
+    rank = max(0, int(enough.nonzero()[0]) - below)
     return Spectrum(_orthonormal(outside(U[:, :rank], Phi)), sigma[:rank])
 
 

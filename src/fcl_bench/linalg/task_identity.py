@@ -30,8 +30,63 @@ def route(omega: torch.Tensor, references: torch.Tensor, known: torch.Tensor) ->
         references: (K, T, T): client k's reference of task tau.
         known: (K, T) bool: whether it has one.
     """
+    return _routed(omega, _unit(references), known)
+
+
+def batch_relevance(omega: torch.Tensor) -> torch.Tensor:
+    """Of a batch whose samples have relevance omega (n, T): the root of the mean square (1, T).
+
+    The public code takes the norm of the whole batch's projection, which is longer by the root of n: cosines are the
+    same, and so are comparisons of sizes between batches of one size.
+    """
+    return omega.square().mean(dim=0, keepdim=True).sqrt()
+
+
+def batch_reference(omega: torch.Tensor, batch: int) -> torch.Tensor:
+    """(T,) a client's reference of a task by the public code's rule, for `route_by_batches`.
+
+    The mean over batches of their relevance in the subspaces of the second task and later ones, each batch's at length
+    1. Then its product with a relevance of length 1 is the mean cosine. With two tasks there is only one such subspace,
+    and the relevance itself is averaged.
+
+    Args:
+        omega: (n, T) relevance of the client's samples of the task.
+        batch: samples in a batch; the last one has the rest.
+    """
+    rows = torch.cat([_later(batch_relevance(part)) for part in omega.split(batch)])
+    return (_unit(rows) if omega.shape[1] > 2 else rows).mean(dim=0)
+
+
+def route_by_batches(omega: torch.Tensor, references: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+    """The task (n,) by the public code's rule: as `route`, by the mean cosine with the batches of each client and task.
+
+    With two tasks it is the one to whose mean reference over clients the relevance is nearer, in size; the first below
+    the first one's, the second above the second one's.
+
+    Args:
+        omega: (n, T) relevance of the samples, or of batches (`batch_relevance`).
+        references: (K, T, T) of `batch_reference`.
+        known: (K, T) bool: whether client k has one of task tau.
+    """
+    omega = _later(omega)
+    if omega.shape[1] != 2:
+        return _routed(omega, references, known)
+    counts = known.sum(dim=0).clamp(min=1)
+    first, second = ((references[..., 1] * known).sum(dim=0) / counts).unbind()
+    size = omega[:, 1]
+    nearer = (size - first).abs() >= (size - second).abs()
+    return ((size >= first) & ((size > second) | nearer)).long()
+
+
+def _later(omega: torch.Tensor) -> torch.Tensor:
+    """Relevance (n, T) without that to the first task's subspace."""
+    return torch.cat([torch.zeros_like(omega[:, :1]), omega[:, 1:]], dim=1)
+
+
+def _routed(omega: torch.Tensor, references: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+    """The votes, block by block; the references are as long as their similarities are to be."""
     voters = known.any(dim=1)
-    references, known = _unit(references[voters]), known[voters]
+    references, known = references[voters], known[voters]
     size = max(1, _BLOCK // max(1, references.numel()))
     return torch.cat([_route(block, references, known) for block in omega.split(size)])
 

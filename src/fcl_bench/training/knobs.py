@@ -38,7 +38,7 @@ class Training:
             unweighted: median (of each coordinate), trimmed_mean, krum (the model that is nearest to most others).
         trimmed: of trimmed_mean, the share of the clients that is cut off at either end of each coordinate.
         byzantine: of krum, f, the hostile clients per round that it is to withstand; it takes 2 f + 3 clients.
-        augment: none, crop (shifts by up to an eighth of the side), crop_flip.
+        augment: none, crop (shifts by up to an eighth of the side), crop_flip, crop_flip_brightness.
         precision: auto (bfloat16 autocast on CUDA, float32 elsewhere), float32, bfloat16.
     """
 

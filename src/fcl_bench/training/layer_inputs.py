@@ -10,7 +10,7 @@ import torch
 
 from fcl_bench.environment import exact_kernels
 from fcl_bench.linalg.gram import add_gram, gram
-from fcl_bench.linalg.subspace import gather_columns
+from fcl_bench.linalg.subspace import all_rows, gather_columns
 from fcl_bench.training.network import Network
 from fcl_bench.training.trainer import FORWARD_BATCH, Trainer
 
@@ -80,7 +80,7 @@ def layer_grams(
     diagonal: Collection[str] = (),
     constant: Collection[str] = (),
 ) -> dict[str, torch.Tensor]:
-    """X'X (i, i) of the inputs X (rows, i) of linear layers, one row per image or token, in float64.
+    """X'X (i, i) of the inputs X (rows, i) of layers, one row per image, token or patch, in float64.
 
     Args:
         trainer: runs the network, in evaluation mode.
@@ -97,7 +97,7 @@ def layer_grams(
     sums: dict[str, torch.Tensor] = {}
 
     def take(name: str, inputs: torch.Tensor) -> None:
-        X = inputs.reshape(-1, inputs.shape[-1]).double()
+        X = all_rows(inputs, layers[name]).double()
         if name in constant:
             X = torch.nn.functional.pad(X, (0, 1), value=1.0)
         if name in diagonal:

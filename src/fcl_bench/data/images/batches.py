@@ -10,7 +10,9 @@ from torch.nn.functional import interpolate, pad
 from fcl_bench.errors import require_choice
 
 #: What `Augment` can do to training images.
-AUGMENTATIONS = ("none", "crop", "crop_flip")
+AUGMENTATIONS = ("none", "crop", "crop_flip", "crop_flip_brightness")
+#: By how much the brightness of `crop_flip_brightness` changes at most, either way.
+_BRIGHTNESS = 63 / 255
 
 
 def epoch_batches(n: int, batch_size: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
@@ -35,11 +37,12 @@ def epoch_batches(n: int, batch_size: int, generator: torch.Generator) -> Iterat
 
 
 class Augment:
-    """Random crops and flips of whole batches, the same on every device.
+    """Random crops, flips and brightness of whole batches, the same on every device.
 
     Args:
         kind: "none"; "crop": an eighth of the side in zeros all round, then a random crop of the original size;
-            "crop_flip": that, of the mirrored image with probability 1/2.
+            "crop_flip": that, of the mirrored image with probability 1/2; "crop_flip_brightness": that, times a factor
+            that is uniform in 1 +- 63/255, white at most.
 
     Raises:
         UserError: another kind.
@@ -53,8 +56,8 @@ class Augment:
         """Each image changed on its own.
 
         Args:
-            images: (b, 3, h, w) uint8 on any device; stays as it is. Or float, as a generator makes them: what comes
-                of them is differentiable.
+            images: (b, 3, h, w) uint8 on any device; stays as it is. Or float from 0 to 1, as a generator makes them:
+                what comes of them is differentiable.
             generator: on the CPU, so that the draws don't depend on the device.
 
         Returns:
@@ -62,6 +65,10 @@ class Augment:
         """
         if self.kind == "none" or not len(images):
             return images
+        moved = self._moved(images, generator)
+        return self._brightened(moved, generator) if self.kind == "crop_flip_brightness" else moved
+
+    def _moved(self, images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         count, channels, height, width = images.shape
         padded = self._padded(images)
         down, across = padded.shape[3], padded.shape[4]
@@ -81,9 +88,16 @@ class Augment:
         spans = padded.as_strided((padded.numel() - width + 1, width), (1, 1))
         return spans.index_select(0, starts.flatten()).view(images.shape)
 
+    def _brightened(self, images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        factors = 1 + _BRIGHTNESS * (2 * torch.rand(len(images), generator=generator) - 1)
+        factors = factors.to(images.device, non_blocking=True).view(-1, 1, 1, 1)
+        if images.is_floating_point():
+            return (images * factors).clamp(0, 1)
+        return (images * factors).round_().clamp_(0, 255).to(images.dtype)
+
     def _padded(self, images: torch.Tensor) -> torch.Tensor:
         """The images in zeros, and mirrored where that may be drawn: (1 or 2, b, 3, h + 2 h//8, w + 2 w//8)."""
-        versions = [images, images.flip(3)] if self.kind == "crop_flip" else [images]
+        versions = [images, images.flip(3)] if self.kind != "crop" else [images]
         top, left = images.shape[2] // 8, images.shape[3] // 8
         return pad(torch.stack(versions), (left, left, top, top)).contiguous()
 

@@ -13,9 +13,19 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.config import knob
+from fcl_bench.errors import UserError
+from fcl_bench.linalg.spectral import Spectrum
 from fcl_bench.linalg.subspace import Projection, append_basis, core_basis, outside, sketch, span_of
-from fcl_bench.linalg.task_identity import relevance, route
-from fcl_bench.methods.gradient.projected import ProjectedClient, ProjectedMethod, ProjectedServer, bases_in
+from fcl_bench.linalg.task_identity import batch_reference, batch_relevance, relevance, route, route_by_batches
+from fcl_bench.methods.gradient.projected import (
+    BASES,
+    PART,
+    ProjectedClient,
+    ProjectedMethod,
+    ProjectedServer,
+    bases_in,
+)
+from fcl_bench.methods.gradient.projected_descent import ProjectedDescent
 from fcl_bench.protocol.expected import Expectation, Expected, class_numbers, orthonormal, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Prediction, Problem, Shard, State, TestBatch
@@ -23,13 +33,14 @@ from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.layer_inputs import HEADS
-from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
 
 #: The stage in which clients send their reference vectors.
 REFERENCES = "references"
 #: `method.sketch`: as wide as the layer.
 WHOLE = "layer"
+#: Begins the name under which clients are told how many directions to add to the final layer's.
+HEAD_RANK = "head_rank"
 #: Directions of an upload outside what is known that are shorter than this many roundings of its type are noise.
 _ROUNDINGS = 8
 
@@ -45,45 +56,36 @@ class Tip:
             updated (4.4: clients keep the final-layer inputs that they sampled, and fill in the later entries).
         clients: how many clients make references ("a representative subset of clients", 4.4): of those with samples of
             the task, the first in an order that follows from the seed and is the same in all tasks; None: all.
+        rule: means (Eq. 10-11: a reference is the mean over samples), batches (as in the public code: relevance is of a
+            batch, the root of the mean square, in the subspaces of the second task and later ones; a client's
+            similarity to a task is the mean over batches of its samples of the task; with two tasks, where cosines
+            say nothing, the relevance's size decides).
     """
 
     route: str = knob("sample", choices=("sample", "batch"))
     batch: int = knob(64, least=1)
     references: str = knob("learnt", choices=("learnt", "updated"))
     clients: int | None = knob(None, least=1)
+    rule: str = knob("means", choices=("means", "batches"))
 
 
-class ProjectedDescent(Objective):
-    """Every update of a weight W stays orthogonal to its layer's protected inputs: (W_new - W_old) Phi = 0 (Eq. 4-5).
-
-    Projected is what is applied: the gradient with weight decay in it, so that momentum adds up projected steps only
-    (erratum 3); and at the end the whole update once more, since float32 rounds every step.
+@dataclass
+class HeadRank:
+    """`method.head_rank`: directions of the final layer's inputs, whatever the spectrum.
 
     Args:
-        heads, over, rest: see `Objective`.
-        projections: of parameters, by name.
-        network: before the first step.
+        first: that the first client adds in the first task.
+        others: that all others add together in the first task, and all clients in every later one.
     """
 
-    def __init__(
-        self, heads: Heads, over: str, rest: bool, projections: dict[str, Projection], network: Network
-    ) -> None:
-        super().__init__(heads, over, rest)
-        own = dict(network.named_parameters())
-        self._projected = [(own[name], project, own[name].detach().clone()) for name, project in projections.items()]
+    first: int = knob(30, least=0)
+    others: int = knob(20, least=0)
 
-    def direction(self, network: Network) -> None:
-        super().direction(network)
-        for weight, project, _ in self._projected:
-            if weight.grad is not None:
-                project(weight.grad)
-
-    @torch.no_grad()
-    def finish(self, network: Network) -> None:
-        for weight, project, before in self._projected:
-            weight.sub_(before)
-            project(weight)
-            weight.add_(before)
+    def of(self, task: int, turn: int, clients: int) -> int:
+        """How many the client adds whose turn it is, counted from 0."""
+        if task == 0:
+            return self.first if turn == 0 else self.others // (clients - 1)
+        return self.others // clients
 
 
 class FedProTIPClient(ProjectedClient):
@@ -94,12 +96,13 @@ class FedProTIPClient(ProjectedClient):
     _projections: tuple[int, dict[str, Projection]] = (0, {})
 
     def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
-        heads, method = Heads.from_message(broadcast), self.method
-        if method.projection == "global":
-            return Objective(heads, method.loss_over, method.frozen_heads)
+        if self.method.projection == "global":
+            return super().objective(shard, broadcast, state)
         if self._projections[0] != shard.task:
             self._projections = shard.task, self._projections_of(broadcast)
-        return ProjectedDescent(heads, method.loss_over, method.frozen_heads, self._projections[1], self.network)
+        heads, later = Heads.from_message(broadcast), shard.task > 0
+        exact = self.method.projected_decay
+        return ProjectedDescent(heads, self.method, self.network, later, self._projections[1], exact)
 
     def _projections_of(self, broadcast: Message) -> dict[str, Projection]:
         """What keeps each weight that trains away from the bases of a broadcast."""
@@ -123,10 +126,7 @@ class FedProTIPClient(ProjectedClient):
         for layer, columns in self.columns_of(shard).items():
             if layer == HEADS and self.method.updates:
                 state = {**state, f"inputs.{shard.task}": columns.T.float()}
-            Phi = bases_in(broadcast, layer)
-            known = columns[:, :0] if Phi is None else Phi.double()
-            epsilon = self.method.epsilon(shard.task)
-            U, sigma = core_basis(columns, known, epsilon, self.method.power, rounded_to=torch.float32)
+            U, sigma = self._core(shard.task, layer, columns, broadcast)
             if self.method.sketch is None:
                 found[layer] = U
             else:
@@ -135,6 +135,19 @@ class FedProTIPClient(ProjectedClient):
                 found[layer] = sketch(U, sigma, width, torch.Generator().manual_seed(seed))
         told = dict.fromkeys(layer for layer, basis in found.items() if basis.shape[1])
         return Message(found, summed=found if self.method.sketch is not None else (), moments_of=told), state
+
+    def _core(self, task: int, layer: str, columns: torch.Tensor, broadcast: Message) -> Spectrum:
+        """The directions that a layer's columns (d, m) add, outside of what the server has."""
+        method, Phi = self.method, bases_in(broadcast, layer)
+        known = columns[:, :0] if Phi is None else Phi.double()
+        if layer == HEADS and method.head_rank is not None:
+            [rank] = [int(value) for name, value in broadcast.items() if name.startswith(f"{HEAD_RANK}.")]
+            U, sigma = core_basis(columns, known, 1.0, rounded_to=torch.float32)
+            return Spectrum(U[:, :rank], sigma[:rank])
+        held = float((known.T @ columns).square().sum()) if method.share_of == "inputs" else 0.0
+        # The public code's first client of all, before which there is no basis, stops before the share is reached.
+        below = method.variant == "published" and Phi is None
+        return core_basis(columns, known, method.epsilon(task), method.power, torch.float32, held, below)
 
     def _references(self, shard: Shard, broadcast: Message, state: State) -> Message:
         """Mean relevance of the client's samples to each task's final-layer subspace (Eq. 10).
@@ -147,8 +160,12 @@ class FedProTIPClient(ProjectedClient):
             return Message({"reference": reference}, sums_of={"reference": None})
         kept = {int(name.removeprefix("inputs.")): inputs for name, inputs in state.items()}
         own = dict(sorted(kept.items()))
-        bases = head_bases(broadcast, shard.task, own[shard.task])
-        rows = torch.stack([relevance(inputs, bases).mean(dim=0) for inputs in own.values()])
+        bases, tip = head_bases(broadcast, shard.task, own[shard.task]), self.method.tip
+        omegas = [relevance(inputs, bases) for inputs in own.values()]
+        if tip is not None and tip.rule == "batches":
+            rows = torch.stack([batch_reference(omega, tip.batch) for omega in omegas])
+        else:
+            rows = torch.stack([omega.mean(dim=0) for omega in omegas])
         # One row per task: this one's of the shard's samples, the others of what was kept.
         kept_of = [torch.full((len(own[task]),), row) for row, task in enumerate(own) if task != shard.task]
         now = torch.full((len(shard.labels),), list(own).index(shard.task))
@@ -169,6 +186,13 @@ class FedProTIPServer(ProjectedServer):
 
     def __init__(self, method: FedProTIP, problem: Problem) -> None:
         super().__init__(method, problem)
+        if problem.clients is None and method.extension == "sequential":
+            raise ValueError(
+                "method.extension=sequential has a round for each client, and nobody says how many there are"
+            )
+        self._clients = problem.clients or 0
+        #: How many clients have had their turn in the stage of the bases, where they have it one after the other.
+        self._turn = 0
         #: Per client and task, the reference (t + 1,).
         self._references: dict[tuple[int, int], torch.Tensor] = {}
         self._tolerance = _ROUNDINGS * torch.finfo(problem.wire.dtype).eps
@@ -178,20 +202,43 @@ class FedProTIPServer(ProjectedServer):
         """None with task prediction, which knows of a task only once its references are there."""
         return super().model_rounds(task) if self.method.tip is None else []
 
+    def stages(self, task: Task) -> list[str]:
+        stages = super().stages(task)
+        if self.method.extension == "union":
+            return stages
+        # One client after the other; those who have no samples of the task leave their round empty.
+        at = stages.index(BASES)
+        return [*stages[:at], *[BASES] * self._clients, *stages[at + 1 :]]
+
     def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
-        """Those who make references, in their stage (`tip.clients`); in others as any method."""
-        tip = self.method.tip
-        if tip is None or tip.clients is None or self.method.stages(task)[round_] != REFERENCES:
+        """One client in a round of `extension=sequential`; those who make references (`tip.clients`); else everyone."""
+        stages, tip = self.stages(task), self.method.tip
+        if stages[round_] == BASES and self.method.extension == "sequential":
+            turn = stages[:round_].count(BASES)
+            return available[turn : turn + 1]
+        if tip is None or tip.clients is None or stages[round_] != REFERENCES:
             return super().participants(task, round_, available)
         # An order of all clients rather than a draw per task: whoever can, votes on every task.
         order = sorted(available, key=lambda client: derived_seed(self.problem.seed, "voters", client))
         return sorted(order[: tip.clients])
 
+    def broadcast(self, task: Task, round_: int) -> Message:
+        self._turn = self.stages(task)[:round_].count(BASES)
+        return super().broadcast(task, round_)
+
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
-        if self.stage != REFERENCES:
-            return super().extra_broadcast()
-        # Only the final layer's bases are asked for now.
-        return {name: basis for name, basis in super().extra_broadcast().items() if name.endswith(f".{HEADS}")}
+        """All bases; in the last stage those of the final layer; while a task's grow, under names of their own."""
+        extra = super().extra_broadcast()
+        if self.stage == REFERENCES:
+            return {name: basis for name, basis in extra.items() if name.endswith(f".{HEADS}")}
+        if self.stage != BASES:
+            return extra
+        growing, part = f"basis.{self.task}.", f"{PART}{self._turn}.{self.task}."
+        extra = {part + name.removeprefix(growing) if name.startswith(growing) else name: extra[name] for name in extra}
+        if self.method.head_rank is not None:
+            rank = self.method.head_rank.of(self.task, self._turn, self._clients)
+            extra[f"{HEAD_RANK}.{self.task}.{self._turn}"] = torch.tensor(rank)
+        return extra
 
     def expects_answer(self) -> Expectation:
         if self.stage != REFERENCES:
@@ -240,11 +287,15 @@ class FedProTIPServer(ProjectedServer):
             return Prediction(scores)
         heads = None if self.heads.plain else logits.split(self.heads.sizes, dim=1)
         omega = relevance(features, self.bases[HEADS])
-        if self.method.tip.route == "batch":
-            if not batch.one_task:
-                raise ValueError("method.tip.route=batch routes batches of one task, and this one may be mixed")
-            omega = omega.mean(dim=0, keepdim=True)
-        tasks = route(omega, *self.references())
+        pure, by_batches = self.method.tip.route == "batch", self.method.tip.rule == "batches"
+        if pure and not batch.one_task:
+            raise ValueError("method.tip.route=batch routes batches of one task, and this one may be mixed")
+        if by_batches:
+            omega = batch_relevance(omega) if pure else omega
+            tasks = route_by_batches(omega, *self.references())
+        else:
+            omega = omega.mean(dim=0, keepdim=True) if pure else omega
+            tasks = route(omega, *self.references())
         return Prediction(scores, tasks.expand(len(scores)), heads)
 
     def references(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -283,6 +334,11 @@ class FedProTIP(ProjectedMethod):
     Args:
         projection: local, of every step of a client; global, of the aggregated update alone: clients train freely, as
             in FOT (Fig. 5).
+        projected_decay: whether weight decay is projected with the gradient; only then (W_new - W_old) Phi = 0.
+        extension: of the bases: union (every client's is made beside the others', Eq. 9), sequential (one client after
+            the other, of what the bases of those before it leave).
+        head_rank: directions of the final layer's inputs in fixed numbers (see `HeadRank`; sequential alone); None: by
+            the threshold, as in every layer.
         tip: how the task is predicted (see `Tip`); None (`method.tip=false`): all classes compete, FedProTIP (-t).
         sketch: s_l, width of the Gaussian sketches that are sent in place of bases, so that a secure sum is all that
             the server sees (Eq. 40): a number, at most d_l of it used, or "layer" for d_l (Table 19); None: the bases.
@@ -293,12 +349,35 @@ class FedProTIP(ProjectedMethod):
     server_half = FedProTIPServer
 
     projection: str = knob("local", choices=("local", "global"))
+    projected_decay: bool = True
+    extension: str = knob("union", choices=("union", "sequential"))
+    head_rank: HeadRank | None = None
     tip: Tip | None = field(default_factory=Tip)
     sketch: int | str | None = knob(None, least=1, words="an integer of at least 1", choices=(WHOLE,))
 
     def sketch_width(self, side: int) -> int:
         """s_l of a layer with d_l = `side`, where sketches are sent."""
         return side if self.sketch == WHOLE else min(int(self.sketch), side)  # type: ignore[arg-type]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.extension == "union" and self.head_rank is not None:
+            raise UserError("method.head_rank: each client's share, one after the other", "method.extension=sequential")
+        if self.extension == "sequential" and self.sketch is not None:
+            raise UserError(f"method.sketch={self.sketch}: of a sum over clients", "method.extension=union")
+        if self.tip is not None and self.tip.rule == "batches" and not self.updates:
+            raise UserError(
+                "method.tip.references=learnt: method.tip.rule=batches compares what later tasks' subspaces hold",
+                "method.tip.references=updated",
+            )
+
+    @property
+    def watches_heads(self) -> bool:
+        return self.projected_heads or self.tip is not None
+
+    @property
+    def projects_average(self) -> bool:
+        return self.projected_decay or self.projection == "global"
 
     @property
     def updates(self) -> bool:

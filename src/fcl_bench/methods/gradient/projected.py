@@ -6,30 +6,40 @@ import logging
 from abc import abstractmethod
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from fcl_bench.config import knob
+from fcl_bench.data.images.batches import Augment
+from fcl_bench.errors import UserError
 from fcl_bench.linalg.subspace import project_out
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.expected import Expectation, Expected
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Problem, Shard
+from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import Notices
+from fcl_bench.training.heads import Heads
 from fcl_bench.training.layer_inputs import HEADS, layer_columns, projectable
 from fcl_bench.training.network import Network
+from fcl_bench.training.objective import Objective
 
 log = logging.getLogger(__name__)
 
 #: `method.mass`: of a spectrum.
 MASSES = ("sum", "energy")
+#: `method.share_of`: what the threshold is a share of.
+SHARES = ("rest", "inputs")
+#: `method.norms`: what becomes of parameters without an input subspace.
+NORMS = ("frozen", "decay", "train")
 #: The stage in which clients send what the subspaces are made of.
 BASES = "bases"
+#: Begins the names of a task's bases that are still to grow; which they are of, and how often they grew, follows.
+PART = "part"
 
 
 @dataclass
@@ -38,20 +48,45 @@ class ProjectedMethod(GradientMethod):
 
     Args:
         frozen_stages, frozen_heads: as in any gradient method; here on by default (FedProTIP E.2).
+        loss_over: as in any gradient method; here by default the task's own, as in both public codes.
+        frozen_head_age: how many tasks old a head is when `frozen_heads` freezes it; 1: when the next task starts.
+        projected_heads: whether the heads count among the layers whose updates are projected; if not, they train as
+            in any gradient method, biases included.
+        norms: batch norms, biases and whatever else has no input subspace, after the first task: frozen, with their
+            running statistics; decay: their statistics move, their parameters take weight decay alone; train.
         threshold: epsilon, the share of the spectrum's mass that a task's basis holds (Eq. 8).
         threshold_step: added to it at every task.
         mass: of a spectrum: sum (of singular values, Eq. 8), energy (of their squares, as in GPM).
+        share_of: what the threshold is a share of: rest (of the inputs outside the earlier bases, Eq. 8), inputs (of
+            the inputs, so that what the earlier bases hold of them counts already, as in GPM).
         columns: m_s, activation columns per client and layer.
+        augmented_bases: whether they are of augmented images, as in training.
+        variant: working; published: ranks as the public code counts them, one less than the threshold needs where it
+            says so (docs/fedprotip.md, docs/fot.md). In the YAML other knobs' defaults follow from it.
         theory: reference samples per client and task for the estimates of rho and beta (Assumptions 4 and 5); 0: none.
     """
 
+    revision: ClassVar[int] = 2
+
     frozen_stages: int = knob(2, least=0)
     frozen_heads: bool = True
+    loss_over: str = knob("task", choices=("seen", "task"))
+    frozen_head_age: int = knob(1, least=1)
+    projected_heads: bool = False
+    norms: str = knob("frozen", choices=NORMS)
     threshold: float = knob(0.7, above=0, most=1)
     threshold_step: float = knob(0.001, least=0)
     mass: str = knob("sum", choices=MASSES)
+    share_of: str = knob("rest", choices=SHARES)
     columns: int = knob(512, least=1)
+    augmented_bases: bool = False
+    variant: str = knob("working", choices=("working", "published"))
     theory: int = knob(0, least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.share_of == "inputs" and self.mass != "energy":
+            raise UserError(f"method.mass={self.mass}: method.share_of=inputs adds squares", "method.mass=energy")
 
     def epsilon(self, task: int) -> float:
         """The threshold of a task."""
@@ -65,31 +100,81 @@ class ProjectedMethod(GradientMethod):
     def stages(self, task: Task) -> list[str]:
         return [*super().stages(task), BASES]
 
+    @property
+    def watches_heads(self) -> bool:
+        """Whether the heads' inputs have bases too."""
+        return self.projected_heads
+
+    @property
+    def projects_average(self) -> bool:
+        """Whether the server projects the aggregated update."""
+        return True
+
+    @property
+    def decay(self) -> float:
+        """The weight decay that is in the gradients of `Objective.direction`."""
+        return 0.0 if self.training.optimizer == "adamw" else self.training.weight_decay
+
     def layers(self, network: Network) -> list[str]:
         """The layers that still train after the first task, so that their inputs are to be protected."""
         frozen = super().frozen(network, network.stages, 1)
         trains = {name for name, value in network.named_parameters() if name not in network.never_trains | frozen}
-        return [*(name for name in projectable(network) if f"{name}.weight" in trains), HEADS]
+        heads = [HEADS] if self.watches_heads else []
+        return [*(name for name in projectable(network) if f"{name}.weight" in trains), *heads]
 
     def protected_weights(self, network: Network) -> dict[str, str]:
-        """Parameter name -> layer, of the weights that are projected: the layers' own, and every head's."""
+        """Parameter name -> layer, of the weights that are projected: the layers' own, and perhaps every head's."""
         weights = {f"{layer}.weight": layer for layer in self.layers(network) if layer != HEADS}
+        if not self.projected_heads:
+            return weights
         return weights | {f"{HEADS}.{head}.weight": HEADS for head in range(len(network.heads))}
 
     def widths(self, network: Network) -> dict[str, int]:
         """d_l of each layer, the numbers in one column of its inputs."""
         own = dict(network.named_parameters())
         sides = {layer: own[f"{layer}.weight"].flatten(1).shape[1] for layer in self.layers(network) if layer != HEADS}
-        return {**sides, HEADS: network.dimension}
+        return sides | ({HEADS: network.dimension} if self.watches_heads else {})
 
     def frozen(
         self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
     ) -> set[str]:
-        """After the first task only weights with an input subspace train; batch norms and biases stay (erratum 3)."""
+        """After the first task, perhaps, what has no input subspace: batch norms, biases (erratum 3); and old heads."""
         names = super().frozen(network, stages, task, reused)
-        if task:
-            names |= {name for name, _ in network.named_parameters()} - self.protected_weights(network).keys()
-        return names
+        if not task:
+            return names
+        young = tuple(f"{HEADS}.{head}." for head in range(max(0, task + 1 - self.frozen_head_age), task))
+        names = {name for name in names if not (young and name.startswith(young))}
+        return names | self.unprojected(network) if self.norms == "frozen" else names
+
+    def unprojected(self, network: Network) -> set[str]:
+        """Parameters that no projection protects, but for those of heads that train freely."""
+        free = () if self.projected_heads else (f"{HEADS}.",)
+        names = {name for name, _ in network.named_parameters()} - self.protected_weights(network).keys()
+        return {name for name in names if not name.startswith(free)} if free else names
+
+
+class ProjectedObjective(Objective):
+    """The loss of any gradient method, in which parameters that no projection protects may be held back.
+
+    Args:
+        heads: see `Objective`.
+        method: the knobs.
+        network: before the first step.
+        later: whether the task is not the first.
+    """
+
+    def __init__(self, heads: Heads, method: ProjectedMethod, network: Network, later: bool) -> None:
+        super().__init__(heads, method.loss_over, method.frozen_heads)
+        self._decay = method.decay
+        names = method.unprojected(network) if later and method.norms == "decay" else set()
+        self._decaying = [value for name, value in network.named_parameters() if name in names and value.requires_grad]
+
+    @torch.no_grad()
+    def direction(self, network: Network) -> None:
+        super().direction(network)
+        for value in self._decaying:
+            if value.grad is not None:
+                torch.mul(value, self._decay, out=value.grad)
 
 
 def basis_name(task: int, layer: str) -> str:
@@ -102,12 +187,22 @@ class ProjectedClient(GradientClient):
 
     method: ProjectedMethod
 
+    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+        return ProjectedObjective(Heads.from_message(broadcast), self.method, self.network, shard.task > 0)
+
+    def images_of(self, shard: Shard) -> torch.Tensor:
+        """The images (n, 3, h, w) whose activations make the bases."""
+        if not self.method.augmented_bases:
+            return shard.inputs
+        seed = derived_seed(self.problem.seed, "augmented bases", shard.task, shard.client)
+        return Augment(self.method.training.augment)(shard.inputs, torch.Generator().manual_seed(seed))
+
     def columns_of(self, shard: Shard) -> dict[str, torch.Tensor]:
         """Per layer (d_l, m_s), in float64: what follows is a spectrum of differences."""
         seed = derived_seed(self.problem.seed, "columns", shard.task, shard.client)
         layers = self.method.layers(self.network)
         generator = torch.Generator().manual_seed(seed)
-        found = layer_columns(self.trainer, self.network, shard.inputs, layers, self.method.columns, generator)
+        found = layer_columns(self.trainer, self.network, self.images_of(shard), layers, self.method.columns, generator)
         return {layer: columns.double() for layer, columns in found.items()}
 
 
@@ -135,6 +230,8 @@ class ProjectedServer(GradientServer):
     def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """W_old + (mean - W_old)(I - Phi Phi'), layer by layer: what the wire's rounding put into Phi is out again."""
         projected = dict(mean)
+        if not self.method.projects_average:
+            return projected
         for name, layer in self.method.protected_weights(self.network).items():
             Phi = self.known(layer)
             if Phi is not None and name in mean:
@@ -172,15 +269,17 @@ class ProjectedServer(GradientServer):
             return
         for layer, side in self.method.widths(self.network).items():
             bases = self.bases[layer]
-            if layer in self.received:
-                bases.append(self.new_basis(layer, self.received.pop(layer)).float())
-            else:  # a task whose labels nobody knows adds nothing
+            if len(bases) == self.task:
                 bases.append(torch.zeros(side, 0, device=self.problem.device))
+            if layer in self.received:  # not of a task whose labels nobody knows
+                bases[-1] = torch.cat([bases[-1], self.new_basis(layer, self.received.pop(layer)).float()], dim=1)
             if sum(basis.shape[1] for basis in bases) >= side:
+                free = layer == HEADS and not self.method.projected_heads
+                what = "in a basis; later tasks have none there" if free else "protected; it learns no more"
                 self._notices.tell(
                     layer,
-                    f"{self.method.name}: after task {self.task} all {side} directions of {layer} are protected;"
-                    " it learns no more (a smaller method.threshold or method.columns)",
+                    f"{self.method.name}: after task {self.task} all {side} directions of {layer} are {what}"
+                    " (a smaller method.threshold or method.columns)",
                 )
 
     def report(self) -> dict[str, Any]:
@@ -210,7 +309,7 @@ class ProjectedServer(GradientServer):
 
 
 def bases_in(broadcast: Message, layer: str) -> torch.Tensor | None:
-    """Phi^(1:t-1) (d_l, q) of a layer as a client has it; None where there is none."""
-    named = {name: name.split(".", 2) for name in broadcast if name.startswith("basis.")}
+    """Phi^(1:t-1) (d_l, q) of a layer as a client has it, and what is there of Phi^(t); None where there is none."""
+    named = {name: name.split(".", 2) for name in broadcast if name.startswith(("basis.", PART))}
     found = {int(task): broadcast[name] for name, (_, task, of) in named.items() if of == layer}
     return torch.cat([found[task] for task in sorted(found)], dim=1) if found else None

@@ -74,16 +74,20 @@ class GradientServer(Half, Server):
             self.replay.drop()
         self.prepare(self.heads)
 
+    def stages(self, task: Task) -> list[str]:
+        """The stage of each round of a task."""
+        return self.method.stages(task)
+
     def rounds(self, task: Task) -> int:
-        return len(self.method.stages(task))
+        return len(self.stages(task))
 
     def model_rounds(self, task: Task) -> list[int]:
-        return [round_ for round_, stage in enumerate(self.method.stages(task)) if stage == MODEL]
+        return [round_ for round_, stage in enumerate(self.stages(task)) if stage == MODEL]
 
     def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
         """A random `fraction` of the clients, at least one, in the rounds of the model; everyone in others."""
         fraction = self.method.training.fraction
-        if fraction == 1 or not available or self.method.stages(task)[round_] != MODEL:
+        if fraction == 1 or not available or self.stages(task)[round_] != MODEL:
             return available
         count = max(1, round(fraction * len(available)))
         rng = generator(self.problem.seed, "participants", task.index, self.method.model_round(task, round_))
@@ -95,7 +99,7 @@ class GradientServer(Half, Server):
 
     def broadcast(self, task: Task, round_: int) -> Message:
         """The model, the step size, the round; what no longer changes is sent to each client once."""
-        self.stage = self.method.stages(task)[round_]
+        self.stage = self.stages(task)[round_]
         state = {name: value.clone() for name, value in self.network.state().items()}
         changing = self.network.changing().keys()
         heads = self.heads.to_message()
