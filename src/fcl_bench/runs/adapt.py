@@ -159,10 +159,11 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
         folder: where results are kept, one folder for each `adaptation_identity`.
     """
     begin = time.perf_counter()
-    place = folder / f"adapted-{identity_hash(_SCHEMA, adaptation_identity(plan))}"
+    identity = identity_hash(_SCHEMA, adaptation_identity(plan))
+    place = folder / f"adapted-{identity}"
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / f"{place.name}.lock", "adapting the network"):
-        checkpoint = Checkpoint(place, _SCHEMA)
+        checkpoint = Checkpoint(place, _SCHEMA, identity)
         saved = checkpoint.load()
         hit = saved is not None and saved[0]["tasks_done"] == 1
         none = torch.empty(0, dtype=torch.uint8)
