@@ -35,10 +35,8 @@ STATISTICS_DTYPES = ("float64", "float32")
 #: `wire.dtype`, by torch's names.
 WIRE_DTYPES = ("float64", "float32", "bfloat16", "float16")
 #: What a class of each group does, by which one of another group is told apart; `track` is a group of no run.
-_DOES = {
-    **{"method": "server", "backbone": "open", "data": "load", "split": "cut"},
-    **{"partition": "deal", "adapt": "trains_network", "track": "start"},
-}
+_DOES = {"method": "server", "backbone": "open", "data": "load", "split": "cut", "partition": "deal"}
+_DOES |= {"adapt": "trains_network", "track": "start"}
 #: Keys that are no part of a run: what else is to run, and who is told.
 _OUTSIDE = ("hydra", "grid", "track")
 #: The C parser, in a tenth of OmegaConf's time.
