@@ -119,3 +119,24 @@ def test_a_data_set_brings_the_backbone_that_suits_it(data, backbone):
 def test_a_backbone_on_the_command_line_wins():
     assert compose_settings("data=cifar100", "backbone=pixels").backbone.name == "pixels"
     assert compose_settings("backbone=pixels", "data=cifar100").backbone.name == "pixels"
+
+
+#: What the miniature trains inside a transformer: `tiny` is then one.
+TRANSFORMERS = [f"method={name}" for name in ("dualprompt", "l2p", "coda_prompt", "cprompt", "pilora", "lorm")]
+TRANSFORMERS += ["adapt=pilora", "adapt=cprompt"]
+
+
+@pytest.mark.parametrize("choice", TRANSFORMERS)
+def test_the_miniature_brings_a_transformer_and_leaves_another_backbone_alone(choice):
+    beside = [choice] if choice.startswith("method=") else [choice, "method=stsa"]
+    assert compose_settings("profile=quick", *beside).backbone.architecture == "vit"
+    other = compose_settings("profile=quick", *beside, "backbone=vit_32")
+    assert type(other.backbone).__name__ == "Timm"
+
+
+def test_the_miniature_sets_keys_of_a_backbone_only_where_it_is_chosen():
+    """Otherwise another backbone ends with an unknown key that nobody typed."""
+    for file in config_dir().glob("profile/*/quick/**/*.yaml"):
+        at = file.relative_to(config_dir() / "profile").parts
+        if "backbone" in yaml.safe_load(file.read_text()):
+            assert at[0] == "backbone" or at[2] == "tiny", file

@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from fcl_bench.errors import UserError, choices, first_line, require_choice
+from fcl_bench.files import user_path
 
 if TYPE_CHECKING:
     from fcl_bench.backbones.backbone import Backbone
@@ -35,10 +36,16 @@ GROUPS = ("method", "backbone", "data", "split", "partition", "adapt", "faults")
 STATISTICS_DTYPES = ("float64", "float32")
 #: `wire.dtype`, by torch's names.
 WIRE_DTYPES = ("float64", "float32", "bfloat16", "float16")
+#: What a class of each group does, by which one of another group is told apart; `track` is a group of no run.
+_DOES = {"method": "server", "backbone": "open", "data": "load", "split": "cut", "partition": "deal"}
+_DOES |= {"adapt": "trains_network", "track": "start"}
 #: Keys that are no part of a run: what else is to run, and who is told.
 _OUTSIDE = ("hydra", "grid", "track")
 #: The C parser, in a tenth of OmegaConf's time.
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+#: Beyond them there is no use for a number, and libraries raise errors of their own.
+_LARGEST_INTEGER, _LARGEST_NUMBER = 2**63 - 1, 1e38
 
 #: What limits a number, by the keywords of `knob`: what has to hold, and how to say it.
 _BOUNDS = {
@@ -108,6 +115,8 @@ def _check_value(key: str, value: Any, limits: Mapping[str, Any]) -> None:
         raise UserError(f"{key} is empty", limits["words"])
     elif isinstance(value, int | float):
         bounds, whole = limits["bounds"], isinstance(value, int)
+        if math.isfinite(value) and abs(value) > (most := _LARGEST_INTEGER if whole else _LARGEST_NUMBER):
+            raise UserError(f"{key}={value} is out of range", f"at most {most}")
         if not math.isfinite(value) or not all(_BOUNDS[name][0](value, limit) for name, limit in bounds.items()):
             raise UserError(f"{key}={value} is out of range", limits["words"] or _in_words(bounds, whole))
 
@@ -150,8 +159,9 @@ class _Scalars:
     experiment: str | None
     profile: str
     wire: Wire
-    cache: Cache
     out: str = knob(filled=True, words="a folder, such as out=outputs")
+    # Below `out`, whose folder it takes over: errors name the key that was typed.
+    cache: Cache = knob()
     seed: int = knob(least=0)
     # For the partitions that have a beta, which take it from here.
     beta: float = knob(above=0)
@@ -165,6 +175,8 @@ class _Scalars:
     on_bad_upload: str = knob("fail", choices=("fail", "drop"))
 
     def __post_init__(self) -> None:
+        user_path("out", self.out)
+        user_path("cache.dir", self.cache.dir)
         if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
             raise UserError(f"device={self.device} is not known", "auto, cpu, cuda or cuda:N")
 
@@ -262,7 +274,7 @@ def target_class(group: str, path: Any) -> type:
     """The dataclass that `<group>._target_` names."""
     module, _, name = str(path).rpartition(".")
     remedy = "module.Class of an installed package"
-    if not module:
+    if not re.fullmatch(r"\w+(\.\w+)+", str(path)):
         raise UserError(f"{group}._target_={path} names no class", remedy)
     try:
         found = getattr(import_module(module), name, None)
@@ -273,6 +285,8 @@ def target_class(group: str, path: Any) -> type:
         raise UserError(f"{group}._target_={path} cannot be imported: {error}", remedy) from error
     if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
         raise UserError(f"{group}._target_={path} is not a dataclass", f"a class of the group {group}")
+    if not hasattr(found, _DOES[group]):
+        raise UserError(f"{group}._target_={path} is of another group", f"a class of the group {group}")
     return found
 
 
@@ -329,13 +343,27 @@ def _check_knobs(node: Any, prefix: str) -> None:
         value, key = node[field.name], f"{prefix}{field.name}"
         if dataclasses.is_dataclass(OmegaConf.get_type(value)):
             _check_knobs(value, f"{key}.")
-        elif "bounds" in field.metadata and value is not None:
+            continue
+        _require_printable(key, value)
+        if "bounds" in field.metadata and value is not None:
             if OmegaConf.is_dict(value):
                 entries = [(f"{key}.{name}", entry) for name, entry in value.items()]
             else:
                 entries = [(key, entry) for entry in (value if OmegaConf.is_list(value) else [value])]
             for name, entry in entries:
                 _check_value(name, entry, field.metadata)
+
+
+def _require_printable(key: str, value: Any) -> None:
+    """Raise a `UserError` for an escape sequence, a line break and the like: they get into names and onto terminals."""
+    if OmegaConf.is_dict(value):
+        for name, entry in value.items():
+            _require_printable(f"{key}.{name}", entry)
+    elif OmegaConf.is_list(value):
+        for entry in value:
+            _require_printable(key, entry)
+    if not str(value).isprintable():
+        raise UserError(f"{key}={value} holds what cannot be printed", "printable characters")
 
 
 def _types(schema: type) -> dict[str, Any]:

@@ -2,13 +2,18 @@
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
+
+#: Most characters of a word, and of a whole message, that a terminal gets.
+_WORD, _MESSAGE = 240, 2000
 
 
 class UserError(Exception):
     """Wrong input, told in one line: what is wrong, with its key and value, and what would work.
 
-    The command prints it as `fcl-bench: error: <what> (<remedy>)` and exits with 2.
+    The command prints it as `fcl-bench: error: <what> (<remedy>)` and exits with 2. Long values in it are shortened,
+    and what cannot be printed is escaped.
     """
 
     def __init__(self, what: str, remedy: str) -> None:
@@ -17,7 +22,29 @@ class UserError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return " ".join(f"{self.what} ({self.remedy})".split())
+        remedy = _shortened(" ".join(self.remedy.split()))
+        return printable(f"{_shortened(' '.join(self.what.split()))} ({remedy})")
+
+
+def printable(text: str) -> str:
+    """`text` with escape sequences and other characters that a terminal would obey written out; lines stay lines."""
+    if text.isprintable():
+        return text
+    kept = (one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
+    return "".join(kept)
+
+
+def _shortened(text: str) -> str:
+    """`text` with long words cut in their middle, and cut itself if there are too many."""
+    words = re.sub(rf"\S{{{_WORD + 1},}}", lambda word: _cut(word[0], _WORD), text)
+    return words if len(words) <= _MESSAGE else _cut(words, _MESSAGE)
+
+
+def _cut(text: str, most: int) -> str:
+    """The start and the end of `text`, `most` characters with what tells how many are left out."""
+    end = most // 4
+    left_out = f"[{len(text) - most + 30} more]"
+    return f"{text[: most - end - 30]}{left_out}{text[-end:]}"
 
 
 def choices(options: Iterable[str], wrong: str = "", most: int = 24) -> str:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import stat
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -18,6 +19,17 @@ from filelock import FileLock, Timeout
 from fcl_bench.errors import UserError
 
 log = logging.getLogger(__name__)
+
+#: What network file systems answer that can't write a folder's entries out.
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)
+#: What is there in place of a file, by the type in its mode.
+_SPECIAL = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 #: What `content_hash` returns.
@@ -35,17 +47,65 @@ def json_hash(content: Any) -> str:
 
 
 def file_checksum(path: Path, digest: Any = None) -> str:
-    """Hash of a file's bytes, by `digest` or else `content_hash`. Raises OSError if it can't be read."""
+    """Hash of a file's bytes, by `digest` or else `content_hash`. Raises OSError if it can't be read, or is no file."""
     digest = digest or content_hash()
-    with path.open("rb") as file:
+    with regular(path).open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
 
 
+def user_path(key: str, given: str) -> Path:
+    """The path that a user typed, its `~` expanded. Raises a UserError for what no path can be."""
+    try:
+        path = Path(given).expanduser()
+        path.lstat()
+    except RuntimeError as error:
+        raise UserError(f"{key}={given} begins with a user who is not here", "the folder's whole path") from error
+    except FileNotFoundError:
+        return path
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
+            return path
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{key}={given} is not a path: {why}", "another path") from error
+    return path
+
+
+def special(path: Path) -> str:
+    """What is at `path` in place of a file ("a FIFO", "a folder"); "" for a file, and where nothing is."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return ""
+    return "" if stat.S_ISREG(mode) else _SPECIAL.get(stat.S_IFMT(mode), "no file")
+
+
+def regular(path: Path) -> Path:
+    """`path` itself. Raises OSError if a FIFO, a device or the like is there: to open one may wait for ever."""
+    if found := special(path):
+        raise OSError(errno.EISDIR if found == "a folder" else errno.EINVAL, f"it is {found}", str(path))
+    return path
+
+
 def slug(name: str) -> str:
     """`name` as part of a file name: letters, digits, `_`, `.` and `+`, at most 60 of them."""
     return re.sub(r"[^\w.+]", "_", name)[:60]
+
+
+def csv_cell(value: Any) -> Any:
+    """`value` as a cell of a CSV file: text that a spreadsheet would take for a formula begins with an apostrophe."""
+    if not isinstance(value, str) or value[:1] not in ("=", "+", "-", "@", "\t", "\r") or _is_number(value):
+        return value
+    return f"'{value}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 @contextmanager
@@ -94,10 +154,9 @@ def writable(key: str, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    except OSError as error:
-        raise UserError(
-            f"{key}: {folder} cannot be written: {error.strerror}", "a folder that you may write to"
-        ) from error
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{key}: {folder} cannot be written: {why}", "a folder that you may write to") from error
 
 
 def remove_leftovers(path: Path) -> None:
@@ -122,11 +181,17 @@ def locked(path: Path, what: str) -> Iterator[None]:
 
 
 def _to_disk(path: Path) -> None:
-    """Have the system write a file or a folder's entries out, so that a rename never precedes its content."""
+    """Have the system write a file or a folder's entries out, so that a rename never precedes its content.
+
+    Raises:
+        OSError: it could not, so that nobody knows what is on the disk.
+    """
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        log.debug("%s: no fsync (%s)", path, error)  # some network file systems refuse it for folders
+        if error.errno not in _NO_FOLDER_SYNC or not path.is_dir():
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        log.debug("%s: no fsync of a folder (%s)", path, error)
     finally:
         os.close(handle)

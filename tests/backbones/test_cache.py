@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import shutil
 import time
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import torch
 
 from fcl_bench.backbones import cache as cache_module
 from fcl_bench.backbones.cache import FeatureCache
+from fcl_bench.files import json_hash
 
 KEY = {"weights": "w", "transform": "t", "precision": "float32", "data": "d"}
 FEATURES = torch.arange(60.0).reshape(20, 3)
@@ -100,6 +103,41 @@ def test_a_damaged_chunk_costs_only_what_follows_it(tmp_path, monkeypatch):
     again = Backbone()
     assert torch.equal(get(tmp_path, again).features, FEATURES)
     assert again.extracted == [8, 12, 16]
+
+
+def test_features_of_another_key_are_not_taken_for_these(tmp_path, caplog):
+    """A file that was copied or renamed: its own checksum is right."""
+    other = {**KEY, "weights": "others"}
+    get(tmp_path, Backbone(), other)
+    get(tmp_path, Backbone())
+    [theirs, ours] = [tmp_path / f"made-{json_hash(key)}.safetensors" for key in (other, KEY)]
+    shutil.copy(theirs, ours)
+    again = Backbone()
+    assert not get(tmp_path, again).hit
+    assert again.extracted
+    assert "are of other data or another backbone; extracting again" in caplog.text
+    assert get(tmp_path, Backbone()).hit
+
+
+@pytest.mark.parametrize("moved", ["from another place", "from another key"])
+def test_a_chunk_of_something_else_is_not_taken_over(tmp_path, monkeypatch, moved):
+    monkeypatch.setattr(cache_module, "SECONDS_PER_CHUNK", 0.0)
+    for key in (KEY, {**KEY, "data": "other"}):
+        with pytest.raises(KeyboardInterrupt):
+            get(tmp_path, Backbone(fail_at=12), key)
+    ours, theirs = (tmp_path / f"made-{json_hash(key)}.partial" for key in (KEY, {**KEY, "data": "other"}))
+    source = ours / "0000000000.safetensors" if moved == "from another place" else theirs / "0000000004.safetensors"
+    shutil.copy(source, ours / "0000000004.safetensors")
+    again = Backbone()
+    assert torch.equal(get(tmp_path, again).features, FEATURES)
+    assert again.extracted == [4, 8, 12, 16]
+
+
+def test_a_special_file_in_the_cache_is_not_opened(tmp_path, caplog):
+    os.mkfifo(tmp_path / f"made-{json_hash(KEY)}.safetensors")
+    assert not get(tmp_path, Backbone()).hit
+    assert "it is a FIFO" in caplog.text
+    assert get(tmp_path, Backbone()).hit
 
 
 def test_a_backbone_that_skips_samples_is_a_bug_not_a_cache_entry(tmp_path):

@@ -50,7 +50,7 @@ def test_only_labelled_samples_and_present_clients_take_part(tmp_path, trained):
     ("typed", "told"),
     [
         ("adapt=fedavgg", "adapt=fedavgg is not known (did you mean fedavg?"),
-        ("adapt.training.rounds=0", "adapt.training.rounds=0 is out of range (an integer of at least 1)"),
+        ("adapt.training.rounds=0", "adapt.training.rounds=0 is out of range (an integer from 1 to 1000000)"),
         ("adapt.training.lrr=1", "unknown key adapt.training.lrr"),
         ("backbone=pixels", "backbone=pixels has nothing to train"),
         ("method=finetune", "adapt=fedavg: method=finetune trains the network itself in every task (adapt=none"),

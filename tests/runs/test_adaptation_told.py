@@ -1,19 +1,11 @@
-"""What a first stage tells of single samples and costs beside raw images; and first stages of an earlier version."""
+"""What a first stage tells of single samples and costs beside raw images."""
 
 from __future__ import annotations
 
-import json
-from functools import partial
-from pathlib import Path
-
 import pytest
 
-from fcl_bench.engine import checkpoint
-from fcl_bench.engine.checkpoint import SILENT, Checkpoint
 from fcl_bench.results.collect import collect
-from fcl_bench.runs.adapt import adapt
-from fcl_bench.runs.inputs import load_images
-from tests.runs.adaptation_runs import SMALL, STSA, plan_of
+from tests.runs.adaptation_runs import SMALL
 from tests.small_runs import run_in
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -30,43 +22,6 @@ PILORA = (
         "method=fedncm",
     ),
 )
-
-
-def made_older(place: Path, patch: pytest.MonkeyPatch) -> None:
-    """As the last version wrote it that did not count what is revealed."""
-    kept = Checkpoint(place, 1)
-    state, tensors = kept.load()
-    del state["ledger"]["raw"]
-    del tensors["rows.told"]
-    tensors["rows.uploads"] = tensors["rows.uploads"][:, :54].contiguous()
-    for file in place.iterdir():
-        file.unlink()
-    with patch.context() as inside:
-        inside.setattr(checkpoint, "FORMAT", SILENT)
-        wrote = ("schema", "format", "tensors", "tensors_checksum", "row_files", "checksum")
-        Checkpoint(place, 1).save({name: value for name, value in state.items() if name not in wrote}, tensors)
-    assert json.loads((place / "state.json").read_text())["format"] == SILENT
-
-
-def test_fedavgs_of_an_earlier_version_is_taken_over_and_others_are_made_anew(tmp_path, monkeypatch):
-    """FedAvg told nothing; of PILoRA's nobody knows."""
-    for name, choice, hit in (("fedavg", STSA, True), ("pilora", PILORA, False)):
-        plan = plan_of(tmp_path, *choice)
-        first = run_in(tmp_path, *choice).record["adaptation"]
-        [place] = [path for path in (tmp_path / "cache").glob("adapted-*") if path.is_dir()]
-        made_older(place, monkeypatch)
-        again = adapt(plan, none if hit else partial(load_images, plan), tmp_path / "cache")
-        assert again.hit is hit, name
-        record = again.record(first["weights"])
-        assert record["up_total_bytes"] == first["up_total_bytes"]
-        assert record["told"] == first["told"]
-        assert record["raw"] == (None if hit else first["raw"])
-        for file in [*place.iterdir(), place]:
-            file.unlink() if file.is_file() else file.rmdir()
-
-
-def none():
-    pytest.fail("there is nothing to train")
 
 
 def test_the_first_stage_says_its_own(tmp_path):

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from fcl_bench.files import content_hash, json_hash, locked, remove_leftovers, replacing
+from fcl_bench.files import content_hash, json_hash, locked, regular, remove_leftovers, replacing
 from fcl_bench.tracking.console import progress
 
 log = logging.getLogger(__name__)
@@ -49,19 +49,26 @@ def tensor_checksum(tensor: torch.Tensor) -> str:
 
 def _save(path: Path, features: torch.Tensor, seconds: float, key: dict[str, str]) -> None:
     checksum = tensor_checksum(features)
-    metadata = {"checksum": checksum, "seconds": repr(seconds), "key": json.dumps(key, sort_keys=True)}
+    metadata = {"checksum": checksum, "seconds": repr(seconds), "key": _written(key)}
     with replacing(path) as temporary:
         save_file({"features": features.contiguous()}, temporary, metadata=metadata)
 
 
-def _load(path: Path) -> tuple[torch.Tensor, float] | None:
-    """Features and their cost in seconds; None where the file is absent or damaged."""
+def _written(key: dict[str, str]) -> str:
+    return json.dumps(key, sort_keys=True)
+
+
+def _load(path: Path, key: dict[str, str]) -> tuple[torch.Tensor, float] | None:
+    """The features of `key` and their cost in seconds; None where the file is absent, damaged or of others."""
     if not path.exists():
         return None
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(regular(path), framework="pt") as file:
             features, metadata = file.get_tensor("features"), file.metadata() or {}
         checksum, seconds = metadata["checksum"], float(metadata["seconds"])
+        if metadata["key"] != _written(key):
+            log.warning("cached features %s are of other data or another backbone; extracting again", path)
+            return None
     except (SafetensorError, OSError, LookupError, ValueError) as error:
         log.warning("cached features %s are damaged (%s); extracting again", path, error)
         return None
@@ -71,8 +78,8 @@ def _load(path: Path) -> tuple[torch.Tensor, float] | None:
     return features, seconds
 
 
-def _hit(path: Path, count: int) -> Extraction | None:
-    found = _load(path)
+def _hit(path: Path, key: dict[str, str], count: int) -> Extraction | None:
+    found = _load(path, key)
     if found is None or len(found[0]) != count:
         return None
     return Extraction(found[0], seconds=0.0, cost=found[1], hit=True)
@@ -104,13 +111,13 @@ class FeatureCache:
             batches: yields features (b, d) in order from a given sample on.
         """
         path = self.folder / f"{label}-{json_hash(key)}.safetensors"
-        if (found := _hit(path, count)) is not None:
+        if (found := _hit(path, key, count)) is not None:
             return found
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(path.with_suffix(".lock"), f"extracting {label}"):
             remove_leftovers(path)
             # Another run may have finished while this one waited for the lock.
-            if (found := _hit(path, count)) is not None:
+            if (found := _hit(path, key, count)) is not None:
                 return found
             partial = _Partial(path.with_suffix(".partial"), key)
             before = partial.seconds
@@ -138,7 +145,7 @@ class _Partial:
         self._key = key
         self._chunks: list[torch.Tensor] = []
         self._pending: list[torch.Tensor] = []
-        while (found := _load(self._next())) is not None:
+        while (found := _load(self._next(), self._part())) is not None:
             self._chunks.append(found[0])
             self.rows += len(found[0])
             self.seconds += found[1]
@@ -147,13 +154,17 @@ class _Partial:
     def _next(self) -> Path:
         return self.folder / f"{self.rows:010d}.safetensors"
 
+    def _part(self) -> dict[str, str]:
+        """What determines the next chunk: of which features, and from which row on."""
+        return {**self._key, "first row": str(self.rows)}
+
     def add(self, features: torch.Tensor) -> None:
         self._pending.append(features)
         seconds = time.perf_counter() - self._since
         if seconds < SECONDS_PER_CHUNK:
             return
         chunk = torch.cat(self._pending)
-        _save(self._next(), chunk, seconds, self._key)
+        _save(self._next(), chunk, seconds, self._part())
         self._chunks.append(chunk)
         self._pending = []
         self.rows += len(chunk)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from fcl_bench.backbones.trainable import Trainable, copies, seeded, weights_has
 from fcl_bench.config import counting, knob
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.errors import UserError, first_line
+from fcl_bench.files import special, user_path
 from fcl_bench.randomness import derived_seed
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Timm(Backbone):
         workers: threads that decode and resize; None: one for each core.
     """
 
-    name: str
+    name: str = knob(filled=True, words="backbone.name=resnet18.tv_in1k")
     pretrained: bool = True
     checkpoint: str | None = knob(None, identity=False)
     model_args: dict[str, Any] = field(default_factory=dict)
@@ -96,11 +96,12 @@ class Timm(Backbone):
     def __post_init__(self) -> None:
         if self.checkpoint is not None:
             key = f"backbone.checkpoint={self.checkpoint}"
-            path = Path(self.checkpoint).expanduser()
+            path = user_path("backbone.checkpoint", self.checkpoint)
             if path.suffix not in (".safetensors", ".pth", ".pt"):
                 raise UserError(f"{key} is no checkpoint", "a .safetensors, .pth or .pt file")
             if not path.is_file():
-                trouble = "is a folder" if path.is_dir() else "does not exist"
+                found = special(path)
+                trouble = f"is {found}" if found else "does not exist"
                 raise UserError(f"{key} {trouble}", "a .safetensors, .pth or .pt file")
             if not self.pretrained:
                 raise UserError(f"{key} would not be read: backbone.pretrained=false", "one of the two")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fcl_bench.errors import UserError, choices, first_line
+from fcl_bench.files import user_path
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ def read_checkpoint(path: str) -> dict[str, torch.Tensor]:
     from timm.models import load_state_dict
 
     key = f"backbone.checkpoint={path}"
-    file = Path(path).expanduser()
+    file = user_path("backbone.checkpoint", path)
     try:
         if zipfile.is_zipfile(file):
             _require_checksums(key, file)

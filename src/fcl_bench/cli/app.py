@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Any
 
@@ -10,7 +11,7 @@ from fcl_bench import __version__
 from fcl_bench.cli.command import BUG, DONE, USER_ERROR, run_command
 from fcl_bench.cli.job import job, no_collection, storage_error
 from fcl_bench.cli.overrides import composition_error, ordered
-from fcl_bench.errors import first_line
+from fcl_bench.errors import UserError, first_line
 from fcl_bench.sweep.workers import spin_briefly
 
 
@@ -72,6 +73,9 @@ def _hydra(arguments: list[str]) -> int:
             # A launcher whose worker was killed says so; which jobs that leaves undone is in their reports.
             if not sweep.began:
                 raise
+            if re.match(r"(Invalid|Unknown) plugin", first_line(error)):
+                told = f"hydra.launcher and hydra.sweeper: {first_line(error)}"
+                raise UserError(told, "hydra/launcher=parallel, processes or slurm") from error
             print(f"fcl-bench: the launcher stopped: {first_line(error)}", file=sys.stderr)
             return BUG
         if sweep.began and not codes:  # the jobs ran in other processes

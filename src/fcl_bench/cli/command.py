@@ -3,34 +3,76 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import ClassVar, NoReturn
 
-from fcl_bench.errors import UserError, first_line
+from fcl_bench.errors import UserError, first_line, printable
 from fcl_bench.tracking.console import drop_output
 
 DONE, BUG, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+#: Signals that end a command as Ctrl-C does: what batch systems and a terminal that closes send.
+_ENDING: dict[int, str] = {signal.SIGTERM: "terminated"}
+if hasattr(signal, "SIGHUP"):  # not on Windows
+    _ENDING[signal.SIGHUP] = "hung up"
+
+
+class _Ended(KeyboardInterrupt):
+    """One of the signals in `_ENDING`; as an interrupt, so that whatever lets those through lets it through."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 def run_command(name: str, work: Callable[[], int], when_interrupted: str = "") -> int:
-    """The exit code of `work`: its own, 2 for wrong input, 130 if interrupted, 1 for a bug.
+    """The exit code of `work`: its own, 2 for wrong input, 130 if interrupted (SIGTERM 143, SIGHUP 129), 1 for a bug.
 
     Args:
         name: of the command, before its messages.
         work: all of it, its arguments included.
         when_interrupted: what to say then, in parentheses.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # what the terminal's encoding lacks is no reason to stop
     try:
-        code = work()
-        sys.stdout.flush()
+        with _ended_by_signals():
+            code = work()
+            sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        print(f"{name}: interrupted{f' ({when_interrupted})' if when_interrupted else ''}", file=sys.stderr)
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        number = error.number if isinstance(error, _Ended) else signal.SIGINT
+        # A terminal that has hung up takes no more lines.
+        with contextlib.suppress(OSError):
+            remedy = f" ({when_interrupted})" if when_interrupted else ""
+            print(f"{name}: {_ENDING.get(number, 'interrupted')}{remedy}", file=sys.stderr, flush=True)
+        return 128 + number
     except Exception as error:
         return report_failure(name, error)[0]
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """A block that SIGTERM and SIGHUP leave as Ctrl-C does. One that the user has ignored (nohup) stays so."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise _Ended(number)
+
+    main = threading.current_thread() is threading.main_thread()
+    caught = [number for number in _ENDING if main and signal.getsignal(number) == signal.SIG_DFL]
+    for number in caught:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in caught:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def report_failure(name: str, error: Exception) -> tuple[int, str]:
@@ -42,7 +84,7 @@ def report_failure(name: str, error: Exception) -> tuple[int, str]:
     if isinstance(error, UserError):
         print(f"{name}: error: {error}", file=sys.stderr)
         return USER_ERROR, str(error)
-    traceback.print_exception(error)
+    print(printable("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     return BUG, f"{type(error).__name__}: {first_line(error)}"
 
 

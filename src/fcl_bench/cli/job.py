@@ -18,7 +18,7 @@ from fcl_bench.tracking.console import log_to_terminal, output_to, say
 #: The system's words for storage that is full or closed, whatever library met it.
 _STORAGE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
-    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST),
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY),
 }
 
 
@@ -79,7 +79,8 @@ def _carry_out(config: Any, report: JobReport) -> int:
         sys.stdout.flush()
         report.code = DONE
     except Exception as error:
-        report.code, report.reason = report_failure("fcl-bench", storage_error(error) or error)
+        told = storage_error(error) or _deleted(error, config)
+        report.code, report.reason = report_failure("fcl-bench", told or error)
     return report.code
 
 
@@ -102,9 +103,19 @@ def no_collection() -> Iterator[None]:
 def storage_error(error: Exception) -> UserError | None:
     """A full disk and the like, which is not a bug; safetensors tells it only in the text of its own error."""
     if isinstance(error, OSError) and error.errno in _STORAGE:
-        reason = f"{error.filename or 'a file'}: {error.strerror}"
+        reason = f"{error.filename2 or error.filename or 'a file'}: {error.strerror}"
     elif type(error).__name__ == "SafetensorError" and "os error" in str(error):
         reason = first_line(error)
     else:
         return None
     return UserError(f"writing failed, {reason}", "out=FOLDER and cache.dir=FOLDER with room to write")
+
+
+def _deleted(error: Exception, config: Any) -> UserError | None:
+    """What somebody deleted while the run was at it: a file of ours that is gone is not a bug."""
+    if not isinstance(error, FileNotFoundError) or error.filename is None:
+        return None
+    folders = [Path(str(folder)).expanduser() for folder in (config.out, config.cache.dir)]
+    if not any(Path(error.filename).is_relative_to(folder) for folder in folders):
+        return None
+    return UserError(f"{error.filename} was deleted during the run", "the same command again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -12,11 +13,13 @@ from fcl_bench.errors import UserError, choices, first_line
 SEE_HELP = "fcl-bench --help lists keys and choices"
 #: Keys whose values are paths.
 _PATHS = ("out", "data.path", "backbone.checkpoint", "cache.dir")
+#: Groups of Hydra's whose choices write a log file, most of them.
+_LOGGING = ("hydra/job_logging", "hydra/hydra_logging")
 #: Hydra's options that take part here, and whether a value follows.
 _OPTIONS = {
     **dict.fromkeys(("-m", "--multirun", "--hydra-help", "--resolve", "--run", "-r"), False),
     **dict.fromkeys(("--cfg", "-c", "--package", "-p", "--info", "-i"), True),
-    **dict.fromkeys(("--config-name", "-cn", "--config-dir", "-cd", "--experimental-rerun"), True),
+    **dict.fromkeys(("--config-name", "-cn", "--config-dir", "-cd"), True),
 }
 
 
@@ -28,6 +31,8 @@ def ordered(arguments: list[str]) -> list[str]:
     for argument in rest:
         if argument.startswith("-"):
             name, has_value, _ = argument.partition("=")
+            if name == "--experimental-rerun":
+                raise UserError(f"{name} would unpickle a file, which can run any code", "the keys of that run again")
             if name not in _OPTIONS:
                 remedy = f"keys are written {name.lstrip('-')}=VALUE; {choices(_OPTIONS, name)}"
                 raise UserError(f"unknown option {argument}", remedy)
@@ -41,9 +46,34 @@ def ordered(arguments: list[str]) -> list[str]:
             overrides.append(argument)
         else:
             raise UserError(f"{argument} is not key=value", f"such as method=fedran; {SEE_HELP}")
+    for override in overrides:
+        _require_plain_choice(override)
     sweep = bool({"-m", "--multirun"} & set(options))
     overrides = [_quoted_path(override, sweep) for override in overrides]
     return options + (_swept(overrides) if sweep else overrides)
+
+
+def _require_plain_choice(override: str) -> None:
+    """Raise a `UserError` for a group whose choice is a mapping or a list, and for logging into the working folder."""
+    key, _, value = override.partition("=")
+    key = key.lstrip("+")
+    if key in _LOGGING and value not in ("none", "disabled"):
+        raise UserError(f"{key}={value} would write into the working folder", "run.log in the run's folder has it all")
+    if key in _groups() and value[:1] in ("{", "["):
+        raise UserError(f"{override} is no choice of the group {key}", choices(_choices_of(key)))
+
+
+def _groups() -> set[str]:
+    from fcl_bench.composition import config_dir
+
+    return {entry.name for entry in config_dir().iterdir() if entry.is_dir()} - {"hydra"}
+
+
+def _choices_of(group: str) -> list[str]:
+    from fcl_bench.composition import config_dir, register_presets
+
+    presets = register_presets() if group == "experiment/preset" else []
+    return presets or [file.stem for file in (config_dir() / group).glob("*.yaml")]
 
 
 def _swept(overrides: list[str]) -> list[str]:
@@ -89,20 +119,18 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from fcl_bench.composition import config_dir, register_presets
-
-    conf = config_dir()
     text = " ".join(str(error).split())
     if re.search(r"Could not (find|load) 'hydra/launcher/(joblib|submitit_\w+)'", text):
         launcher = next(argument for argument in typed if argument.startswith("hydra/launcher="))
         return UserError(f"{launcher}: its launcher is not installed", "pip install 'fcl-bench[sweep]'")
-    if found := re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text):
-        group, choice = found.groups()
-        presets = register_presets() if group == "experiment/preset" else []
-        options = presets or [file.stem for file in (conf / group).glob("*.yaml")]
-        return UserError(f"{group}={choice} is not known", choices(options, choice) if options else SEE_HELP)
+    if found := re.search(r"Could not (?:find|load) '([^']+)/([^'/]*)'", text):
+        return _unknown_choice(*found.groups())
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        # Hydra looked for the choice's file: its name is too long for one.
+        file = Path(str(error.filename))
+        return _unknown_choice(file.parent.name, file.stem)
     if found := re.search(r"Could not override '([^']+)'", text):
-        return _unknown_key(found[1], conf, typed)
+        return _unknown_key(found[1], typed)
     if found := re.search(r"Ambiguous value for argument '([^']*)'", text):
         return UserError(f"{found[1]} names several values", "-m runs each of them; a list is written key=[a,b]")
     if isinstance(error, OverrideParseException):
@@ -114,9 +142,14 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
     return UserError(f"the configuration cannot be composed: {first_line(error)}", SEE_HELP)
 
 
-def _unknown_key(key: str, conf: Path, typed: list[str]) -> UserError:
+def _unknown_choice(group: str, choice: str) -> UserError:
+    options = _choices_of(group)
+    return UserError(f"{group}={choice} is not known", choices(options, choice) if options else SEE_HELP)
+
+
+def _unknown_key(key: str, typed: list[str]) -> UserError:
     """Names the choice that lacks `key` where its group is swept (method=stsa,afl), and the keys that there are."""
-    groups = {entry.name for entry in conf.iterdir() if entry.is_dir()}
+    groups = _groups()
     pairs = (text.partition("=") for text in typed)
     chosen = {group: choice for group, _, choice in pairs if group in groups}
     group = key.partition(".")[0]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fcl_bench.cli.command import DONE, Parser, run_command
 from fcl_bench.errors import UserError, require_choice
-from fcl_bench.files import replacing
+from fcl_bench.files import replacing, user_path
 from fcl_bench.results.made import Made
 from fcl_bench.results.measures import MEASURES, by_task, measure_named
 from fcl_bench.tracking.console import log_to_terminal
@@ -104,7 +104,7 @@ def _tables() -> int:
     from fcl_bench.results.collect import collect, selected
 
     log_to_terminal("fcl-tables: warning", notes=False)
-    out = Path(arguments.out).expanduser()
+    out = user_path("--out", arguments.out)
     made = Made(out, vars(arguments))
     if arguments.if_changed and made.is_current():
         print(f"nothing to do: {made.files} files in {out / 'tables'} are those of these {made.runs} runs")

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from fcl_bench.files import Hash, appending, content_hash, file_checksum, json_hash, replacing
+from fcl_bench.files import Hash, appending, content_hash, file_checksum, json_hash, regular, replacing
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 GROWING = "rows."
 #: Version of the files below; a checkpoint of another one is left alone, and the run starts from its first task.
 FORMAT = 5
-#: The last version whose checkpoints do not say which samples were revealed.
-SILENT = 4
 
 
 @dataclass(frozen=True)
@@ -55,13 +53,12 @@ class Checkpoint:
     Args:
         folder: made when something is saved.
         schema: version of what is saved; another one is not taken over.
-        oldest: the earliest `FORMAT` that is taken over.
+        owner: identity of what is under way here; what another one left is not taken over.
     """
 
-    def __init__(self, folder: Path, schema: int, oldest: int = FORMAT) -> None:
+    def __init__(self, folder: Path, schema: int, owner: str = "") -> None:
         self.folder = folder
-        self._schema = schema
-        self._formats = range(oldest, FORMAT + 1)
+        self._schema, self._owner = schema, owner
         #: Per growing tensor, its file and what of it belongs to the last state saved or loaded.
         self._grown: dict[str, _Grown] = {}
 
@@ -75,7 +72,7 @@ class Checkpoint:
             save_file(for_disk(fixed), temporary)
         grown = {name: self._add(name, tensor, number) for name, tensor in tensors.items() if name.startswith(GROWING)}
         header = {
-            **{"schema": self._schema, "format": FORMAT},
+            **{"schema": self._schema, "format": FORMAT, "owner": self._owner},
             **{"tensors": file.name, "tensors_checksum": file_checksum(file)},
             "row_files": {
                 name: {
@@ -104,15 +101,18 @@ class Checkpoint:
         return _Grown(done.file, len(tensor), done.size + len(new), digest)
 
     def load(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
-        """What `save` kept; None where there is none, or it is damaged or of another schema."""
+        """What `save` kept; None where there is none, or it is damaged, of another schema or of another owner."""
         file = self.folder / "state.json"
         self._grown = {}
         if not file.exists():
             return None
         try:
             state = read_json(file)
-            if state["schema"] == self._schema and state.get("format") not in self._formats:
+            if state["schema"] == self._schema and state.get("format") != FORMAT:
                 log.warning("checkpoint %s is of another version's form; starting from the first task", self.folder)
+                return None
+            if state["owner"] != self._owner:
+                log.warning("checkpoint %s is of another run; starting from the first task", self.folder)
                 return None
             tensors = self.folder / state["tensors"]
             if state["schema"] != self._schema or file_checksum(tensors) != state["tensors_checksum"]:
@@ -128,7 +128,7 @@ class Checkpoint:
 
     def _read(self, entry: dict[str, Any]) -> tuple[torch.Tensor, _Grown]:
         """A growing tensor, and where to go on. Raises ValueError where the file does not match its checksum."""
-        content = np.fromfile(self.folder / entry["file"], dtype=np.uint8, count=entry["size"])
+        content = np.fromfile(regular(self.folder / entry["file"]), dtype=np.uint8, count=entry["size"])
         digest = content_hash(content.data)
         if digest.hexdigest() != entry["checksum"]:
             raise ValueError(f"{entry['file']} does not match its checksum")
@@ -174,8 +174,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote. Raises ValueError where it does not match its own checksum."""
-    content = json.loads(path.read_text())
+    """What `write_json` wrote. Raises ValueError where it does not match its own checksum, OSError if it is no file."""
+    content = json.loads(regular(path).read_text())
     if content["checksum"] != _checksum(content):
         raise ValueError("it does not match its own checksum")
     return content

@@ -76,7 +76,6 @@ class Upload:
     up_bytes: int = _kept_as(np.int64)
     down_bytes: int = _kept_as(np.int64)
     client_seconds: float = _kept_as(np.float64)
-    # Columns that came later are last (see `Rows.restore`).
     one_sample_sums: int = _kept_as(np.int32, default=0)
     one_sample_moments: int = _kept_as(np.int32, default=0)
     dropped: int = field(default=0, metadata={"kept_as": np.int8})
@@ -199,8 +198,7 @@ class Ledger:
     def restore(self, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Take over what `state` and `tensors` returned."""
         self._stages = list(state["stages"])
-        # What was counted then; a first stage that is taken over has no samples at hand.
-        self._raw = None if (raw := state.get("raw")) is None else RawSamples(**raw)
+        self._raw = None if (raw := state["raw"]) is None else RawSamples(**raw)
         sets = [frozenset(names) for names in state["kept"]]
         self.kept = {int(client): sets[number] for client, number in state["kept_by"].items()}
         self._rows.restore(tensors[_ROWS])

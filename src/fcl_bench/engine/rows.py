@@ -41,8 +41,6 @@ class Rows:
         return torch.from_numpy(self.array.view(np.uint8).reshape(self._used, self._room.dtype.itemsize))
 
     def restore(self, saved: torch.Tensor) -> None:
-        """Take over what `tensor` returned; an earlier version's table may lack the last columns, which are then 0."""
-        width, size = saved.shape[1], self._room.dtype.itemsize
-        lacking = np.zeros((len(saved), size - width), dtype=np.uint8)
-        whole = np.concatenate([saved.cpu().numpy(), lacking], axis=1)
-        self._room, self._used = whole.view(self._room.dtype).reshape(len(saved)), len(saved)
+        """Take over what `tensor` returned."""
+        rows = np.ascontiguousarray(saved.cpu().numpy()).view(self._room.dtype)
+        self._room, self._used = rows.reshape(len(saved)).copy(), len(saved)

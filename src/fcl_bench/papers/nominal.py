@@ -103,7 +103,8 @@ def _model_mib(cell: pd.Series) -> float:
 def _activations_mib(cell: pd.Series) -> float:
     """m_s columns of the inputs of every convolution that trains after the first task; none of the classifier's."""
     method = settings_of(overrides(cell)).method
-    assert isinstance(method, FOT) and method.columns is not None
+    assert isinstance(method, FOT)
+    assert method.columns is not None
     frozen = tuple(f"layer{stage + 1}." for stage in range(method.frozen_stages))
     sides = [side for name, side in _unfolded().items() if name.startswith("layer") and not name.startswith(frozen)]
     return 4 * method.columns * sum(sides) / MIB

@@ -14,7 +14,7 @@ import torch
 
 from fcl_bench import environment
 from fcl_bench.config import counting
-from fcl_bench.engine.checkpoint import FORMAT, SILENT, Checkpoint
+from fcl_bench.engine.checkpoint import Checkpoint
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.metrics import metrics
@@ -162,12 +162,11 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
         folder: where results are kept, one folder for each `adaptation_identity`.
     """
     begin = time.perf_counter()
-    place = folder / f"adapted-{identity_hash(_SCHEMA, adaptation_identity(plan))}"
+    identity = identity_hash(_SCHEMA, adaptation_identity(plan))
+    place = folder / f"adapted-{identity}"
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / f"{place.name}.lock", "adapting the network"):
-        # FedAvg tells no sample alone, so that an earlier version's first stage is as good as this one's.
-        silent = isinstance(plan.settings.adapt, FedAvgAdaptation)
-        checkpoint = Checkpoint(place, _SCHEMA, oldest=SILENT if silent else FORMAT)
+        checkpoint = Checkpoint(place, _SCHEMA, identity)
         saved = checkpoint.load()
         hit = saved is not None and saved[0]["tasks_done"] == 1
         none = torch.empty(0, dtype=torch.uint8)

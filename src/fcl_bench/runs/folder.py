@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import Checkpoint, for_disk, read_json, write_json
-from fcl_bench.files import file_checksum, json_hash, replacing
+from fcl_bench.files import csv_cell, file_checksum, json_hash, regular, replacing
 from fcl_bench.runs.run_json import Result, RunRecord
 
 log = logging.getLogger(__name__)
@@ -47,11 +47,16 @@ class RunFolder:
 
     `run.json` is written last and holds the checksum of every other file, so a folder is complete only if all of it is
     there and undamaged. Until then, `checkpoint` holds the state after the last complete task, or some round since.
+
+    Args:
+        path: of the folder.
+        run: id of the run that it is for; "" for a reader of whatever run is there.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, run: str = "") -> None:
         self.path = path
-        self.checkpoint = Checkpoint(path / "checkpoint", SCHEMA)
+        self.run = run
+        self.checkpoint = Checkpoint(path / "checkpoint", SCHEMA, run)
 
     def complete_record(self, otherwise: str = "running again", read: Container[str] | None = None) -> RunRecord | None:
         """The run record, if the run is complete and every file matches its checksum.
@@ -63,6 +68,7 @@ class RunFolder:
         """
         try:
             record = cast(RunRecord, read_json(self.path / "run.json"))
+            _require_plain(record["files"])
             damaged = [name for name, checksum in record["files"].items() if not self._holds(name, checksum, read)]
         except FileNotFoundError as error:
             if not (self.path / "run.json").exists():
@@ -78,10 +84,10 @@ class RunFolder:
         return None
 
     def _holds(self, name: str, checksum: str, read: Container[str] | None) -> bool:
-        """Whether a file is as it was written. Raises OSError if it is not there."""
+        """Whether a file is as it was written. Raises OSError if it is not there, or is no file."""
         if read is None or name in read:
             return file_checksum(self.path / name) == checksum
-        return (self.path / name).stat().st_size >= 0
+        return regular(self.path / name).stat().st_size >= 0
 
     def clear(self, keep_checkpoint: bool = False) -> None:
         """Forget what is there but the log: a complete run (force), or what a killed or damaged one left."""
@@ -89,6 +95,11 @@ class RunFolder:
         for entry in self.path.iterdir() if self.path.is_dir() else ():
             if entry.name not in kept:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+    def remove_if_empty(self) -> None:
+        """Delete the folder of a run that was refused before it had anything but its log."""
+        if self.path.is_dir() and {entry.name for entry in self.path.iterdir()} <= {"run.log"}:
+            shutil.rmtree(self.path)
 
     def write(
         self,
@@ -114,8 +125,8 @@ class RunFolder:
         for name, (header, rows) in tables.items():
             with replacing(self.path / name) as temporary, temporary.open("w", newline="") as file:
                 writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(header)
-                writer.writerows(rows)
+                writer.writerow(map(csv_cell, header))
+                writer.writerows(map(csv_cell, row) for row in rows)
         with replacing(self.path / "partition.npz") as temporary:
             np.savez_compressed(temporary, **partition)  # type: ignore[arg-type]
         with replacing(self.path / "model.safetensors") as temporary:
@@ -128,6 +139,13 @@ class RunFolder:
         written = write_json(self.path / "run.json", {**record, "files": checksums})
         self.checkpoint.remove()
         return cast(RunRecord, written)
+
+
+def _require_plain(names: Iterable[str]) -> None:
+    """Raise ValueError unless all are files of the folder itself; a record from elsewhere may name any."""
+    for name in names:
+        if name in ("", ".", "..") or Path(name).name != name:
+            raise ValueError(f"{name!r} is no file of the folder")
 
 
 def partition_arrays(stream: Stream, shards: Sequence[Holdings], labelled: np.ndarray) -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +13,14 @@ from fcl_bench.backbones.extract import Features, extract_features
 from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.data.images.pixels import load_pixels
 from fcl_bench.errors import UserError
-from fcl_bench.files import writable
+from fcl_bench.files import user_path, writable
 from fcl_bench.runs.adapt import Adapted, adapt
 from fcl_bench.runs.plan import Plan
+
+log = logging.getLogger(__name__)
+
+#: Relative rounding of float32, and so of 16-bit types with their scales, at best.
+_FLOAT32 = torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ def prepare_inputs(plan: Plan, folder: Path) -> Inputs:
         extractor = NetworkExtractor(adapted.body, problem.network, problem.device)
     cache = None if kept is None else FeatureCache(kept)
     features = extract_features(settings.backbone.name, extractor, plan.dealt.dataset, cache)
-    _require_range(features, problem.dtype)
+    require_range(features, problem.dtype, problem.wire.dtype)
     return Inputs(features.train, features.test, features, adapted, extractor.identity.get("weights"))
 
 
@@ -69,17 +75,60 @@ def _cache_folder(plan: Plan) -> Path | None:
     """Where features and adapted networks are kept; None where nothing is worth it, or the user wants none."""
     cache = plan.settings.scalars.cache
     worth_it = plan.extractor is None or plan.extractor.cacheable
-    return writable(f"cache.dir={cache.dir}", Path(cache.dir).expanduser()) if cache.enabled and worth_it else None
+    return writable(f"cache.dir={cache.dir}", user_path("cache.dir", cache.dir)) if cache.enabled and worth_it else None
 
 
-def _require_range(features: Features, dtype: torch.dtype) -> None:
-    """Refuse features whose Gram matrix would leave the range of the statistics' type."""
+def require_range(features: Features, dtype: torch.dtype, wire: torch.dtype) -> None:
+    """Refuse features whose squares leave the range of the statistics' types; tell of a sample that drowns all others.
+
+    Args:
+        features: training and test features.
+        dtype: of the statistics.
+        wire: of uploads. In 16-bit types they travel with float32 scales.
+
+    Raises:
+        UserError: squares of features overflow, or vanish beside the smallest number of a type.
+    """
+    sizes = [_row_sizes(side) for side in (features.train, features.test)]
+    largest = max(float(rows.max()) for rows in sizes if len(rows))
     n, d = features.train.shape
-    ends = [end for side in (features.train, features.test) for end in torch.aminmax(side)]
-    largest = max(abs(float(end)) for end in ends)
     # 1e6 leaves room for a random projection of any usual width.
     if largest > (torch.finfo(dtype).max / (n * d * 1e6)) ** 0.5:
         raise UserError(
-            f"features of size {largest:.3g} overflow statistics in dtype={str(dtype).removeprefix('torch.')}",
+            f"features of size {largest:.3g} overflow statistics in {_named('dtype', dtype)}",
             "features of a smaller scale" + (", or dtype=float64" if dtype != torch.float64 else ""),
+        )
+    if largest == 0:
+        raise UserError("features are all zero", "features that tell samples apart")
+    for key, kind in (("dtype", dtype), ("wire.dtype", wire)):
+        info = torch.finfo(torch.float64 if kind == torch.float64 else torch.float32)
+        # Below this the largest squares have no room for digits, and most others none at all.
+        if largest < (info.tiny / info.eps) ** 0.5:
+            raise UserError(
+                f"features of size {largest:.3g} underflow statistics in {_named(key, kind)}",
+                "features of a larger scale" + (f", or {key}=float64" if kind != torch.float64 else ""),
+            )
+    _tell_outlier(sizes[0], max(torch.finfo(kind).eps if kind == torch.float64 else _FLOAT32 for kind in (dtype, wire)))
+
+
+def _row_sizes(side: torch.Tensor) -> torch.Tensor:
+    """(n,) the largest feature of each sample, without its sign."""
+    if not side.numel():
+        return torch.zeros(len(side))
+    low, high = torch.aminmax(side, dim=1)
+    return torch.maximum(low.abs(), high.abs()).to(torch.float64)
+
+
+def _named(key: str, dtype: torch.dtype) -> str:
+    return f"{key}={str(dtype).removeprefix('torch.')}"
+
+
+def _tell_outlier(sizes: torch.Tensor, rounding: float) -> None:
+    """Warn of a training sample beside which rounding takes away all others."""
+    row, usual = int(sizes.argmax()), float(sizes.median())
+    if 0 < usual * (len(sizes) / rounding) ** 0.5 < float(sizes[row]):
+        log.warning(
+            "training sample %d has a feature of size %.3g and half of all samples none above %.3g: its part of any sum"
+            " of squares hides theirs; check it, or leave it out",
+            *(row, float(sizes[row]), usual),
         )

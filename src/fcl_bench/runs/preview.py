@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from fcl_bench.config import Settings
-from fcl_bench.files import replacing, slug, writable
+from fcl_bench.files import replacing, slug, user_path, writable
 from fcl_bench.runs.folder import run_id
 from fcl_bench.runs.plan import Dealt, deal
 from fcl_bench.runs.screen import ScreenConsole, partition_name, screen_table
@@ -42,7 +42,7 @@ def preview(settings: Settings) -> Path:
     identity = run_id({**{key: whole[key] for key in _KEYS}, "data_fingerprint": dealt.dataset.fingerprint})
     label = "-".join(map(slug, (settings.data.name, settings.split.name, settings.partition.name, identity)))
     out = settings.scalars.out
-    folder = writable(f"out={out}", Path(out).expanduser() / "previews" / label)
+    folder = writable(f"out={out}", user_path("out", out) / "previews" / label)
     title = _headline(settings)
     with replacing(folder / "counts.csv") as temporary:
         _with_tests(dealt, counts).to_csv(temporary, index=False)

@@ -22,7 +22,7 @@ from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.metrics import pooled_after
 from fcl_bench.engine.transport import InProcess, Transport
 from fcl_bench.errors import UserError
-from fcl_bench.files import locked, writable
+from fcl_bench.files import locked, special, user_path, writable
 from fcl_bench.runs.folder import SCHEMA, RunFolder, partition_arrays
 from fcl_bench.runs.inputs import prepare_inputs
 from fcl_bench.runs.plan import Plan, make_plan
@@ -53,44 +53,53 @@ def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
         tracking: who else is told how the run goes; it has no bearing on the result.
 
     Raises:
-        UserError: the input can't work, or another version of the program made what is in the run's folder; nothing has
-            been written but the log.
+        UserError: the input can't work, or the run's folder holds what another run or another version of the program
+            made; the folder is then as it was, but for the log.
     """
     begin = time.perf_counter()
     plan = make_plan(settings)
     environment.reset_peak_memory(plan.problem.device)
     out = settings.scalars.out
-    runs = writable(f"out={out}", Path(out).expanduser() / "runs")
-    folder = RunFolder(runs / plan.label)
+    runs = writable(f"out={out}", user_path("out", out) / "runs")
+    folder = RunFolder(runs / plan.label, plan.id)
     with locked(writable(f"out={out}", runs / ".locks") / f"{plan.label}.lock", f"doing the run {plan.label}"):
         if settings.scalars.force:
             folder.clear()
         else:
-            _refuse_other_schema(folder)
+            _refuse_others(folder)
         if (record := folder.complete_record()) is not None:
             folder.checkpoint.remove()  # of a process that was killed between the two
             return Outcome(record, folder.path, was_complete=True)
         folder.clear(keep_checkpoint=True)
-        with _logged_to(writable(f"out={out}", folder.path) / "run.log"):
-            record = _carry_out(plan, folder, begin, tracking or NoTracking())
-            return Outcome(record, folder.path, was_complete=False)
+        try:
+            with _logged_to(writable(f"out={out}", folder.path) / "run.log"):
+                record = _carry_out(plan, folder, begin, tracking or NoTracking())
+                return Outcome(record, folder.path, was_complete=False)
+        except UserError:
+            folder.remove_if_empty()
+            raise
 
 
-def _refuse_other_schema(folder: RunFolder) -> None:
-    """Neither trust nor overwrite what another version of the program made.
+def _refuse_others(folder: RunFolder) -> None:
+    """Neither trust nor overwrite what another version of the program, or another run, made.
 
     The schema is a part of the run's id, so such a folder was copied, renamed, or comes from a version that did so.
     """
-    for file in (folder.path / "run.json", folder.checkpoint.folder / "state.json"):
+    remedy = "force=true does the run anew and replaces the folder; out=FOLDER leaves it alone"
+    for file, owner in ((folder.path / "run.json", "run_id"), (folder.checkpoint.folder / "state.json", "owner")):
         try:
-            schema = read_json(file).get("schema")
+            found = read_json(file)
+            schema, run = found.get("schema"), found.get(owner, folder.run)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue  # absent or damaged, which is found out and told where it is used
         if schema != SCHEMA:
             raise UserError(
                 f"run folder {folder.path} is of schema {schema}, and this version of fcl-bench writes schema {SCHEMA}",
-                "force=true does the run anew and replaces the folder; out=FOLDER leaves it alone",
+                remedy,
             )
+        if run != folder.run:
+            what = "the record" if owner == "run_id" else "a checkpoint"
+            raise UserError(f"run folder {folder.path} holds {what} of another run, {run}", remedy)
 
 
 def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking) -> RunRecord:
@@ -109,7 +118,7 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking) 
     seconds_before = _resume(federation, folder)
 
     tracked = TrackedRun(
-        *(plan.id, plan.label, flat(settings.identity(), separator="."), Path(settings.scalars.out).expanduser()),
+        *(plan.id, plan.label, flat(settings.identity(), separator="."), user_path("out", settings.scalars.out)),
         tasks_done=federation.state.tasks_done,
         fresh=settings.scalars.force,
     )
@@ -170,6 +179,8 @@ def _resume(federation: Federation, folder: RunFolder) -> float:
 @contextmanager
 def _logged_to(path: Path) -> Iterator[None]:
     """What the package logs in this block goes to `path` too."""
+    if found := special(path):
+        raise UserError(f"{path} is {found}", "remove it: the run's log goes there")
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     package = logging.getLogger("fcl_bench")

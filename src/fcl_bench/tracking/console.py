@@ -5,13 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from fcl_bench.errors import printable
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+
+log = logging.getLogger(__name__)
 
 #: Name of the log handlers that write to the terminal.
 _TERMINAL = "terminal"
@@ -20,7 +25,7 @@ _TERMINAL = "terminal"
 def say(text: str) -> None:
     """Print a line now, or go on without a reader (`| head`)."""
     try:
-        print(text, flush=True)
+        print(printable(text), flush=True)
     except BrokenPipeError:
         drop_output()
 
@@ -70,8 +75,30 @@ def log_to_terminal(prefix: str, notes: bool = True) -> None:
         handlers[1].addFilter(lambda record: record.levelno < logging.WARNING)
     for handler in handlers:
         handler.name = _TERMINAL
-        handler.setFormatter(logging.Formatter(f"{prefix}: %(message)s"))
+        handler.setFormatter(_Printable(f"{prefix}: %(message)s"))
         package.addHandler(handler)
+    # What libraries have to say comes in lines of the same form.
+    warnings.showwarning = _folded
+    logging.lastResort = logging.StreamHandler(sys.stderr)
+    logging.lastResort.setLevel(logging.WARNING)
+    logging.lastResort.setFormatter(_OneLine(f"{prefix}: %(name)s: %(message)s"))
+
+
+def _folded(message: Warning | str, *_: Any, **__: Any) -> None:
+    """A library's warning (of Pillow on damaged metadata, say) as one of ours, without the code that it comes from."""
+    log.warning("%s", " ".join(str(message).split()))
+
+
+class _Printable(logging.Formatter):
+    """Names of files and the like are data: what a terminal would obey is written out."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+class _OneLine(_Printable):
+    def format(self, record: logging.LogRecord) -> str:
+        return " ".join(super().format(record).split())
 
 
 class Notices:

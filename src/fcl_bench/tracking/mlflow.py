@@ -12,7 +12,7 @@ from typing import Any
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
-from fcl_bench.files import locked, writable
+from fcl_bench.files import locked, user_path, writable
 from fcl_bench.tracking.base import TrackedRun, Tracker, require_package
 
 #: The tag by which a run that goes on finds itself.
@@ -48,7 +48,7 @@ class MLflow:
             return _Run(tracking.MlflowClient(self.uri), entities, self.experiment, run, None)
         for package in ("sqlalchemy", "alembic"):
             require_package("mlflow", package)
-        file = Path(self.uri.removeprefix(_SQLITE)).expanduser()
+        file = user_path("track.uri", self.uri.removeprefix(_SQLITE))
         writable(f"track.uri={self.uri}", file.parent)
         with _lock(file):  # the first to come makes the tables
             client = tracking.MlflowClient(f"{_SQLITE}{file}")

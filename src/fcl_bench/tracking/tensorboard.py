@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fcl_bench.config import knob
-from fcl_bench.files import writable
+from fcl_bench.files import user_path, writable
 from fcl_bench.tracking.base import TrackedRun, Tracker, require_package
 
 
@@ -27,7 +26,7 @@ class TensorBoard:
         # torch's module only fails in its middle, in other words, where tensorboard is missing.
         require_package("tensorboard", "tensorboard")
         writer = require_package("tensorboard", "torch.utils.tensorboard").SummaryWriter
-        folder = writable(f"track.dir={self.dir}", Path(self.dir).expanduser()) / run.label
+        folder = writable(f"track.dir={self.dir}", user_path("track.dir", self.dir)) / run.label
         if run.fresh:
             shutil.rmtree(folder, ignore_errors=True)
         # Points that a killed process told before it could keep its checkpoint are told again: purge them.

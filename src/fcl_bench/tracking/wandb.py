@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fcl_bench.config import knob
-from fcl_bench.files import writable
+from fcl_bench.files import user_path, writable
 from fcl_bench.tracking.base import TrackedRun, Tracker, require_package
 
 
@@ -38,7 +37,7 @@ class WandB:
             name=run.label,
             resume="allow",
             mode=self.mode,
-            dir=str(writable(f"track.dir={self.dir}", Path(self.dir).expanduser())),
+            dir=str(writable(f"track.dir={self.dir}", user_path("track.dir", self.dir))),
             config=run.config,
             # No second set of signal handlers, no copy of the terminal, nothing printed between our lines.
             settings=wandb.Settings(console="off", silent=True),

@@ -11,6 +11,7 @@ import torch
 
 from fcl_bench.backbones.trainable import Trainable, seeded
 from fcl_bench.errors import UserError, first_line
+from fcl_bench.files import special, user_path
 from fcl_bench.training.network import Network
 
 #: Root mean square of the entries of random anchors. Two of them are then as far apart, as a mean over entries, as two
@@ -85,11 +86,12 @@ def read_anchors(path: str, key: str) -> torch.Tensor:
         f"{key}={path}",
         "random, or a .npz or .safetensors file with a matrix `anchors`, or a vector per class",
     )
-    file = Path(path).expanduser()
+    file = user_path(key, path)
     if file.suffix not in _SUFFIXES:
         raise UserError(f"{told} is no file of anchors", wanted)
     if not file.is_file():
-        raise UserError(f"{told} does not exist", wanted)
+        found = special(file)
+        raise UserError(f"{told} {f'is {found}' if found else 'does not exist'}", wanted)
     try:
         held = _tensors(file)
     except (OSError, ValueError, zipfile.BadZipFile) as error:

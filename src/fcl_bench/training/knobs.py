@@ -10,6 +10,24 @@ from fcl_bench.data.images.batches import AUGMENTATIONS
 from fcl_bench.errors import UserError
 from fcl_bench.training.robust import AGGREGATES
 
+#: More rounds, or epochs of a round, are a slip of the hand: nobody lives to see their end.
+MOST_PASSES = 1_000_000
+
+
+def diverged(key: str, lr: float, weight_decay: float) -> UserError:
+    """What to tell when a model is no longer finite.
+
+    A decay above 2 / lr makes weights grow in each step, whatever the loss is.
+
+    Args:
+        key: where the user set the training's knobs.
+        lr, weight_decay: two of them.
+    """
+    if weight_decay > max(lr, 2 / lr):
+        remedy = f"a smaller {key}.weight_decay, below 2 / lr = {2 / lr:g}"
+        return UserError(f"{key}.weight_decay={weight_decay:g}: training diverged", remedy)
+    return UserError(f"{key}.lr={lr:g}: training diverged", f"a smaller {key}.lr")
+
 
 @dataclass
 class Training:
@@ -42,9 +60,9 @@ class Training:
         precision: auto (bfloat16 autocast on CUDA, float32 elsewhere), float32, bfloat16.
     """
 
-    rounds: int = knob(50, least=1)
+    rounds: int = knob(50, least=1, most=MOST_PASSES, words="an integer from 1 to 1000000")
     fraction: float = knob(1.0, above=0, most=1)
-    epochs: int = knob(5, least=1)
+    epochs: int = knob(5, least=1, most=MOST_PASSES, words="an integer from 1 to 1000000")
     batch_size: int = knob(64, least=2)
     optimizer: str = knob("sgd", choices=("sgd", "adam", "adamw"))
     lr: float = knob(0.01, above=0)

@@ -12,7 +12,7 @@ from fcl_bench.data.images.batches import Augment
 from fcl_bench.environment import exact_kernels
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.finite import all_finite
-from fcl_bench.training.knobs import Training
+from fcl_bench.training.knobs import Training, diverged
 from fcl_bench.training.linear_heads import LinearHeads
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
@@ -138,7 +138,7 @@ class Trainer:
 
     def diverged(self) -> UserError:
         """What to tell when a model is no longer finite."""
-        return UserError(f"{self._key}.lr={self.training.lr:g}: training diverged", f"a smaller {self._key}.lr")
+        return diverged(self._key, self.training.lr, self.training.weight_decay)
 
     def autocast(self) -> AbstractContextManager[object]:
         """The precision of forward passes."""

@@ -15,8 +15,10 @@ from fcl_bench.tracking.console import progress
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 
-#: Tried before Pillow's forty others, which cost a small WebP image more than its decoding.
+#: Tried before the others, which cost a small WebP image more than its decoding.
 _COMMON = ("PNG", "JPEG", "WEBP")
+#: Pillow's forty others are off: whatever its name, a file may be of any format, and that of EPS runs a program.
+_FORMATS = (*_COMMON, "BMP", "GIF", "TIFF", "PPM")
 
 
 class Images(Protocol):
@@ -47,7 +49,8 @@ def _decode(source: Any, name: str) -> Image.Image:
             image.load()
             return _eight_bit(image)
     except Exception as error:  # whatever a decoder raises on foreign bytes
-        reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else first_line(error)
+        unknown = isinstance(error, Image.UnidentifiedImageError)
+        reason = f"not an image in {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}" if unknown else first_line(error)
         raise UserError(f"{name} cannot be read: {reason}", "replace or remove that image") from error
 
 
@@ -55,7 +58,7 @@ def _open(source: Any) -> Image.Image:
     try:
         return Image.open(source, formats=_COMMON)
     except Image.UnidentifiedImageError:
-        return Image.open(source)
+        return Image.open(source, formats=_FORMATS)
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:

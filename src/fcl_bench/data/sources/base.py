@@ -11,7 +11,7 @@ import numpy as np
 from fcl_bench.data.images.stored import Images
 from fcl_bench.data.sources.hub import Repository
 from fcl_bench.errors import UserError
-from fcl_bench.files import content_hash
+from fcl_bench.files import content_hash, special, user_path
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,11 @@ class Source(ABC):
 
 def existing_path(path: str | None, data: str, wanted: str) -> Path:
     """`path` expanded, if it exists; otherwise a UserError that says what `data.path` should be."""
-    if path is None:
+    if not path:
         raise UserError(f"data={data} needs data.path", f"data.path={wanted}")
-    expanded = Path(path).expanduser()
+    expanded = user_path("data.path", path)
     if not expanded.exists():
         raise UserError(f"data.path={path} does not exist", wanted)
+    if not expanded.is_dir() and (found := special(expanded)):
+        raise UserError(f"data.path={path} is {found}", wanted)
     return expanded

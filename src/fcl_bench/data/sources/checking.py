@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from fcl_bench.data.images.stored import decoded
 from fcl_bench.data.sources.base import Dataset, Source, Split
 from fcl_bench.data.sources.hub import damaged, locate, not_here
 from fcl_bench.errors import UserError
+from fcl_bench.files import user_path
 from fcl_bench.tracking.console import progress
 
 #: Images decoded in one piece.
@@ -60,8 +60,8 @@ def _check_files(source: Source, findings: Findings) -> None:
         else:
             folders.append(found.folder)
     path = getattr(source, "path", None)
-    if path is not None and Path(path).expanduser().is_dir():
-        folders.append(Path(path).expanduser())
+    if path is not None and user_path("data.path", path).is_dir():
+        folders.append(user_path("data.path", path))
     for folder in folders:
         bad = damaged(folder)
         if bad is None:

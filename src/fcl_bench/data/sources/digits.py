@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fcl_bench.config import knob
 from fcl_bench.data.groups import rank_in_group
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import About, Dataset, Source
@@ -19,7 +20,7 @@ class Digits(Source):
     The source has no test split of its own; every fifth sample of each class, in file order, is a test sample.
     """
 
-    name: str = "digits"
+    name: str = knob("digits", filled=True, words="a name for tables")
 
     def facts(self) -> About:
         return About(10, 1442, 355, licence="comes with scikit-learn (UCI, CC BY 4.0)")

@@ -17,7 +17,7 @@ from fcl_bench.files import content_hash
 class FeatureFile(Source):
     """Ready features in an .npz file: x_train (n, d), y_train (n,), x_test, y_test; labels non-negative integers."""
 
-    name: str = "features"
+    name: str = knob("features", filled=True, words="a name for tables")
     path: str | None = knob(None, identity=False)
 
     def load(self) -> Dataset:
@@ -35,6 +35,8 @@ class FeatureFile(Source):
     @staticmethod
     def _read(path: Path) -> dict[str, np.ndarray]:
         remedy = "an .npz file with the arrays x_train, y_train, x_test, y_test"
+        if path.is_dir():
+            raise UserError(f"data.path={path} is a folder", remedy)
         try:
             loaded = np.load(path, allow_pickle=False)
             if isinstance(loaded, np.ndarray):

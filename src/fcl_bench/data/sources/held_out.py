@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fcl_bench.errors import UserError
-from fcl_bench.files import replacing
+from fcl_bench.files import csv_cell, replacing
 
 #: The header of an index file.
 COLUMNS = ["class", "image", "side"]
@@ -45,7 +45,7 @@ def held_out(labels: np.ndarray, digests: list[str], share: int = 5) -> np.ndarr
 def write_index(path: Path, classes: list[str], labels: np.ndarray, digests: list[str], test: np.ndarray) -> None:
     """Write which image is on which side, a row an image, by class and hash; whole or not at all."""
     sides = np.where(test, "test", "train")
-    rows = sorted(zip((classes[label] for label in labels), digests, map(str, sides), strict=True))
+    rows = sorted(zip((csv_cell(classes[label]) for label in labels), digests, map(str, sides), strict=True))
     with replacing(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
@@ -63,7 +63,7 @@ def read_index(path: Path, classes: list[str], labels: np.ndarray, digests: list
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{path} is no index of train and test images", remedy) from error
     sides = {(name, digest): side == "test" for name, digest, side in rows}
-    keys = [(classes[label], digest) for label, digest in zip(labels, digests, strict=True)]
+    keys = [(csv_cell(classes[label]), digest) for label, digest in zip(labels, digests, strict=True)]
     unknown = sum(key not in sides for key in keys)
     gone = len(sides.keys() - set(keys))
     if unknown or gone or len(rows) != len(keys):

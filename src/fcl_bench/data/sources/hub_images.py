@@ -17,6 +17,7 @@ from fcl_bench.data.sources.hub import Repository, Snapshot, fetch, incomplete, 
 from fcl_bench.data.sources.image_folder import ImageFolder, class_names
 from fcl_bench.data.sources.image_source import ImageSource, Side, TableSide
 from fcl_bench.errors import UserError, choices, first_line
+from fcl_bench.files import special
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +42,11 @@ class HubImages(ImageSource):
         about: what is known beforehand.
     """
 
-    name: str
-    repo: str
-    revision: str | None
-    image_column: str
-    label_column: str
+    name: str = knob(filled=True, words="a name for tables")
+    repo: str = knob(filled=True, words="owner/name")
+    revision: str | None = knob()
+    image_column: str = knob(filled=True, words="a column of the files")
+    label_column: str = knob(filled=True, words="a column of the files")
     train_split: str = knob("train", identity=False)
     test_split: str = knob("test", identity=False)
     about: About = knob(About, identity=False)
@@ -143,8 +144,13 @@ def _read_table(files: list[Path], image_column: str, needed: tuple[str, ...], k
     """
     import datasets
 
+    for file in files:
+        if found := special(file):
+            raise UserError(f"{key}: {file} is {found}", "a parquet file, or remove it")
     if sum(file.stat().st_size for file in files) < _QUICK:
         datasets.disable_progress_bars()
+    level = datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity(logging.CRITICAL)  # it logs what it then raises, and what is raised is told below
     try:
         table: Any = datasets.load_dataset("parquet", data_files={"train": list(map(str, files))}, split="train")
     except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
@@ -156,10 +162,24 @@ def _read_table(files: list[Path], image_column: str, needed: tuple[str, ...], k
         ) from error
     finally:
         datasets.enable_progress_bars()
+        datasets.logging.set_verbosity(level)
     for column in (image_column, *needed):
         if column not in table.column_names:
             raise UserError(f"{key}: no column {column} in {side}", choices(table.column_names, column))
+    kind = table.features[image_column]
+    # What else it could cast, lists of numbers, is pixels without an encoding.
+    if not isinstance(kind, datasets.Image) and not _holds_bytes(kind):
+        raise UserError(
+            f"{key}: column {image_column} of {side} holds no encoded images", "bytes of PNG, JPEG and the like"
+        )
     return table.cast_column(image_column, datasets.Image(decode=False))
+
+
+def _holds_bytes(kind: Any) -> bool:
+    """Whether a column's type is what `datasets` takes for encoded images: bytes, paths, or both by name."""
+    if isinstance(kind, dict):
+        return "bytes" in kind
+    return str(getattr(kind, "dtype", "")) in ("string", "large_string", "binary", "large_binary", "null")
 
 
 def class_labels(table: Any, column: str, key: str, side: str) -> np.ndarray:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fcl_bench.config import knob
 from fcl_bench.data.images.stored import IMAGE_SUFFIXES
 from fcl_bench.data.sources.base import Dataset, existing_path
 from fcl_bench.data.sources.image_source import FileSide, ImageSource
@@ -25,7 +26,7 @@ class ImageFolder(ImageSource):
         classes, skip_classes, per_class, test_per_class: see `ImageSource`.
     """
 
-    name: str = "imagefolder"
+    name: str = knob("imagefolder", filled=True, words="a name for tables")
 
     def load(self) -> Dataset:
         root = existing_path(self.path, self.name, "a folder with train/<class>/* and test/<class>/*")

@@ -16,6 +16,7 @@ from fcl_bench.data.sources.hub_images import HubImages, label_names
 from fcl_bench.data.sources.image_folder import class_names, labelled_files
 from fcl_bench.data.sources.image_source import ImageSource, Side, TableSide
 from fcl_bench.errors import UserError
+from fcl_bench.files import user_path
 
 #: Classes taken of each data set.
 EACH = 10
@@ -64,7 +65,7 @@ class Vtab(ImageSource):
         about: what is known beforehand.
     """
 
-    name: str = "vtab"
+    name: str = knob("vtab", filled=True, words="a name for tables")
     about: About = knob(About, identity=False)
 
     def load(self) -> Dataset:
@@ -88,7 +89,7 @@ class Vtab(ImageSource):
         return [wanted for part in PARTS for wanted in self._source(part).repositories()]
 
     def _source(self, part: Part) -> HubImages:
-        path = None if self.path is None else str(Path(self.path).expanduser() / part.name)
+        path = None if self.path is None else str(user_path("data.path", self.path) / part.name)
         source = HubImages(self.name, part.repo, part.revision, "image", "label", path=path)
         source.place = f"data.path=FOLDER and FOLDER/{part.name}"
         return source

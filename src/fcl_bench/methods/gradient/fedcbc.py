@@ -31,6 +31,7 @@ from fcl_bench.training.class_vaes.fitting import Fit, Grouped, Wanted, fitted, 
 from fcl_bench.training.class_vaes.fusion import Drawing, drawn, fused
 from fcl_bench.training.class_vaes.networks import Architecture, losses
 from fcl_bench.training.class_vaes.streams import further, keys, keys_of_rows, normals
+from fcl_bench.training.knobs import MOST_PASSES, diverged
 
 #: The stage in which clients say how far their features reach.
 RANGE = "range"
@@ -52,9 +53,9 @@ class VAETraining:
         lr, weight_decay: of Adam, which starts anew in each round.
     """
 
-    rounds: int = knob(5, least=1)
+    rounds: int = knob(5, least=1, most=MOST_PASSES, words="an integer from 1 to 1000000")
     fraction: float = knob(1.0, above=0, most=1)
-    epochs: int = knob(300, least=1)
+    epochs: int = knob(300, least=1, most=MOST_PASSES, words="an integer from 1 to 1000000")
     batch_size: int = knob(32, least=1)
     lr: float = knob(0.001, above=0)
     weight_decay: float = knob(0.001, least=0)
@@ -150,8 +151,8 @@ class _Half:
     def checked(self, weights: torch.Tensor) -> torch.Tensor:
         """Trained weights. Raises a `UserError` where they are not finite."""
         if not all_finite(weights):
-            lr = self.method.training.lr
-            raise UserError(f"method.training.lr={lr:g}: training diverged", "a smaller method.training.lr")
+            knobs = self.method.training
+            raise diverged("method.training", knobs.lr, knobs.weight_decay)
         return weights
 
 

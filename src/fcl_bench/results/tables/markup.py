@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
+from fcl_bench.files import csv_cell
 from fcl_bench.results.tables.cells import Sheet, Table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MARKDOWN = {"": "{}", "bold": "**{}**", "underline": "<u>{}</u>"}
 _LATEX = {"": "{}", "bold": r"\textbf{{{}}}", "underline": r"\underline{{{}}}"}
@@ -74,12 +79,18 @@ def table_files(table: Table, formats: Iterable[str], page: Callable[[Sheet], st
         page: makes the Markdown.
     """
     forms = {
-        "csv": table.values.to_csv(index=False),
+        "csv": _csv(table.values),
         "md": page(table.sheet),
         "tex": latex_table(table.sheet),
     }
     chosen = {suffix: forms[suffix] for suffix in forms if suffix in formats}
-    return {**chosen, "runs.csv": table.runs.to_csv(index=False)}
+    return {**chosen, "runs.csv": _csv(table.runs)}
+
+
+def _csv(frame: pd.DataFrame) -> str:
+    texts = frame.select_dtypes(exclude="number").columns
+    safe = frame.assign(**{str(name): frame[name].map(csv_cell) for name in texts})
+    return safe.rename(columns=csv_cell).to_csv(index=False)
 
 
 def _markdown(text: str) -> str:
