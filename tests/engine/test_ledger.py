@@ -247,17 +247,3 @@ def test_samples_are_counted_once_however_often_they_are_told():
     restored.told.add(np.array([3, 5]))
     assert restored.told_alone()["told_samples"] == 5
     assert ledger.told_alone()["told_samples"] == 4
-
-
-def test_a_ledger_of_an_earlier_version_has_no_such_columns():
-    ledger = entered([Upload(0, 0, client, "model", 3, 2, 1, 0, 10, 20, 0.25, 4, 1) for client in range(3)])
-    state = {name: value for name, value in ledger.state().items() if name != "raw"}
-    rows = ledger.tensors()["rows.uploads"][:, :54]
-    older = {"rows.uploads": rows, "rows.server_seconds": ledger.tensors()["rows.server_seconds"]}
-    restored = Ledger(7, RAW)
-    restored.restore(state, older)
-    assert restored.uploads == tuple(Upload(0, 0, client, "model", 3, 2, 1, 0, 10, 20, 0.25) for client in range(3))
-    assert restored.told_alone() == {"one_sample_sums": 0, "one_sample_moments": 0, "told_samples": 0}
-    assert restored.communication()["raw"] is None
-    add(restored, [Upload(1, 0, 0, "model", 1, 1, 0, 0, 1, 1, 0.0, 9, 9)])
-    assert restored.told_alone()["one_sample_sums"] == 9
