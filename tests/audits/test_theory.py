@@ -116,7 +116,8 @@ VARIANTS = {
         training=training(epochs=1), frozen_stages=2, threshold=0.5, theory=3, loss_over="task"
     ),
     "all heads": FedProTIP(
-        training=training(epochs=1), frozen_stages=0, threshold=0.3, theory=100, frozen_heads=False, projected_heads=True
+        **{"training": training(epochs=1), "frozen_stages": 0, "threshold": 0.3, "theory": 100},
+        **{"frozen_heads": False, "projected_heads": True},
     ),
     "fot": FOT(training=training(epochs=1), frozen_stages=1, threshold=0.8, theory=4),
 }
