@@ -13,6 +13,7 @@ from sklearn.covariance import oas as sklearn_oas
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from fcl_bench.config import typed_instance
+from fcl_bench.engine.admission import BadUpload
 from fcl_bench.engine.codec import encoded
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.discriminant import oas_share, within_scatter
@@ -274,13 +275,16 @@ def test_upload_bytes_are_stsas_and_the_counts(gram):
 
 
 def test_uploads_that_contradict_themselves_are_told(caplog):
-    """A Gram matrix of half the samples: no classes have this scatter."""
+    """Half a Gram matrix is refused; one of the same trace but no direction is not, and no classes have its scatter."""
     tasks = draw_tasks(np.random.default_rng(0), 6, [2], [[40]], offset=2.0)
     problem, method, [task] = problem_of(6), FedLDA(), stream_of(tasks)
     client, server = method.client(problem), method.server(problem)
     server.start_task(task)
     upload = turn(client, shard_of(0, 0, *tasks[0][0]), server.broadcast(task, 0))
-    take_in(server, 0, upload.with_tensors({**upload, "G": upload["G"] / 2}), task)
+    with pytest.raises(BadUpload, match="S is larger than G allows"):
+        take_in(server, 0, upload.with_tensors({**upload, "G": upload["G"] / 2}), task)
+    round_ = upload["G"].trace() / 6 * torch.eye(6, dtype=torch.float64)
+    take_in(server, 0, upload.with_tensors({**upload, "G": round_}), task)
     with caplog.at_level(logging.WARNING):
         server.finish_task()
     assert "the within-class scatter is indefinite" in caplog.records[0].message

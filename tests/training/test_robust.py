@@ -58,6 +58,11 @@ def test_cases_made_by_hand():
     # The colluding win where Krum is told that nobody is hostile... and there are more of them than of others.
     assert krum(column(0, 1, 50, 50, 50), 0) == 2
     assert krum(column(7), 1) == 0
+    # Statistics lie anywhere: by the weights, the last one is the odd one out.
+    weights, statistics = (0, 0.1, 0.2, 0.1, 9), (30, -30, 200, -200, 0)
+    models = [{"w": torch.tensor([w]), "mean": torch.tensor([m])} for w, m in zip(weights, statistics, strict=True)]
+    assert krum(models, 1) == 4
+    assert krum(models, 1, {"mean"}) in (1, 3)
 
 
 @pytest.mark.parametrize("kind", ["median", "trimmed_mean", "krum"])

@@ -44,7 +44,7 @@ _PLAIN = (
 
 
 def _none_absent() -> Absences:
-    return {"silent": 0, "gone": 0, "late": 0, "late_arrived": 0, "late_absorbed": 0}
+    return {"silent": 0, "gone": 0, "late": 0, "late_arrived": 0, "late_absorbed": 0, "late_dropped": 0}
 
 
 @dataclass
@@ -61,7 +61,8 @@ class FederationState:
         client_storage_max_bytes: of all kinds together.
         client_samples_kept: the most raw samples.
         absences: turns without an upload in time, and late uploads.
-        missing: client and round of each turn of the task at hand that brought no upload in time.
+        missing: client and round of each turn of the task at hand that brought no upload in time and on which later
+            rounds build.
     """
 
     tasks_done: int
@@ -226,7 +227,8 @@ class Federation:
             known: (K,) `samples` and `labelled` samples of each client.
         """
         ledger, clients = self.state.ledger, self.transport.clients
-        counted = ("accepted", "right", "up_bytes", "down_bytes", "one_sample_sums", "one_sample_moments", "dropped")
+        revealed, failed = ("one_sample_sums", "one_sample_moments"), ("dropped", "lost", "late")
+        counted = ("accepted", "right", "up_bytes", "down_bytes", *revealed, *failed)
         columns: dict[str, np.ndarray] = {name: np.zeros(clients, dtype=np.int64) for name in counted}
         columns |= {"client": np.arange(clients), "client_seconds": np.zeros(clients), **known}
         with watch.running():
@@ -236,6 +238,7 @@ class Federation:
         for answer in self.transport.exchange(present, broadcast):
             if isinstance(answer, Lost):
                 self._note_lost(answer, task, round_)
+                columns["lost"][answer.client] = 1
                 continue
             reply = answer.reply if isinstance(answer, Late) else answer
             client = reply.client
@@ -248,8 +251,11 @@ class Federation:
             columns["client_seconds"][client] = reply.seconds
             columns["one_sample_sums"][client] = reply.revealed.sums
             columns["one_sample_moments"][client] = reply.revealed.moments
+            if len(reply.revealed.samples) and (data := self.transport.everything) is not None:
+                ledger.told.add(self._learnt_from(task, reply, data)[reply.revealed.samples])
             if isinstance(answer, Late):
-                self._note_missing("late", client, round_)
+                self._note_missing("late", client, task, round_)
+                columns["late"][client] = 1
                 self.server.await_late(task)
             else:
                 with watch.running():
@@ -262,9 +268,6 @@ class Federation:
             self.state.note_stored(reply)
             if (data := self.transport.everything) is not None:
                 columns["accepted"][client], columns["right"][client] = self._guessed(task, reply, data)
-                if len(reply.revealed.samples):
-                    learnt = self._learnt_from(task, reply, data)
-                    ledger.told.add(learnt[reply.revealed.samples])
                 if round_ == 0 and known["labelled"][client] and client in absorbed:
                     self._observe(task, client, data, reply.guesses)
             del answer, reply
@@ -306,11 +309,13 @@ class Federation:
                 f"client {lost.client} was lost in task {task.index}, round {round_}: {lost.reason}",
                 "the same command goes on from the last checkpoint",
             )
-        self._note_missing(cast(Literal["silent", "gone"], lost.reason), lost.client, round_)
+        self._note_missing(cast(Literal["silent", "gone"], lost.reason), lost.client, task, round_)
 
-    def _note_missing(self, why: Literal["silent", "gone", "late"], client: int, round_: int) -> None:
+    def _note_missing(self, why: Literal["silent", "gone", "late"], client: int, task: Task, round_: int) -> None:
         self.state.absences[why] += 1
-        self.state.missing.append((client, round_))
+        # Of clients that may return nothing need be remembered: there can be as many as turns.
+        if not self.server.may_return(task, round_, round_ + 1):
+            self.state.missing.append((client, round_))
 
     def _absorb_late(self, client: int, upload: Message) -> None:
         """Take in an upload of an earlier round, if the server can still use it."""
@@ -321,7 +326,11 @@ class Federation:
             self._notices.tell("late", "late uploads are of no use to this method and are left out", logging.INFO)
             return
         samples, _ = self.transport.samples(upload.task)
-        absences["late_absorbed"] += self._taken_in(client, upload, expected, int(samples[client]))
+        if self._taken_in(client, upload, expected, int(samples[client])):
+            absences["late_absorbed"] += 1
+        else:
+            absences["late_dropped"] += 1
+            self.server.lose_late(self.stream.tasks[upload.task])
 
     def _barred(self, task: Task, round_: int) -> set[int]:
         """Clients of whom an upload of this task is missing or was left out on which the round at hand would build."""

@@ -63,6 +63,8 @@ class Upload:
         client_seconds: the client's own.
         one_sample_sums, one_sample_moments: what of the upload was of one sample only (see `engine.revealed`).
         dropped: 1 where the upload was not what the server expected and was left out; else 0.
+        lost: 1 where the client was asked and did not answer; else 0.
+        late: 1 where its upload was to come in a later round; else 0.
     """
 
     task: int = _kept_as(np.int32)
@@ -78,10 +80,12 @@ class Upload:
     client_seconds: float = _kept_as(np.float64)
     one_sample_sums: int = _kept_as(np.int32, default=0)
     one_sample_moments: int = _kept_as(np.int32, default=0)
-    dropped: int = field(default=0, metadata={"kept_as": np.int8})
+    dropped: int = _kept_as(np.int8, default=0)
+    lost: int = _kept_as(np.int8, default=0)
+    late: int = _kept_as(np.int8, default=0)
 
 
-#: A row as it is kept: 63 bytes.
+#: A row as it is kept: 65 bytes.
 _ROW = np.dtype([(column.name, column.metadata["kept_as"]) for column in fields(Upload)])
 #: What `add_round` is given for each client, and what of it may be left out.
 _COUNTED = [column.name for column in fields(Upload) if column.name not in ("task", "round", "stage")]

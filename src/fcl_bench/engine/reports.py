@@ -99,6 +99,7 @@ class Absences(TypedDict):
     late: int  # its upload was on its way
     late_arrived: int
     late_absorbed: int  # of those that arrived; the others were of no use any more
+    late_dropped: int  # of those that arrived, not what the server expected (`on_bad_upload: drop`)
 
 
 class Dropped(TypedDict):

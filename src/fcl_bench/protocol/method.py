@@ -120,6 +120,9 @@ class Server(ABC):
     def await_late(self, task: Task) -> None:  # noqa: B027
         """An upload of the round at hand will come later: whatever it takes to absorb it then is to be kept."""
 
+    def lose_late(self, task: Task) -> None:  # noqa: B027
+        """One of the uploads that `await_late` told of has come and was refused."""
+
     def expects_late(self, task: Task, round_: int) -> Expectation | None:
         """The fields of an upload of an earlier task or round that arrives now; None: it is of no use any more."""
         return None

@@ -98,11 +98,12 @@ def make_plan(settings: Settings) -> Plan:
     data = {"data_fingerprint": dataset.fingerprint, "device": environment.device_kind(device)}
     identity = run_id({**settings.identity(), **data, "features": features})
     plan = Plan(settings, dealt, extractor, problem, features, identity)
-    settings.faults.check(scalars.clients)
-    if settings.faults.fails and against_theory(settings.method, problem) is not None:
+    settings.faults.check(scalars.clients, scalars.tasks)
+    if (settings.faults.fails or scalars.drops) and against_theory(settings.method, problem) is not None:
+        key = f"faults={settings.faults.name}" if settings.faults.fails else f"on_bad_upload={scalars.on_bad_upload}"
         raise UserError(
-            f"faults={settings.faults.name}: the bounds compare with all samples, of which some never come",
-            "faults=none, or method.bounds=false and method.theory=0",
+            f"{key}: the bounds compare with all samples, of which some never come",
+            "faults=none on_bad_upload=fail, or method.bounds=false and method.theory=0",
         )
     settings.adapt.check(problem, plan.classes_per_task[:1])
     settings.method.check(problem, plan.classes_per_task)

@@ -249,6 +249,7 @@ def _absences(absences: Absences) -> Table:
         "late": "upload late",
         "late_arrived": "of these, arrived before the end",
         "late_absorbed": "of these, used",
+        "late_dropped": "of these, not as expected",
     }
     rows = ((name, f"{absences[key]:,}") for key, name in names.items())  # type: ignore[literal-required]
     return screen_table("Turns of clients that failed", ("", "turns"), rows)

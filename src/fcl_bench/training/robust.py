@@ -6,7 +6,7 @@ clients by their samples, since a hostile one would say that it has the most.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
@@ -34,12 +34,14 @@ def trimmed_mean(models: Sequence[Model], share: float) -> dict[str, torch.Tenso
     return _by_coordinate(models, lambda ordered: ordered[cut : len(ordered) - cut].double().mean(dim=0))
 
 
-def krum(models: Sequence[Model], byzantine: int) -> int:
+def krum(models: Sequence[Model], byzantine: int, statistics: Collection[str] = ()) -> int:
     """Which model has the least sum of squared distances to its n - f - 2 nearest others (Blanchard et al., 2017).
 
     Args:
         models: n of them; with fewer than 2 f + 3 the paper proves nothing, and at least one neighbour counts.
         byzantine: f.
+        statistics: the tensors that are no weights. Running means and variances of batch norms lie far apart between
+            honest clients, too, and would hide a model whose weights are hostile.
 
     Returns:
         its number, the first of equals.
@@ -52,24 +54,26 @@ def krum(models: Sequence[Model], byzantine: int) -> int:
             # Pair by pair: differences of all at once would be n^2 models, and a product of Gram form cancels.
             apart = sum(
                 float((models[row][name].double() - models[column][name].double()).square().sum())
-                for name in models[row]
+                for name in models[row].keys() - set(statistics)
             )
             distances[row, column] = distances[column, row] = apart
     distances.fill_diagonal_(torch.inf)
     return int(distances.sort(dim=1).values[:, :neighbours].sum(dim=1).argmin())
 
 
-def combined(models: Sequence[Model], kind: str, share: float, byzantine: int) -> dict[str, torch.Tensor]:
+def combined(
+    models: Sequence[Model], kind: str, share: float, byzantine: int, statistics: Collection[str] = ()
+) -> dict[str, torch.Tensor]:
     """The new model of `kind`, one of `AGGREGATES` but the mean, in float32.
 
     Args:
         models: of the round's clients, by the same names.
         kind: which.
         share: of trimmed_mean.
-        byzantine: of krum.
+        byzantine, statistics: of krum.
     """
     if kind == "krum":
-        found: Model = models[krum(models, byzantine)]
+        found: Model = models[krum(models, byzantine, statistics)]
     else:
         found = median(models) if kind == "median" else trimmed_mean(models, share)
     return {name: value.float() for name, value in found.items()}

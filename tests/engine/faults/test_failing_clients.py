@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from fcl_bench.engine.faults.listed import ListedFaults
 from fcl_bench.engine.faults.random import RandomFaults
 from fcl_bench.engine.faults.transport import Faulty
 from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.node import Reply
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.afcl import AFCL
@@ -101,7 +103,10 @@ def test_late_uploads_end_at_the_classifier_of_those_in_time(method, faults):
         for given, seen in ((faults, before[0]), (None, before[1]))
     )
     count = len(faults.late)
-    assert late.state.absences == {"silent": 0, "gone": 0, "late": count, "late_arrived": count, "late_absorbed": count}
+    arrived = {"late": count, "late_arrived": count, "late_absorbed": count}
+    assert late.state.absences == {"silent": 0, "gone": 0, "late_dropped": 0, **arrived}
+    rows = {f"{row.client}@{row.task}" for row in late.state.ledger.uploads if row.late}
+    assert rows == {entry.removesuffix(".1") for entry in faults.late}
     scale = in_time.server.W.abs().max()
     assert (late.server.W - in_time.server.W).abs().max() <= 1e-9 * scale
     # While they were on their way, their class sums were missing.
@@ -137,6 +142,41 @@ def test_what_has_no_place_in_a_sum_is_left_out_and_counted(method, caplog):
     assert late.state.absences["late_absorbed"] == 0
     assert torch.equal(late.server.W, silent.server.W)
     assert caplog.text.count("late uploads are of no use to this method") == 1
+
+
+def test_a_late_bandwidth_is_left_out_since_the_statistics_are_made_with_another():
+    late, silent = (ended(FedKLDA(M=10), ListedFaults(**{kind: ["1@0.0"]})) for kind in ("late", "silent"))
+    assert (late.state.absences["late_arrived"], late.state.absences["late_absorbed"]) == (1, 0)
+    assert late.server.bandwidth == silent.server.bandwidth
+    assert torch.equal(late.server.W, silent.server.W)
+
+
+class Spoilt(Faulty):
+    """Late uploads arrive with a NaN."""
+
+    def exchange(self, present, broadcast):
+        for answer in super().exchange(present, broadcast):
+            if isinstance(answer, Reply) and answer.upload.task != broadcast.task:
+                bad = {
+                    name: value.clone().fill_(torch.nan) if name == "C" else value
+                    for name, value in answer.upload.items()
+                }
+                yield replace(answer, upload=answer.upload.with_tensors(bad))
+            else:
+                yield answer
+
+
+def test_a_bad_late_upload_is_dropped_counted_and_no_longer_waited_for():
+    method, faults = STSAE(M=10, dummy_clients=3), ListedFaults(late=["1@0", "3@0"])
+    tasks = feature_tasks(0, [2, 2, 2, 2], SIZES)
+    spoilt = federation_of(
+        method, problem_of(6), tasks, transport=lambda *parts: Spoilt(InProcess.of(*parts), faults, 0), drops=True
+    )
+    spoilt.run(lambda _: None)
+    silent = ended(method, ListedFaults(silent=faults.late))
+    assert (spoilt.state.absences["late_arrived"], spoilt.state.absences["late_dropped"]) == (2, 2)
+    assert torch.equal(spoilt.server.W, silent.server.W)
+    assert not any(name.startswith("awaited") for name in spoilt.server.state_dict())
 
 
 # Silent clients -------------------------------------------------------------------------------------------------------
@@ -219,3 +259,6 @@ def test_every_method_survives_and_resumes_bit_for_bit(method):
     assert same(resumed.server.state_dict(), whole.server.state_dict())
     assert same(resumed.transport.state_dict(), whole.transport.state_dict())
     assert resumed.state.absences == absent
+    rows = [[replace(row, client_seconds=0.0) for row in run.state.ledger.uploads] for run in (whole, resumed)]
+    assert rows[0] == rows[1]
+    assert resumed.state.ledger.told_alone() == whole.state.ledger.told_alone()

@@ -53,7 +53,8 @@ def test_a_list_names_clients_tasks_and_rounds():
         (lambda: ListedFaults(silent=["1"]), "faults.silent has the entry '1'"),
         (lambda: ListedFaults(late=["-1@0"]), "faults.late has the entry '-1@0'"),
         (lambda: ListedFaults(gone=["1@0.1"]), "faults.gone has the entry '1@0.1'"),
-        (lambda: ListedFaults(silent=["5@0"]).check(5), "faults.silent names client 5, and there are 5"),
+        (lambda: ListedFaults(silent=["5@0"]).check(5, 2), "faults.silent names client 5, and there are 5"),
+        (lambda: ListedFaults(gone=["4@2"]).check(5, 2), "faults.gone names task 2, and there are 2"),
         (lambda: RandomFaults(silent=0.6, late=0.6), "add up to more than 1"),
     ],
 )

@@ -28,7 +28,7 @@ class NoFaults:
     name: ClassVar[str] = "none"
     fails: ClassVar[bool] = False
 
-    def check(self, clients: int) -> None:
+    def check(self, clients: int, tasks: int) -> None:
         """There is nothing to rule out."""
 
 
@@ -52,8 +52,8 @@ class Faults(ABC):
     late_unit: str = knob("round", choices=("round", "task"))
     min_clients: int = knob(1, least=0)
 
-    def check(self, clients: int) -> None:  # noqa: B027
-        """Raise a `UserError` for knobs that K clients rule out, before any work is done."""
+    def check(self, clients: int, tasks: int) -> None:  # noqa: B027
+        """Raise a `UserError` for knobs that K clients or T tasks rule out, before any work is done."""
 
     @abstractmethod
     def fates(self, seed: int, clients: int, task: int, round_: int, attempt: int) -> np.ndarray:

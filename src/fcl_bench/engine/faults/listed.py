@@ -42,13 +42,14 @@ class ListedFaults(Faults):
                     form = "CLIENT@TASK" if key == "gone" else "CLIENT@TASK or CLIENT@TASK.ROUND"
                     raise UserError(f"faults.{key} has the entry {entry!r}", f"{form}, numbers from 0, such as 3@1")
 
-    def check(self, clients: int) -> None:
+    def check(self, clients: int, tasks: int) -> None:
         for key in ("silent", "late", "gone"):
-            for client, _, _ in _numbers(getattr(self, key)):
-                if client >= clients:
-                    raise UserError(
-                        f"faults.{key} names client {client}, and there are {clients}", f"0 to {clients - 1}"
-                    )
+            for client, task, _ in _numbers(getattr(self, key)):
+                for kind, number, count in (("client", client, clients), ("task", task, tasks)):
+                    if number >= count:
+                        raise UserError(
+                            f"faults.{key} names {kind} {number}, and there are {count}", f"0 to {count - 1}"
+                        )
 
     def fates(self, seed: int, clients: int, task: int, round_: int, attempt: int) -> np.ndarray:
         found = np.full(clients, Fate.ANSWERS, dtype=object)

@@ -101,7 +101,11 @@ class AFCLServer(RidgeServer):
     def expects(self, task: Task, round_: int) -> Expectation:
         if round_ == 0:
             return {"classes": class_numbers("held", among=task.columns, distinct=True)}
-        d, named = self.dimension, self.order[self._named].tolist()
+        return self._statistics_of(self.order[self._named].tolist())
+
+    def _statistics_of(self, named: list[int]) -> Expectation:
+        """The statistics of clients that may hold the classes in these columns."""
+        d = self.dimension
         W_known, W_unknown = (real(d, side, widest=len(named)) for side in ("known", "unknown"))
         columns = class_numbers("learnt", among=named, distinct=True)
         return {
@@ -112,8 +116,9 @@ class AFCLServer(RidgeServer):
         }
 
     def expects_late(self, task: Task, round_: int) -> Expectation | None:
-        """A late registration names classes of a task that is over."""
-        return None if round_ == 0 else self.expects(task, round_)
+        """A late registration names classes of a task that is over; all that were named in time are in `order`."""
+        registered = set(self.order.tolist()).intersection(task.columns)
+        return None if round_ == 0 else self._statistics_of(sorted(registered))
 
     def objection(self, upload: Message) -> str:
         if upload.stage == REGISTRATION:

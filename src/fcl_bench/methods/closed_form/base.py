@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -228,10 +229,16 @@ class ClosedFormServer(Server):
 
     def absorb_late(self, client: int, upload: Message, task: Task) -> None:
         """`absorb` in the columns of an earlier task."""
+        with self.in_columns_of(task):
+            self.absorb(client, upload)
+
+    @contextmanager
+    def in_columns_of(self, task: Task) -> Iterator[None]:
+        """What is added in this block is of an earlier task."""
         now = self.columns, self._own
         self.columns, self._own = torch.tensor(task.columns, device=self.problem.device), None
         try:
-            self.absorb(client, upload)
+            yield
         finally:
             self.columns, self._own = now
 

@@ -132,8 +132,9 @@ class FedLDAServer(DiscriminantServer):
         return None if features.phases is None else math.sqrt(2 * features.maps / features.outputs)
 
     def expects_late(self, task: Task, round_: int) -> Expectation | None:
-        """Sums around the origin add up whenever they come."""
-        return self.expects(task, round_) if self.method.centre == "none" else None
+        """Sums around the origin add up whenever they come; what they are made with is settled by then."""
+        adds_up = self.method.centre == "none" and self.stages(task)[round_] == STATISTICS
+        return self.expects(task, round_) if adds_up else None
 
     def absorb(self, client: int, upload: Message) -> None:
         if upload.stage == OFFSET:

@@ -66,6 +66,8 @@ class STSAEServer(RidgeServer):
         #: Of tasks of which uploads are still to come, by the task's number; and how many.
         self._awaited: dict[int, ClassScatter] = {}
         self._missing: dict[int, int] = {}
+        #: Of these, those whose estimate is out of G and of B until the task at hand is finished.
+        self._reopened: dict[int, tuple[Task, ClassScatter]] = {}
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
@@ -80,14 +82,24 @@ class STSAEServer(RidgeServer):
         return self.expects(task, round_) if task.index in self._awaited else None
 
     def absorb_late(self, client: int, upload: Message, task: Task) -> None:
-        """The task's estimate anew, in place of the one without this upload."""
-        now = self.columns, self._own, self._scatter
-        self.columns, self._own = torch.tensor(task.columns, device=self.problem.device), None
-        self._scatter = self._awaited[task.index]
-        self._add_estimate(-1)
+        """Into the task's sums; its estimate is taken out once, and made anew when the task at hand is finished."""
+        self._reopen(task)
+        now, self._scatter = self._scatter, self._awaited[task.index]
         self.absorb(client, upload)
-        self._add_estimate(1)
-        self.columns, self._own, self._scatter = now
+        self._scatter = now
+        self._came(task)
+
+    def lose_late(self, task: Task) -> None:
+        self._came(task)
+
+    def _reopen(self, task: Task) -> None:
+        if task.index not in self._reopened:
+            self._reopened[task.index] = task, self._awaited[task.index]
+            with self.in_columns_of(task):
+                self._add_estimate(self._awaited[task.index], -1)
+
+    def _came(self, task: Task) -> None:
+        """One upload less is awaited; the sums of a task of which all have come are needed no longer."""
         self._missing[task.index] -= 1
         if not self._missing[task.index]:
             del self._awaited[task.index], self._missing[task.index]
@@ -109,7 +121,11 @@ class STSAEServer(RidgeServer):
         self.samples += int(upload["n"].sum())
 
     def finish_task(self) -> None:
-        if lone := self._add_estimate(1):
+        for task, scatter in self._reopened.values():
+            with self.in_columns_of(task):
+                self._add_estimate(scatter, 1)
+        self._reopened = {}
+        if lone := self._add_estimate(self._scatter, 1):
             self.notices.tell(
                 "lone groups",
                 f"stsa_e: {lone} classes of a task are in one group only, so their covariance is unknown and only their"
@@ -118,10 +134,10 @@ class STSAEServer(RidgeServer):
             )
         super().finish_task()
 
-    def _add_estimate(self, sign: int) -> int:
-        """Add the task's sums and estimate, or take them out again; returns how many classes one group alone holds."""
-        self.add_class_sums(sign * self._scatter.sums.T)
-        return self._scatter.add_to(self.estimate.matrix, self.method.estimator == "unbiased", sign)
+    def _add_estimate(self, scatter: ClassScatter, sign: int) -> int:
+        """Add a task's sums and estimate, or take them out again; returns how many classes one group alone holds."""
+        self.add_class_sums(sign * scatter.sums.T)
+        return scatter.add_to(self.estimate.matrix, self.method.estimator == "unbiased", sign)
 
     def statistics(self) -> dict[str, torch.Tensor]:
         awaited = {

@@ -183,7 +183,8 @@ class GradientServer(Half, Server):
                 f"{self.method.training_key}.byzantine={knobs.byzantine}: a round had {n} models, and Krum withstands"
                 f" so many hostile ones only among {2 * knobs.byzantine + 3} or more",
             )
-        return combined(self._models, knobs.aggregate, knobs.trimmed, knobs.byzantine)
+        statistics = {name for name, _ in self.network.named_buffers()}
+        return combined(self._models, knobs.aggregate, knobs.trimmed, knobs.byzantine, statistics)
 
     def _retrain_heads(self) -> None:
         """Make the heads that predict."""
