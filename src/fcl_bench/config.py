@@ -38,7 +38,7 @@ STATISTICS_DTYPES = ("float64", "float32")
 WIRE_DTYPES = ("float64", "float32", "bfloat16", "float16")
 #: What a class of each group does, by which one of another group is told apart; `track` is a group of no run.
 _DOES = {"method": "server", "backbone": "open", "data": "load", "split": "cut", "partition": "deal"}
-_DOES |= {"adapt": "trains_network", "track": "start"}
+_DOES |= {"adapt": "trains_network", "faults": "fails", "track": "start"}
 #: Keys that are no part of a run: what else is to run, and who is told.
 _OUTSIDE = ("hydra", "grid", "track")
 #: The C parser, in a tenth of OmegaConf's time.
@@ -212,7 +212,7 @@ class Settings:
         # Runs without these keep their old ids.
         counted += ["evaluate_rounds"] if self.scalars.evaluate_rounds else []
         counted += ["on_bad_upload"] if self.scalars.drops else []
-        groups = [group for group in GROUPS if group != "faults" or self.faults.name != "none"]
+        groups = [group for group in GROUPS if group != "faults" or self.faults.fails]
         chosen = {group: _identity(getattr(self, group)) for group in groups}
         plain = {key: scalars[key] for key in counted} | {"wire": counting(self.scalars.wire)}
         return {**plain, "beta": self.beta, **chosen}

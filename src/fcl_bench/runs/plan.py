@@ -99,7 +99,7 @@ def make_plan(settings: Settings) -> Plan:
     identity = run_id({**settings.identity(), **data, "features": features})
     plan = Plan(settings, dealt, extractor, problem, features, identity)
     settings.faults.check(scalars.clients)
-    if settings.faults.name != "none" and against_theory(settings.method, problem) is not None:
+    if settings.faults.fails and against_theory(settings.method, problem) is not None:
         raise UserError(
             f"faults={settings.faults.name}: the bounds compare with all samples, of which some never come",
             "faults=none, or method.bounds=false and method.theory=0",

@@ -26,6 +26,7 @@ class NoFaults:
     """Every client answers every time."""
 
     name: ClassVar[str] = "none"
+    fails: ClassVar[bool] = False
 
     def check(self, clients: int) -> None:
         """There is nothing to rule out."""
@@ -43,6 +44,7 @@ class Faults(ABC):
     """
 
     name: ClassVar[str]
+    fails: ClassVar[bool] = True
     #: How often silent clients are asked again before the run gives up.
     attempts: ClassVar[int] = 20
 
