@@ -139,6 +139,14 @@ def test_what_has_no_place_in_a_sum_is_left_out_and_counted(method, caplog):
     assert caplog.text.count("late uploads are of no use to this method") == 1
 
 
+def test_a_late_part_of_the_bandwidth_does_not_change_it_any_more():
+    late, silent = (ended(FedKLDA(M=10), ListedFaults(**{key: ["1@0.0"]})) for key in ("late", "silent"))
+    assert late.state.absences["late_arrived"] == 1
+    assert late.state.absences["late_absorbed"] == 0
+    assert late.server.bandwidth == silent.server.bandwidth
+    assert torch.equal(late.server.W, silent.server.W)
+
+
 # Silent clients -------------------------------------------------------------------------------------------------------
 
 
