@@ -58,7 +58,9 @@ def test_classes_of_a_group_have_names_of_their_own_in_a_runs_identity(group):
     for choice in [choice for of, choice in CHOICES if of == group]:
         extra = ["backbone.name=resnet18.tv_in1k"] if choice == "timm" else []
         settings = compose_settings(f"{group}={choice}", *extra)
-        name, found = settings.identity()[group]["choice"], type(getattr(settings, group))
+        # Runs without faults have the ids from before there were any.
+        name = settings.identity().get(group, {"choice": choice})["choice"]
+        found = type(getattr(settings, group))
         assert named.setdefault(name, found) is found
         assert "." not in name
 
@@ -84,7 +86,7 @@ def test_the_papers_settings_are_the_experiments():
     assert (training.rounds, training.epochs, training.batch_size, training.lr) == (100, 2, 128, 0.04)
     assert (training.momentum, training.weight_decay, training.schedule) == (0.9, 5e-4, "cosine")
     scratch = compose_settings("experiment=fedprotip_scratch_cifar100").method
-    assert (scratch.threshold, scratch.tip.route, scratch.columns, scratch.frozen_stages) == (0.95, "batch", 512, 2)
+    assert (scratch.threshold, scratch.tip.route, scratch.columns, scratch.frozen_stages) == (0.95, "batch", 512, 0)
 
 
 def test_every_folder_of_choices_is_a_group():

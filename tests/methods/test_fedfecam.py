@@ -344,7 +344,7 @@ def test_features_below_zero_are_told_in_training_and_tests():
     with pytest.raises(UserError, match=r"^method\.tukey=0\.5 takes features that are not negative, and here is one"):
         learn(FedFeCAM(), problem_of(6), tasks)
     server, _ = learn(FedFeCAM(), problem_of(6), positive(tasks))
-    with pytest.raises(UserError, match=r"method\.tukey=1, or random features"):
+    with pytest.raises(UserError, match=r"method\.tukey=1, or ReLU features"):
         scores(server, np.full((1, 6), -1.0))
     plain, _ = learn(FedFeCAM(tukey=1.0), problem_of(6), tasks)
     assert np.isfinite(scores(plain, np.full((1, 6), -1.0))).all()
