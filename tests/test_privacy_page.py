@@ -19,5 +19,7 @@ def test_a_method_is_in_the_table_and_its_page_compares_with_raw_samples(name):
     assert rows, f"docs/privacy.md has no row for {name}"
     page = (DOCS / f"{name}.md").read_text()
     assert re.search(
-        r"^\*\*Against raw samples, and alone\*\* \(\[privacy\]\(privacy\.md\)\)\. .*raw", page, flags=re.M
+        r"^\*\*Compared with raw samples; sums of one sample\*\* \(\[privacy\]\(privacy\.md\)\)\. .*raw",
+        page,
+        flags=re.M,
     )
