@@ -12,6 +12,7 @@ from fcl_bench.config import target_class
 from fcl_bench.methods.closed_form.base import ClosedFormMethod
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.fedcbc import VAETraining
+from fcl_bench.methods.gradient.mfcl import Generation
 from fcl_bench.methods.gradient.proxy import Inversion
 from fcl_bench.protocol.method import Method
 from fcl_bench.training.generators import anchored, meta_inversion
@@ -74,6 +75,7 @@ _QUICK: dict[str, dict[str, Any]] = {
         "anchor_size": 8,
         "synthesis": anchored.Synthesis(batch=8, noise=8, warmup=1, batches=1, g_steps=2, kd_steps=2),
     },
+    "mfcl": {"synthetic": 8, "generator": Generation(width=8, noise=8, steps=3)},
     "dualprompt": {"e_layers": [2, 3]},
     **{name: {"inversion": Inversion(perturbation=2, iterations=2, images=2)} for name in ("glfc", "lga")},
     **{name: {"layers": [0, 1], "components": 3} for name in ("coda_prompt", "cprompt")},

@@ -118,7 +118,7 @@ def test_a_sweep_over_methods_may_fix_a_knob_that_the_default_method_lacks(comma
     code, _, err = command("-m", f"out={tmp_path}", "method=stsa,joint", "method.gamma=5", *small)
     assert code == 2
     assert "unknown key method.gamma of method=joint (" in err
-    assert err.rstrip().endswith("choices: method.M, method.ridge, method.scale_scores)")
+    assert err.rstrip().endswith("choices: method.M, method.activation, method.ridge, method.scale_scores)")
 
 
 def test_a_bug_in_a_sweep_outranks_wrong_input(command, tmp_path, monkeypatch):

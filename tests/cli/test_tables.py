@@ -48,7 +48,12 @@ def test_runs_become_a_table_and_a_figure(tables, finished):
     assert sorted(companion["run_id"]) == sorted(runs["run_id"])
     assert {"label", "beta", "method.rank", "seed"} <= set(companion.columns)
     page = (folder / "summary.md").read_text()
-    for text in ("data digits", "fedran: M 32, rank 8", "| beta | method | n |", "| 0.1 | fedran | 2 |"):
+    for text in (
+        "data digits",
+        "M 32, activation relu, rank 8",
+        "| beta | method | n |",
+        "| 0.1 | fedran | 2 |",
+    ):
         assert text in page
     assert "nan" not in page.lower()
     assert "data digits" in out

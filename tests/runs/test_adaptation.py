@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -19,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from fcl_bench.backbones.trainable import weights_hash
+from fcl_bench.config import counting
 from fcl_bench.engine import federation as engine
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.runs.adapt import Adapted, adapt, adaptation_identity
@@ -214,7 +214,7 @@ def test_what_it_is_known_by(tmp_path, identity, overrides, same):
     plan = plan_of(tmp_path, *STSA, *overrides)
     ours = adaptation_identity(plan)
     assert (ours == identity) is same
-    assert ours["training"] == dataclasses.asdict(plan.settings.adapt.training)
+    assert ours["training"] == counting(plan.settings.adapt.training)
 
 
 def test_another_method_takes_it_over_and_another_setting_does_not(adapted, trained):

@@ -12,8 +12,9 @@ import torch
 #: same length wherever it stands in one upload.
 Side = int | str
 
-#: No weight of a network is larger: its products with other such weights stay finite in float32.
-LARGEST_WEIGHT = 1e12
+#: No weight of a network is larger. A training that diverges comes to such numbers too, and is told by its client, who
+#: knows the step size, once they are no longer finite.
+LARGEST_WEIGHT = 1e30
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.methods.closed_form.afl import LocalRidge
-from fcl_bench.methods.closed_form.base import ClosedFormMethod, RidgeServer, one_hot, ridge_knob
+from fcl_bench.methods.closed_form.base import ClosedFormMethod, one_hot, ridge_knob
+from fcl_bench.methods.closed_form.ridge_server import RidgeServer
 from fcl_bench.protocol.expected import Expectation, class_numbers, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State

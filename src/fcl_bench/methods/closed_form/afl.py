@@ -21,14 +21,8 @@ from fcl_bench.config import knob
 from fcl_bench.linalg.local_ridge import local_ridge
 from fcl_bench.linalg.pairwise_law import PairwiseLaw
 from fcl_bench.linalg.solve import Solution
-from fcl_bench.methods.closed_form.base import (
-    ClosedFormClient,
-    ClosedFormMethod,
-    RidgeServer,
-    one_hot,
-    positions,
-    ridge_knob,
-)
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, one_hot, positions, ridge_knob
+from fcl_bench.methods.closed_form.ridge_server import RidgeServer
 from fcl_bench.protocol.expected import Expectation, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server

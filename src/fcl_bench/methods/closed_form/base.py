@@ -13,12 +13,11 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError, require_memory
-from fcl_bench.linalg.estimate import Estimate
 from fcl_bench.linalg.product import product
 from fcl_bench.linalg.random_features import ACTIVATIONS, RandomFeatures
-from fcl_bench.linalg.ridge import AUTO, GCV, Spectrum, gcv, mean_share
+from fcl_bench.linalg.ridge import AUTO, GCV
 from fcl_bench.linalg.score_scaling import score_scales, unit_lengths
-from fcl_bench.linalg.solve import Solution, relative_rounding
+from fcl_bench.linalg.solve import Solution
 from fcl_bench.protocol.expected import Expectation
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
@@ -342,85 +341,3 @@ class ClosedFormServer(Server):
     @abstractmethod
     def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
         """Take over what `statistics` returned, already on the device."""
-
-
-class RegularisedServer(ClosedFormServer):
-    """A `ClosedFormServer` whose solve has a ridge: a number, or chosen by the statistics."""
-
-    def objection(self, upload: Message) -> str:
-        missing = self.method.penalty == GCV and upload.samples is None and "n" not in upload
-        return "it does not say how many samples it is of, and the ridge is to be chosen by gcv" if missing else ""
-
-    def choose_ridge(self) -> float:
-        """The ridge of the next solve: the knob's, or chosen by what is known so far."""
-        penalty = self.method.penalty
-        if not isinstance(penalty, str):
-            return float(penalty)
-        found = None
-        if penalty == GCV:
-            found = gcv(self.spectrum(), self.samples, self.candidates(), self.squares())
-        if penalty == GCV and found is None:
-            self.notices.tell(GCV, f"{self.method.name}: no ridge fits the statistics by gcv, so it is as with {AUTO}")
-        return mean_share(self.trace(), self.dimension) if found is None else found
-
-    def candidates(self) -> torch.Tensor | None:
-        """(k,) what `gcv` chooses from, ascending; None: ridges around the mean eigenvalue."""
-        return None
-
-    def squares(self) -> float:
-        """The sum of the squared labels so far, each weighted as in G and B."""
-        return self.samples
-
-    @abstractmethod
-    def trace(self) -> float:
-        """Of the estimate of the Gram matrix."""
-
-    @abstractmethod
-    def spectrum(self) -> Spectrum:
-        """Of the estimate of the Gram matrix, with B."""
-
-
-class RidgeServer(RegularisedServer):
-    """A `RegularisedServer` that keeps an estimate of the Gram matrix and solves (G + (offset + ridge) I) W = B.
-
-    Attributes:
-        estimate: G (M, M), a sum over all uploads so far.
-        uploads: how many there were.
-        sums_what_came: whether G is a sum of matrices that clients sent, rather than made by the server itself.
-    """
-
-    sums_what_came: ClassVar[bool] = True
-
-    def __init__(self, method: ClosedFormMethod, problem: Problem, low_rank: bool = False) -> None:
-        super().__init__(method, problem)
-        self.estimate = Estimate(self.dimension, problem.dtype, problem.device, low_rank)
-        self.uploads = 0
-
-    def count(self, upload: Message) -> None:
-        """One more upload."""
-        self.uploads += 1
-        self.samples += upload.samples or 0
-
-    def offset(self) -> float:
-        """What is to be added to the eigenvalues of G to have those of the estimate; below zero: taken out."""
-        return 0.0
-
-    def trace(self) -> float:
-        return self.estimate.trace() + self.dimension * self.offset()
-
-    def spectrum(self) -> Spectrum:
-        return self.estimate.spectrum(self.B).shifted(self.offset())
-
-    def rounding(self) -> float:
-        """Relative error of G's entries, with what the wire rounded off where they came over it."""
-        return relative_rounding(self.problem.dtype, *([self.problem.wire.dtype] if self.sums_what_came else []))
-
-    def solution(self) -> Solution:
-        return self.estimate.solve(self.B, self.offset() + self.ridge, self.rounding())
-
-    def statistics(self) -> dict[str, torch.Tensor]:
-        return {**self.estimate.state_dict(), "uploads": torch.tensor(self.uploads)}
-
-    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
-        self.estimate.load_state_dict(state)
-        self.uploads = int(state["uploads"])

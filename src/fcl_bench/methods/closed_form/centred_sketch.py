@@ -25,11 +25,11 @@ from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.methods.closed_form.base import (
     ClosedFormClient,
     ClosedFormMethod,
-    RidgeServer,
     positions,
     ridge_knob,
     sums_without_samples,
 )
+from fcl_bench.methods.closed_form.ridge_server import RidgeServer
 from fcl_bench.protocol.expected import Expectation, Expected, counts, descending, orthonormal, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Server

@@ -105,10 +105,6 @@ class FedKLDAServer(FedLDAServer):
             return {"total": real(self.problem.inputs), "squares": real(1, least=0), "samples": counts(1)}
         return super().expects(task, round_)
 
-    def expects_late(self, task: Task, round_: int) -> Expectation | None:
-        """A late part of the bandwidth comes after it is fixed."""
-        return None if self.stages(task)[round_] == BANDWIDTH else super().expects_late(task, round_)
-
     def objection(self, upload: Message) -> str:
         if upload.stage != BANDWIDTH:
             return super().objection(upload)

@@ -19,13 +19,8 @@ from fcl_bench.linalg.ridge import Spectrum as Eigenvalues
 from fcl_bench.linalg.solve import Solution, ill_conditioned, relative_rounding
 from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.linalg.subspace import outside
-from fcl_bench.methods.closed_form.base import (
-    ClosedFormClient,
-    ClosedFormMethod,
-    RegularisedServer,
-    positions,
-    ridge_knob,
-)
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, positions, ridge_knob
+from fcl_bench.methods.closed_form.ridge_server import RegularisedServer
 from fcl_bench.protocol.expected import Expectation, descending, orthonormal, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State

@@ -13,7 +13,8 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.linalg.gram import add_grams, class_sums
-from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer, ridge_knob
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, ridge_knob
+from fcl_bench.methods.closed_form.ridge_server import RidgeServer
 from fcl_bench.protocol.expected import Expectation, class_numbers, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Shard, State

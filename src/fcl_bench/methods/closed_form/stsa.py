@@ -13,7 +13,8 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.linalg.gram import add_class_sums, add_grams
-from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, RidgeServer, positions, ridge_knob
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, positions, ridge_knob
+from fcl_bench.methods.closed_form.ridge_server import RidgeServer
 from fcl_bench.protocol.expected import Expectation, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Shard, State

@@ -19,11 +19,11 @@ from fcl_bench.linalg.gram import add_class_sums
 from fcl_bench.methods.closed_form.base import (
     ClosedFormClient,
     ClosedFormMethod,
-    RidgeServer,
     positions,
     ridge_knob,
     sums_without_samples,
 )
+from fcl_bench.methods.closed_form.ridge_server import RidgeServer
 from fcl_bench.protocol.expected import Expectation, counts, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
