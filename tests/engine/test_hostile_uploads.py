@@ -293,7 +293,7 @@ def test_with_drop_the_record_counts_it_and_the_id_is_another(tmp_path, hostile_
     assert outcome.record["run_id"] != honest.record["run_id"]
     assert outcome.record["dropped"] == {"uploads": 1, "clients": [CLIENT]}
     header, *rows = (outcome.folder / "uploads.csv").read_text().splitlines()
-    assert header.split(",")[-1] == "dropped"
+    assert "dropped" in header.split(",")
     assert [row.split(",")[0:3:2] for row in rows if row.endswith(",1")] == [[str(TASK), str(CLIENT)]]
     # Of the first task nothing differs, and of the second the client's samples are missed.
     assert outcome.record["metrics"]["accuracy"][0] == honest.record["metrics"]["accuracy"][0]
