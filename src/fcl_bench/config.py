@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass
 from importlib import import_module
 from numbers import Real
-from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
@@ -242,6 +241,13 @@ def _counts(field: dataclasses.Field[Any], value: Any) -> bool:
     return field.metadata.get("identity", True) and not as_before
 
 
+def added_knobs(schema: type) -> dict[str, Any]:
+    """The `added` knobs of a dataclass with their defaults; of dataclasses in it as mappings, by the field's name."""
+    parts = {name: added_knobs(part) for name, declared in _types(schema).items() if (part := _nested(declared))}
+    added = {field.name: field.default for field in dataclasses.fields(schema) if field.metadata.get("added", False)}
+    return {**parts, **added}
+
+
 def load_settings(config: DictConfig) -> Settings:
     """Convert a composed configuration; a `UserError` for an unknown key, a wrong type or an impossible value."""
     try:
@@ -394,11 +400,6 @@ def _wanted(schema: type, key: str) -> str:
             schema = nested
             declared = "keys of its own: " + ", ".join(_types(nested))
     return " or ".join(words.get(kind.strip(), kind.strip()) for kind in declared.split("|")) or "see the YAML"
-
-
-def resolved_config(path: Path) -> dict[str, Any]:
-    """A run's config.yaml. It holds no interpolation, so it needs no OmegaConf."""
-    return yaml.load(path.read_text(), Loader=YAML_LOADER)
 
 
 def text(value: Any) -> str:

@@ -7,13 +7,17 @@ import itertools
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
+from fcl_bench.engine.checkpoint import write_json
 from fcl_bench.errors import UserError
+from fcl_bench.files import file_checksum
 from fcl_bench.papers.matching import LOST_METHOD, NO_METHOD, Matcher, overrides, settings_of, words_without_key
 from fcl_bench.papers.printed import printed as papers_printed
 from fcl_bench.results.collect import collect
@@ -124,8 +128,6 @@ def test_data_cut_down_is_another_setting(finished, runs, tmp_path):
 
 
 def test_a_run_older_than_a_key_had_its_default(finished, runs, tmp_path):
-    import yaml
-
     run = runs.iloc[[0]]
     config = yaml.safe_load((finished / run["folder"].iloc[0] / "config.yaml").read_text())
     for group, key in (("split", "order_seed"), ("method", "complement"), ("method", "ssl"), (None, "adapt")):
@@ -138,6 +140,22 @@ def test_a_run_older_than_a_key_had_its_default(finished, runs, tmp_path):
     adapted = pd.Series({**plain, "setting": "method.M=32 method.rank=8 method.complement=floor"})
     [differing] = Matcher(run, tmp_path).differences(adapted).values()
     assert differing == ["method.complement=floor, here drop"]
+
+
+def test_runs_from_before_there_were_faults_are_ours(finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "runs")
+    for run in folder.glob("fedran*"):
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        del config["faults"], config["on_bad_upload"], config["method"]["activation"]
+        (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        record = json.loads((run / "run.json").read_text())
+        record["files"]["config.yaml"] = file_checksum(run / "config.yaml")
+        write_json(run / "run.json", record)
+    old = used_runs(collect(folder))
+    settings = settings_of(overrides(pd.Series(cell())))
+    assert sorted(old.loc[Matcher(old, folder).exactly(settings), "seed"]) == [0, 1]
+    table = table_of(old, folder, cell())
+    assert by_heading(table)[f"{OURS} (n)"].endswith("(2)")
 
 
 def test_old_code_is_not_ours(finished, runs):
