@@ -79,9 +79,10 @@ def test_formulas_are_quoted_in_every_file_of_a_table(tmp_path):
 
     from fcl_bench.results.tables.markup import _csv
 
-    frame = pd.DataFrame({"=label": ["=cmd", "stsa"], "A_T": [-1.5, 2.0], "n": [1, 2]})
+    frame = pd.DataFrame({"=label": ["=cmd", "stsa"], "A_T": [-1.5, 2.0], "n": [1, 2], "size": ["-", -0.5]})
     rows = list(csv.reader(_csv(frame).splitlines()))
-    assert rows == [["'=label", "A_T", "n"], ["'=cmd", "-1.5", "1"], ["stsa", "2.0", "2"]]
+    # A lone "-" is no formula, but what stands in place of a number.
+    assert rows == [["'=label", "A_T", "n", "size"], ["'=cmd", "-1.5", "1", "-"], ["stsa", "2.0", "2", "-0.5"]]
 
 
 def test_a_path_is_a_path():

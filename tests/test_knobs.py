@@ -9,6 +9,8 @@ import pytest
 from fcl_bench.config import knob, typed_instance
 from fcl_bench.errors import UserError
 
+HUGE = 10**400
+
 
 @dataclass
 class Inner:
@@ -28,6 +30,9 @@ class Knobs:
     inner: Inner = knob(Inner)
     second: Inner | None = None
     most: int | None = knob(None, least=1)
+    free: int = 0
+    shares: list[float] = knob(list, least=0)
+    size: float | str = knob("auto", choices=("auto",), above=0)
     out: str = knob("a", filled=True, words="a folder")
 
 
@@ -48,6 +53,9 @@ def test_a_part_with_keys_of_its_own_can_be_switched_off(off):
         ({"count": 0}, "group.count=0 is out of range (an integer of at least 1)"),
         ({"most": 0}, "group.most=0 is out of range (an integer of at least 1)"),
         ({"rate": 0}, "group.rate=0.0 is out of range (a finite number above 0)"),
+        ({"count": 2**63}, "group.count=9223372036854775808 is out of range (at most 9223372036854775807)"),
+        ({"free": -(2**63)}, "group.free=-9223372036854775808 is out of range (at most 9223372036854775807)"),
+        ({"rate": 10**40}, "group.rate=1e+40 is out of range (at most 1e+38)"),
         ({"rate": float("inf")}, "group.rate=inf is out of range (a finite number above 0)"),
         ({"decay": -1}, "group.decay=-1.0 is out of range (a finite number, 0 or more)"),
         ({"decay": float("nan")}, "group.decay=nan is out of range (a finite number, 0 or more)"),
@@ -67,6 +75,42 @@ def test_an_impossible_value_is_told_with_its_key_and_what_would_work(knobs, tol
     with pytest.raises(UserError) as error:
         typed_instance(Knobs, {"given": "a", **knobs}, "group")
     assert str(error.value) == told
+
+
+@pytest.mark.parametrize(
+    ("knobs", "key"),
+    [
+        ({"rate": HUGE}, "group.rate"),
+        ({"rate": -HUGE}, "group.rate"),
+        ({"size": HUGE}, "group.size"),
+        ({"shares": [0.5, HUGE]}, "group.shares"),
+        ({"inner": {"share": HUGE}}, "group.inner.share"),
+        ({"second": {"share": HUGE}}, "group.second.share"),
+        ({"count": HUGE}, "group.count"),
+        ({"free": HUGE}, "group.free"),
+        ({"rounds": [1, HUGE]}, "group.rounds"),
+    ],
+)
+def test_an_integer_too_large_for_a_float_is_told_with_its_key(knobs, key):
+    """Python and OmegaConf raise OverflowError for it."""
+    with pytest.raises(UserError) as error:
+        typed_instance(Knobs, {"given": "a", **knobs}, "group")
+    assert error.value.what in (f"{key}={HUGE} is out of range", f"{key}={-HUGE} is out of range")
+    assert error.value.remedy in ("at most 1e+38", "at most 9223372036854775807")
+
+
+def test_an_overflow_of_another_kind_stays_what_it_is():
+    """It is a bug of ours, or of the class."""
+
+    @dataclass
+    class Broken:
+        count: int = 1
+
+        def __post_init__(self) -> None:
+            raise OverflowError("of its own")
+
+    with pytest.raises(OverflowError, match="of its own"):
+        typed_instance(Broken, {}, "")
 
 
 def test_without_a_group_the_key_stands_alone():

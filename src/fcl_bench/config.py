@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import math
 import operator
 import re
-from collections.abc import Collection, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from importlib import import_module
 from numbers import Real
-from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
@@ -115,9 +116,10 @@ def _check_value(key: str, value: Any, limits: Mapping[str, Any]) -> None:
         raise UserError(f"{key} is empty", limits["words"])
     elif isinstance(value, int | float):
         bounds, whole = limits["bounds"], isinstance(value, int)
-        if math.isfinite(value) and abs(value) > (most := _LARGEST_INTEGER if whole else _LARGEST_NUMBER):
-            raise UserError(f"{key}={value} is out of range", f"at most {most}")
-        if not math.isfinite(value) or not all(_BOUNDS[name][0](value, limit) for name, limit in bounds.items()):
+        finite = math.isfinite(value)
+        if finite and not whole and abs(value) > _LARGEST_NUMBER:
+            raise UserError(f"{key}={value} is out of range", f"at most {_LARGEST_NUMBER}")
+        if not finite or not all(_BOUNDS[name][0](value, limit) for name, limit in bounds.items()):
             raise UserError(f"{key}={value} is out of range", limits["words"] or _in_words(bounds, whole))
 
 
@@ -242,6 +244,13 @@ def _counts(field: dataclasses.Field[Any], value: Any) -> bool:
     return field.metadata.get("identity", True) and not as_before
 
 
+def added_knobs(schema: type) -> dict[str, Any]:
+    """The `added` knobs of a dataclass with their defaults; of dataclasses in it as mappings, by the field's name."""
+    parts = {name: added_knobs(part) for name, declared in _types(schema).items() if (part := _nested(declared))}
+    added = {field.name: field.default for field in dataclasses.fields(schema) if field.metadata.get("added", False)}
+    return {**parts, **added}
+
+
 def load_settings(config: DictConfig) -> Settings:
     """Convert a composed configuration; a `UserError` for an unknown key, a wrong type or an impossible value."""
     try:
@@ -287,12 +296,38 @@ def target_class(group: str, path: Any) -> type:
         raise UserError(f"{group}._target_={path} is not a dataclass", f"a class of the group {group}")
     if not hasattr(found, _DOES[group]):
         raise UserError(f"{group}._target_={path} is of another group", f"a class of the group {group}")
+    if inspect.isabstract(found):
+        raise UserError(
+            f"{group}._target_={path} is abstract: it only says what such classes have in common",
+            f"a class of the group {group} that lacks nothing",
+        )
     return found
 
 
 def typed_instance(schema: type, knobs: dict[str, Any], group: str) -> Any:
     """An instance of the dataclass `schema`; errors name the key as the user typed it."""
     prefix = f"{group}." if group else ""
+    try:
+        return _instance(schema, knobs, prefix)
+    except OverflowError as error:
+        for key, value in _beyond_floats(knobs, group):
+            raise UserError(f"{key}={value} is out of range", f"at most {_LARGEST_NUMBER}") from error
+        raise
+
+
+def _beyond_floats(node: Any, key: str) -> Iterator[tuple[str, int]]:
+    """Key and value of each integer that is too large for a float, in what may be nested."""
+    if isinstance(node, Mapping):
+        for name, entry in node.items():
+            yield from _beyond_floats(entry, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list):
+        for entry in node:
+            yield from _beyond_floats(entry, key)
+    elif isinstance(node, int) and abs(node) > sys.float_info.max:
+        yield key, node
+
+
+def _instance(schema: type, knobs: dict[str, Any], prefix: str) -> Any:
     known = _types(schema)
     for name, declared in known.items():
         given = knobs.get(name, {})
@@ -344,7 +379,7 @@ def _check_knobs(node: Any, prefix: str) -> None:
         if dataclasses.is_dataclass(OmegaConf.get_type(value)):
             _check_knobs(value, f"{key}.")
             continue
-        _require_printable(key, value)
+        _require_usual(key, value)
         if "bounds" in field.metadata and value is not None:
             if OmegaConf.is_dict(value):
                 entries = [(f"{key}.{name}", entry) for name, entry in value.items()]
@@ -354,14 +389,19 @@ def _check_knobs(node: Any, prefix: str) -> None:
                 _check_value(name, entry, field.metadata)
 
 
-def _require_printable(key: str, value: Any) -> None:
-    """Raise a `UserError` for an escape sequence, a line break and the like: they get into names and onto terminals."""
+def _require_usual(key: str, value: Any) -> None:
+    """Raise a `UserError` for an integer beyond 64 bits, or a text with an escape sequence, a line break and the like.
+
+    Of such integers libraries make no number; such texts get into names and onto terminals.
+    """
     if OmegaConf.is_dict(value):
         for name, entry in value.items():
-            _require_printable(f"{key}.{name}", entry)
+            _require_usual(f"{key}.{name}", entry)
     elif OmegaConf.is_list(value):
         for entry in value:
-            _require_printable(key, entry)
+            _require_usual(key, entry)
+    elif isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
+        raise UserError(f"{key}={value} is out of range", f"at most {_LARGEST_INTEGER}")
     if not str(value).isprintable():
         raise UserError(f"{key}={value} holds what cannot be printed", "printable characters")
 
@@ -394,11 +434,6 @@ def _wanted(schema: type, key: str) -> str:
             schema = nested
             declared = "keys of its own: " + ", ".join(_types(nested))
     return " or ".join(words.get(kind.strip(), kind.strip()) for kind in declared.split("|")) or "see the YAML"
-
-
-def resolved_config(path: Path) -> dict[str, Any]:
-    """A run's config.yaml. It holds no interpolation, so it needs no OmegaConf."""
-    return yaml.load(path.read_text(), Loader=YAML_LOADER)
 
 
 def text(value: Any) -> str:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import compare
+import fresh_references
 import gpu_lines
 import pytest
 import table as table_command
 import torch
+import yaml
 from suite import children, lines, results, table
 from suite.bench_methods import METHODS
 from suite.sides import case_name
 
 from tests.conftest import REPOSITORY, write_features
+from tests.small_runs import run_in
 
 SUITE = REPOSITORY / "benchmarks" / "suite"
 
@@ -109,6 +113,19 @@ def test_scores_that_disagree_fail_on_any_device(tmp_path, monkeypatch):
     apart = gpu_lines.Measured("scores", 2e-6, gpu_lines.AGREEMENT, False)
     monkeypatch.setattr(gpu_lines, "agreement", lambda *_: [apart])
     assert gpu_lines.main(["--device", "cpu", "--quick", "--out", str(tmp_path)]) == 1
+
+
+def test_fresh_references_are_made_of_a_run_from_before_there_were_faults(tmp_path, monkeypatch, capsys):
+    folder = run_in(tmp_path, "method=fedprotip", "backbone=tiny", "profile=quick", "tasks=2", "clients=2").folder
+    kept = [line for line in (folder / "config.yaml").read_text().splitlines() if "fault" not in line.lower()]
+    (folder / "config.yaml").write_text("\n".join(kept))
+    assert "faults" not in yaml.safe_load((folder / "config.yaml").read_text())
+    monkeypatch.setattr(sys, "argv", ["fresh_references.py", str(folder)])
+    fresh_references.main()
+    found = re.fullmatch(
+        rf"{folder.name} \(.*seed 0.*\): right by sample (.*) %, by task-pure .* (.*) %\n", capsys.readouterr().out
+    )
+    assert all(0 < float(share) <= 100 for share in found.groups())
 
 
 def test_the_command_of_a_whole_run_runs(tmp_path, command, no_pictures):

@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from fcl_bench import config
 from tests.cli.test_wrong_input import written
 from tests.conftest import write_features
 
 LONG = "x" * 5000
-GROUPS = ("method", "data", "backbone", "split", "partition", "adapt", "track")
+#: Of a run, and the one group of none.
+GROUPS = (*config.GROUPS, "track")
+#: Too large for a float, which is where Python raises an error of its own.
+HUGE = "1" + 400 * "0"
 TRAINED = "method=finetune profile=quick backbone=tiny tasks=2 clients=2 method.training.rounds=1"
 
 #: What was typed -> what the one line must hold.
@@ -37,11 +41,23 @@ HOSTILE = [
     *[(f"{group}=", f"{group}= is not known (choices: ") for group in GROUPS],
     *[(f"{group}._target_={wrong}", f"{group}._target_") for group in GROUPS for wrong in ("", "..x", "x..y", "null")],
     *[(f"{group}._target_=fcl_bench.protocol.task.Task", "is of another group") for group in GROUPS],
+    *[
+        (abstract, f"{abstract} is abstract: it only says what such classes have in common (a class of the group ")
+        for abstract in (
+            "faults._target_=fcl_bench.engine.faults.base.Faults",
+            "split._target_=fcl_bench.data.splits.base.TaskSplit",
+        )
+    ],
     ("data.name=", "data.name is empty"),
     ("data=features data.path=", "data=features needs data.path"),
     ("backbone=timm backbone.name=", "backbone.name is empty"),
     ("data=cifar100 data.name=", "data.name is empty"),
     ("seed=99999999999999999999", "seed=99999999999999999999 is out of range (at most 9223372036854775807)"),
+    *[(f"{key}={HUGE}", "is out of range (at most 9223372036854775807)") for key in ("seed", "method.budget_bytes")],
+    *[(f"{key}=-{HUGE}", f"{key}=-1000") for key in ("seed", "clients", "method.M")],
+    *[(f"{key}={HUGE}", "is out of range (at most 1e+38)") for key in ("beta", "label_rate", "method.ridge")],
+    (f"faults=random faults.silent={HUGE}", "faults.silent=1000"),
+    (f"track=tensorboard +track.x={HUGE}", "unknown key track.x"),
     ("beta=1e300", "beta=1e+300 is out of range (at most 1e+38)"),
     (
         f"{TRAINED.replace('rounds=1', 'rounds=1000000000')}",

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from fcl_bench.config import text
 from fcl_bench.engine.checkpoint import write_json
@@ -15,6 +16,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.files import file_checksum
 from fcl_bench.results.collect import RUN_COLUMNS, collect, selected
 from fcl_bench.results.measures import MEASURES
+from fcl_bench.results.summarise import summarise, used_runs
 from tests.results.frames import made_up, real_runs
 
 
@@ -82,6 +84,32 @@ def test_older_runs_without_newer_keys_are_collected(runs):
     assert (frame["split.order_seed"] == "null").all()  # so that both are of one setting
     assert "preview" not in frame
     assert frame["method.M"].dropna().tolist() == [32]
+
+
+def test_seeds_of_an_older_and_a_newer_run_of_one_configuration_are_averaged(runs):
+    folder = sorted(runs.glob("fedran*"))[0]
+    record = json.loads((folder / "run.json").read_text())
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    del record["faults"], record["protocol"]
+    for group, knob in (("method", "activation"), ("method", "scale_scores"), ("wire", "factors")):
+        del config[group][knob]
+    del config["faults"], config["on_bad_upload"], config["split"]["order_seed"]
+    config["split"].pop("imbalance", None)
+    rewrite(folder, record, yaml.safe_dump(config, sort_keys=False))
+    [row] = summarise(used_runs(collect(runs))).to_dict("records")
+    assert (row["label"], row["n"], sorted(row["seeds"])) == ("fedran", 2, [0, 1])
+    assert (row["on_bad_upload"], row["faults"], row["method.activation"]) == ("fail", "none", "relu")
+
+
+def test_seeds_of_runs_that_differ_in_a_newer_knob_are_not(runs):
+    first, second = sorted(runs.glob("fedran*"))
+    for folder, change in ((first, {"activation": "identity"}), (second, {})):
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        del config["method"]["activation"]
+        config["method"] |= change
+        rewrite(folder, json.loads((folder / "run.json").read_text()), yaml.safe_dump(config, sort_keys=False))
+    rows = summarise(used_runs(collect(runs)))
+    assert sorted(rows["label"]) == ["fedran activation=identity", "fedran activation=relu"]
 
 
 def test_runs_by_another_version_are_left_out_with_one_warning(runs, caplog):

@@ -7,19 +7,23 @@ import itertools
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
+from fcl_bench.engine.checkpoint import write_json
 from fcl_bench.errors import UserError
+from fcl_bench.files import file_checksum
 from fcl_bench.papers.matching import LOST_METHOD, NO_METHOD, Matcher, overrides, settings_of, words_without_key
 from fcl_bench.papers.printed import printed as papers_printed
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import used_runs
 from fcl_bench.results.tables.cells import ABSENT, NOT_RUN, NOTHING
-from fcl_bench.results.tables.markup import latex_table, markdown_page
+from fcl_bench.results.tables.markup import latex_table, markdown_page, table_files
 from fcl_bench.results.tables.paper_sheet import NO_METRIC
 from fcl_bench.results.tables.paper_tables import paper_tables, printed_cells
 from tests.conftest import shared
@@ -124,8 +128,6 @@ def test_data_cut_down_is_another_setting(finished, runs, tmp_path):
 
 
 def test_a_run_older_than_a_key_had_its_default(finished, runs, tmp_path):
-    import yaml
-
     run = runs.iloc[[0]]
     config = yaml.safe_load((finished / run["folder"].iloc[0] / "config.yaml").read_text())
     for group, key in (("split", "order_seed"), ("method", "complement"), ("method", "ssl"), (None, "adapt")):
@@ -138,6 +140,22 @@ def test_a_run_older_than_a_key_had_its_default(finished, runs, tmp_path):
     adapted = pd.Series({**plain, "setting": "method.M=32 method.rank=8 method.complement=floor"})
     [differing] = Matcher(run, tmp_path).differences(adapted).values()
     assert differing == ["method.complement=floor, here drop"]
+
+
+def test_runs_from_before_there_were_faults_are_ours(finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "runs")
+    for run in folder.glob("fedran*"):
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        del config["faults"], config["on_bad_upload"], config["method"]["activation"]
+        (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        record = json.loads((run / "run.json").read_text())
+        record["files"]["config.yaml"] = file_checksum(run / "config.yaml")
+        write_json(run / "run.json", record)
+    old = used_runs(collect(folder))
+    settings = settings_of(overrides(pd.Series(cell())))
+    assert sorted(old.loc[Matcher(old, folder).exactly(settings), "seed"]) == [0, 1]
+    table = table_of(old, folder, cell())
+    assert by_heading(table)[f"{OURS} (n)"].endswith("(2)")
 
 
 def test_old_code_is_not_ours(finished, runs):
@@ -310,15 +328,22 @@ def test_every_printed_number_has_its_row_in_every_form(everything):
         assert latex_table(table.sheet).count(r" \\") == len(table.values) + 1
 
 
-def test_csvs_read_back_with_numbers_as_numbers(everything):
-    for table in everything:
-        file = io.StringIO()
-        table.values.to_csv(file, index=False)
-        assert ",," not in file.getvalue()
-        file.seek(0)
-        read = pd.read_csv(file, na_values=ABSENT)
-        for column in ("printed_number", *(c for c in ("nominal", "as_sent_mib") if c in read)):
-            assert pd.api.types.is_numeric_dtype(read[column]), (table.name, column)
+def test_csvs_read_back_with_numbers_as_numbers(everything, finished, runs):
+    """As the files are written; of columns that hold numbers and what stands for the absent."""
+    beside_runs = table_of(runs, finished, cell(), cell(beta="0.3"), cell(value="?"), cell(metric="fedran_mib"))
+    gaps = set()
+    for table in [*everything, beside_runs]:
+        written = table_files(table, ["csv"])["csv"]
+        assert ",," not in written
+        read = pd.read_csv(io.StringIO(written), na_values=ABSENT)
+        for column in table.values:
+            absent = table.values[column].isin(ABSENT)
+            values = pd.to_numeric(table.values.loc[~absent, column], errors="coerce")
+            if values.notna().all():
+                assert pd.api.types.is_numeric_dtype(read[column]), (table.name, column)
+                np.testing.assert_array_equal(read.loc[~absent, column], values)
+                gaps |= {column} if absent.any() and len(values) else set()
+    assert {"printed_number", "nominal", "as_sent_mib", f"{OURS} mean", f"{OURS} difference"} <= gaps
 
 
 def test_the_command_of_a_number_that_was_not_run_is_one_that_runs_it(everything):

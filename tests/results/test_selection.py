@@ -18,13 +18,21 @@ def labels(panel):
 
 
 def test_settings_never_share_a_panel():
-    different = [{}, {"beta": 1.0}, {"device": "cuda"}, {"wire.dtype": "float16"}, {"label_rate": 0.1}, {"clients": 9}]
-    whole = {"protocol": "task-agnostic", "label_rate": 1.0}
+    different = [
+        {},
+        {"beta": 1.0},
+        {"faults": "random"},
+        {"device": "cuda"},
+        {"wire.dtype": "float16"},
+        {"label_rate": 0.1},
+        {"clients": 9},
+    ]
+    whole = {"protocol": "task-agnostic", "label_rate": 1.0, "faults": "none"}
     shown, left_out = panels(
         summary_of(*(whole | one for one in different), {**whole, "protocol": "task-pure"}), most=9
     )
-    assert [len(panel.rows) for panel in shown] == [1] * 7
-    assert len({panel.title for panel in shown}) == 7
+    assert [len(panel.rows) for panel in shown] == [1] * 8
+    assert len({panel.title for panel in shown}) == 8
     assert left_out == ""
 
 
@@ -86,5 +94,9 @@ def test_the_caption_says_n_and_what_all_share():
     assert seeds_told(rows) == "n = 1 to 2 seeds, without a deviation where it is 1"
     assert seeds_told(rows[rows["n"] == 2]) == "n = 2 seeds"
     assert shared(rows) == "All: data digits, beta 0.1, clients 5, tasks 5, wire.dtype float32, device cpu."
+    usual = {"adapt": "none", "faults": "none", "on_bad_upload": "fail", "protocol": "task-agnostic", "label_rate": 1}
+    assert shared(summary_of(usual)) == shared(rows)
+    assert "faults random" in shared(summary_of({"faults": "random"}))
+    assert "on_bad_upload drop" in shared(summary_of({"on_bad_upload": "drop"}))
     mixed = pd.concat([rows, summary_of({"beta": 1.0})])
     assert "beta" not in shared(mixed)

@@ -14,8 +14,9 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from fcl_bench.composition import composed
-from fcl_bench.config import GROUPS, Settings, load_settings, number_text, resolved_config, text
+from fcl_bench.config import GROUPS, Settings, load_settings, number_text, text
 from fcl_bench.errors import UserError
+from fcl_bench.recorded import resolved_config
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pandas as pd
 
-from fcl_bench.config import number_text, resolved_config, text
+from fcl_bench.config import number_text, text
 from fcl_bench.errors import UserError, choices
 from fcl_bench.files import content_hash
+from fcl_bench.recorded import resolved_config
 from fcl_bench.results.measures import MEASURES, SERIES, ByTask, by_task
 from fcl_bench.runs.folder import SCHEMA, RunFolder
 from fcl_bench.runs.run_json import RunRecord
@@ -32,8 +33,9 @@ _NEITHER = ("device", "out", "force", "preview", "cache", "checkpoint_rounds", *
 _LEFT_OUT = {*_RECORDED, "method", "seed", *_NEITHER}
 #: What is read here and by those who draw the runs.
 _READ = {"config.yaml", "tasks.csv", "uploads.csv", "rounds.csv", "accuracy_matrix.csv", "task_aware_matrix.csv"}
-#: Keys that older runs lack, of which they had this value.
-_NEW = {"split.order_seed": "null", "split.imbalance": 1.0}
+#: Keys that older runs lack, of which they had this value; `resolved_config` fills in the knobs marked `added`.
+_BEFORE = {"label_rate": 1.0, "adapt": "none", "faults": "none", "on_bad_upload": "fail", "protocol": "task-agnostic"}
+_NEW = {"split.order_seed": "null"}
 
 
 def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
@@ -106,8 +108,7 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
         # As text: it tells versions of the code apart and is no quantity.
         "method.revision": str(record.get("method_revision", "unknown")),
         **dict(_flat({key: record[key] for key in _RECORDED if key in record})),
-        # Of runs that are older than the keys.
-        **{"label_rate": 1.0, "adapt": "none", "faults": "none", "protocol": "task-agnostic"},
+        **_BEFORE,
         **{key: record[key] for key in ("adapt", "faults", "protocol") if key in record},
         **dict(_flat({key: value for key, value in config.items() if key not in (*_LEFT_OUT, *_GROUPS)})),
         "device": record["environment"]["device"],

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fcl_bench.files import csv_cell
-from fcl_bench.results.tables.cells import Sheet, Table
+from fcl_bench.results.tables.cells import ABSENT, Sheet, Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,8 +89,13 @@ def table_files(table: Table, formats: Iterable[str], page: Callable[[Sheet], st
 
 def _csv(frame: pd.DataFrame) -> str:
     texts = frame.select_dtypes(exclude="number").columns
-    safe = frame.assign(**{str(name): frame[name].map(csv_cell) for name in texts})
+    safe = frame.assign(**{str(name): frame[name].map(_csv_cell) for name in texts})
     return safe.rename(columns=csv_cell).to_csv(index=False)
+
+
+def _csv_cell(value: Any) -> Any:
+    """`csv_cell`, but for the words in place of a value: `read_csv` is to find them as `ABSENT` has them."""
+    return value if isinstance(value, str) and value in ABSENT else csv_cell(value)
 
 
 def _markdown(text: str) -> str:
