@@ -78,11 +78,11 @@ class HeadRank:
         others: that all others add together in the first task, and all clients in every later one.
     """
 
-    first: int = knob(30, least=0)
+    first: int = knob(30, least=1)
     others: int = knob(20, least=0)
 
-    def of(self, task: int, turn: int, clients: int) -> int:
-        """How many the client adds whose turn it is, counted from 0."""
+    def of(self, task: int, first: bool, clients: int) -> int:
+        """How many of K `clients` one adds, which in the first task may be the `first` that adds any."""
         if task == 0:
             return self.first if turn == 0 else self.others // (clients - 1)
         return self.others // clients
@@ -191,7 +191,7 @@ class FedProTIPServer(ProjectedServer):
                 "method.extension=sequential has a round for each client, and nobody says how many there are"
             )
         self._clients = problem.clients or 0
-        #: How many clients have had their turn in the stage of the bases, where they have it one after the other.
+        #: Whose turn it is in the stage of the bases, where clients have it one after the other.
         self._turn = 0
         #: Per client and task, the reference (t + 1,).
         self._references: dict[tuple[int, int], torch.Tensor] = {}
@@ -206,7 +206,7 @@ class FedProTIPServer(ProjectedServer):
         stages = super().stages(task)
         if self.method.extension == "union":
             return stages
-        # One client after the other; those who have no samples of the task leave their round empty.
+        # One client after the other; those without samples of the task, or who fail, leave their round empty.
         at = stages.index(BASES)
         return [*stages[:at], *[BASES] * self._clients, *stages[at + 1 :]]
 
@@ -215,7 +215,7 @@ class FedProTIPServer(ProjectedServer):
         stages, tip = self.stages(task), self.method.tip
         if stages[round_] == BASES and self.method.extension == "sequential":
             turn = stages[:round_].count(BASES)
-            return available[turn : turn + 1]
+            return [turn] if turn in available else []
         if tip is None or tip.clients is None or stages[round_] != REFERENCES:
             return super().participants(task, round_, available)
         # An order of all clients rather than a draw per task: whoever can, votes on every task.
@@ -236,7 +236,8 @@ class FedProTIPServer(ProjectedServer):
         growing, part = f"basis.{self.task}.", f"{PART}{self._turn}.{self.task}."
         extra = {part + name.removeprefix(growing) if name.startswith(growing) else name: extra[name] for name in extra}
         if self.method.head_rank is not None:
-            rank = self.method.head_rank.of(self.task, self._turn, self._clients)
+            first = not any(basis.shape[1] for basis in self.bases[HEADS])  # whoever failed before it added none
+            rank = self.method.head_rank.of(self.task, first, self._clients)
             extra[f"{HEAD_RANK}.{self.task}.{self._turn}"] = torch.tensor(rank)
         return extra
 
