@@ -122,18 +122,20 @@ class FedProTIPClient(ProjectedClient):
         """
         if broadcast.stage == REFERENCES:
             return self._references(shard, broadcast, state), state
-        found = {}
+        found: dict[str, torch.Tensor] = {}
+        told: dict[str, None] = {}
         for layer, columns in self.columns_of(shard).items():
             if layer == HEADS and self.method.updates:
                 state = {**state, f"inputs.{shard.task}": columns.T.float()}
             U, sigma = self._core(shard.task, layer, columns, broadcast)
             if self.method.sketch is None:
+            if U.shape[1]:  # a sketch of no direction has columns too, and tells nothing
+                told[layer] = None
                 found[layer] = U
             else:
                 seed = derived_seed(self.problem.seed, f"sketch {layer}", shard.task, shard.client)
                 width = self.method.sketch_width(len(U))
                 found[layer] = sketch(U, sigma, width, torch.Generator().manual_seed(seed))
-        told = dict.fromkeys(layer for layer, basis in found.items() if basis.shape[1])
         return Message(found, summed=found if self.method.sketch is not None else (), moments_of=told), state
 
     def _core(self, task: int, layer: str, columns: torch.Tensor, broadcast: Message) -> Spectrum:
