@@ -94,7 +94,10 @@ class FOTServer(ProjectedServer):
 
     def expects_answer(self) -> Expectation:
         expected = super().expects_answer()
-        return expected if self.method.share_of == "rest" else {**expected, OUTSIDE: real(len(expected))}
+        if self.method.share_of == "rest":
+            return expected
+        # Samples times a share of norms.
+        return {**expected, OUTSIDE: real(len(expected), least=0, per_sample=1.0)}
 
     def expects_basis(self, layer: str, side: int) -> Expected:
         return real(side, self.method.width(side))
