@@ -299,3 +299,22 @@ def test_the_variant_sets_what_is_not_typed():
 def test_choices_that_contradict_each_other_are_refused(own, key):
     with pytest.raises(UserError, match=key.replace(".", r"\.")):
         fedprotip_of(**own)
+
+
+@pytest.mark.parametrize(
+    "typed", [("method=fot",), ("method=fedprotip", "method.tip=false")], ids=lambda typed: typed[0].partition("=")[2]
+)
+def test_class_weights_alone_that_are_not_projected_leave_nothing_to_project(command, tmp_path, typed):
+    choice = ("data=digits", "backbone=tiny", *typed, "method.on=features", "method.frozen_stages=0", "tasks=2")
+    code, _, err = command(*choice, f"out={tmp_path}")
+    assert code == 2
+    line = err.splitlines()[-1]
+    assert "method.on=features and method.projected_heads=false leave" in line
+    assert "(method.projected_heads=true)" in line
+
+
+@pytest.mark.parametrize("own", [{"projected_heads": True, "tip": None}, {"projected_heads": False}], ids=str)
+def test_class_weights_that_are_projected_or_whose_inputs_tell_the_task_are_enough(own):
+    fedprotip_of(on="features", frozen_stages=0, **own).check(feature_problem(), [2, 2])
+    recurring = replace(feature_problem(), recurring=True)
+    FOT(training=training(), on="features", frozen_stages=0).check(recurring, [2, 2])

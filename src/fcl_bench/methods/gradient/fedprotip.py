@@ -84,7 +84,7 @@ class HeadRank:
     def of(self, task: int, first: bool, clients: int) -> int:
         """How many of K `clients` one adds, which in the first task may be the `first` that adds any."""
         if task == 0:
-            return self.first if turn == 0 else self.others // (clients - 1)
+            return self.first if first else self.others // (clients - 1)
         return self.others // clients
 
 
@@ -108,7 +108,8 @@ class FedProTIPClient(ProjectedClient):
         """What keeps each weight that trains away from the bases of a broadcast."""
         own = dict(self.network.named_parameters())
         found = {}
-        for name, layer in self.method.protected_weights(self.network).items():
+        reused = Heads.from_message(broadcast).reused
+        for name, layer in self.method.protected_weights(self.network, reused).items():
             Phi = bases_in(broadcast, layer)
             if Phi is not None and own[name].requires_grad:
                 found[name] = Projection(Phi, own[name])
@@ -128,9 +129,9 @@ class FedProTIPClient(ProjectedClient):
             if layer == HEADS and self.method.updates:
                 state = {**state, f"inputs.{shard.task}": columns.T.float()}
             U, sigma = self._core(shard.task, layer, columns, broadcast)
-            if self.method.sketch is None:
             if U.shape[1]:  # a sketch of no direction has columns too, and tells nothing
                 told[layer] = None
+            if self.method.sketch is None:
                 found[layer] = U
             else:
                 seed = derived_seed(self.problem.seed, f"sketch {layer}", shard.task, shard.client)
@@ -374,9 +375,12 @@ class FedProTIP(ProjectedMethod):
                 "method.tip.references=updated",
             )
 
-    @property
-    def watches_heads(self) -> bool:
-        return self.projected_heads or self.tip is not None
+    def projects_heads(self, recurring: bool) -> bool:
+        # With task prediction every task has a full head, and no earlier one is used again.
+        return super().projects_heads(recurring and self.tip is None)
+
+    def watches_heads(self, recurring: bool) -> bool:
+        return self.projects_heads(recurring) or self.tip is not None
 
     @property
     def projects_average(self) -> bool:
