@@ -181,6 +181,14 @@ MADE = {
         *(FOT(training=FAST, columns=8, projected_heads=True), images(), BASES, 2),
         *(put("heads", lambda A: torch.cat([A, A], dim=1)), "heads has the shape (32, 320)", "(32, 160)"),
     ),
+    "a negative part of the inputs outside the bases": (
+        *(FOT(training=FAST, columns=8, share_of="inputs"), images(), BASES, 2),
+        *(put("outside", one_entry(-1e9)), "outside holds -1e+09", "no value below 0"),
+    ),
+    "more outside the bases than there are inputs": (
+        *(FOT(training=FAST, columns=8, share_of="inputs"), images(), BASES, 2),
+        *(put("outside", one_entry(1e12)), "outside holds 1e+12", "samples"),
+    ),
     "pictures in another type": (
         *(JointTraining(training=FAST), images(), "samples", 0, put("images", lambda x: x.int())),
         *("images has the type int32", "uint8"),

@@ -57,6 +57,7 @@ MORE: list[tuple[str, dict[str, Any]]] = [
     ("fedicarl", {"training": FAST, "classify": "nme", "memory": 6}),
     ("fedprotip", {"training": FAST, "columns": 8, "sketch": 40}),
     ("finetune", {"training": FAST, "replay_head": "gaussian"}),
+    ("fot", {"training": FAST, "columns": 8, "share_of": "inputs"}),
     ("lorm", {"training": FAST, "alpha": 0.5}),
     ("regmean", {"training": FAST, "damping": 0.0}),
 ]
@@ -293,8 +294,8 @@ def test_with_drop_the_record_counts_it_and_the_id_is_another(tmp_path, hostile_
     assert outcome.record["run_id"] != honest.record["run_id"]
     assert outcome.record["dropped"] == {"uploads": 1, "clients": [CLIENT]}
     header, *rows = (outcome.folder / "uploads.csv").read_text().splitlines()
-    assert "dropped" in header.split(",")
-    assert [row.split(",")[0:3:2] for row in rows if row.endswith(",1")] == [[str(TASK), str(CLIENT)]]
+    place = header.split(",").index("dropped")
+    assert [row.split(",")[0:3:2] for row in rows if row.split(",")[place] == "1"] == [[str(TASK), str(CLIENT)]]
     # Of the first task nothing differs, and of the second the client's samples are missed.
     assert outcome.record["metrics"]["accuracy"][0] == honest.record["metrics"]["accuracy"][0]
     assert "left out of the round" in (outcome.folder / "run.log").read_text()

@@ -15,8 +15,15 @@ from fcl_bench.methods.gradient.fedprotip import FedProTIP, HeadRank, Tip
 from fcl_bench.methods.gradient.fot import FOT, share_of_rest
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import HEADS, fedprotip_of, linear_problem, observed, three_tasks, training
-from tests.methods.training_harness import federation_of, image_tasks, images_stream, learn_images, tiny_problem
-from tests.methods.whole_runs import assert_resumes
+from tests.methods.training_harness import (
+    federation_of,
+    image_shard,
+    image_tasks,
+    images_stream,
+    learn_images,
+    tiny_problem,
+)
+from tests.methods.whole_runs import assert_resumes, feature_problem
 from tests.small_runs import settings_for
 
 
@@ -156,6 +163,24 @@ def test_bases_of_augmented_images_are_of_other_images():
     assert found[1].shape == found[0].shape
 
 
+def test_a_sketch_of_no_new_direction_tells_nothing_of_the_samples():
+    """It has columns, as every sketch has, and all are zero; layers whose inputs are not all known tell something."""
+    problem, tasks = tiny_problem(), image_tasks(np.random.default_rng(0), [3, 2], [[20], [12]])
+    method = fedprotip_of({"rounds": 1}, sketch=8)
+    server = learn_images(method, problem, tasks[:1])
+    full = "body.stage2.0"
+    server.bases[full] = [torch.eye(36)]
+    _, second = images_stream(tasks)
+    server.start_task(second)
+    client = method.client(problem)
+    broadcast = replace(server.broadcast(second, method.stages(second).index("bases")), task=1, round=1)
+    upload, _ = client.update(image_shard(0, 1, *tasks[1][0]), broadcast, {})
+    assert upload[full].shape == (36, 8)
+    assert not upload[full].any()
+    assert upload.moments_of.keys() == upload.keys() - {full}
+    assert all(upload[layer].any() for layer in upload.moments_of)
+
+
 # FOT: sketches of all inputs, and the threshold -----------------------------------------------------------------------
 
 
@@ -274,3 +299,22 @@ def test_the_variant_sets_what_is_not_typed():
 def test_choices_that_contradict_each_other_are_refused(own, key):
     with pytest.raises(UserError, match=key.replace(".", r"\.")):
         fedprotip_of(**own)
+
+
+@pytest.mark.parametrize(
+    "typed", [("method=fot",), ("method=fedprotip", "method.tip=false")], ids=lambda typed: typed[0].partition("=")[2]
+)
+def test_class_weights_alone_that_are_not_projected_leave_nothing_to_project(command, tmp_path, typed):
+    choice = ("data=digits", "backbone=tiny", *typed, "method.on=features", "method.frozen_stages=0", "tasks=2")
+    code, _, err = command(*choice, f"out={tmp_path}")
+    assert code == 2
+    line = err.splitlines()[-1]
+    assert "method.on=features and method.projected_heads=false leave" in line
+    assert "(method.projected_heads=true)" in line
+
+
+@pytest.mark.parametrize("own", [{"projected_heads": True, "tip": None}, {"projected_heads": False}], ids=str)
+def test_class_weights_that_are_projected_or_whose_inputs_tell_the_task_are_enough(own):
+    fedprotip_of(on="features", frozen_stages=0, **own).check(feature_problem(), [2, 2])
+    recurring = replace(feature_problem(), recurring=True)
+    FOT(training=training(), on="features", frozen_stages=0).check(recurring, [2, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,8 @@ from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.methods.gradient.fedprotip import FedProTIP, Tip
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.fot import FOT
-from fcl_bench.protocol.problem import TestBatch
+from fcl_bench.methods.gradient.half import head_seed
+from fcl_bench.protocol.problem import Problem, TestBatch
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import learn, problem_of, projection_of, relative_error
 from tests.methods.training_harness import ImageTasks, federation_of, image_tasks, learn_images, tiny_problem
@@ -78,6 +80,10 @@ def test_afcl_knows_the_classes_of_earlier_tasks():
     assert server.order.tolist() == first
 
 
+def recurring_problem() -> Problem:
+    return replace(tiny_problem(), recurring=True)
+
+
 def domain_tasks(rng: np.random.Generator, shared: int) -> ImageTasks:
     """Two tasks of 4 classes, of which the second shares the last `shared` with the first."""
     first, second = image_tasks(rng, [4, 4], [[24, 16], [20, 20]])
@@ -101,7 +107,7 @@ def test_a_shared_head_trains_the_rows_of_classes_that_come_back_and_no_others(n
     heads = []
     server = learn_images(
         SHARED_HEAD[name],
-        tiny_problem(),
+        recurring_problem(),
         domain_tasks(np.random.default_rng(0), shared),
         after=lambda _, server: heads.append([head.weight.detach().clone() for head in server.network.heads]),
     )
@@ -113,12 +119,56 @@ def test_a_shared_head_trains_the_rows_of_classes_that_come_back_and_no_others(n
     assert server.predict(torch.zeros(3, 3, 8, 8, dtype=torch.uint8)).shape == (3, 8 - shared)
 
 
+def relative(update: torch.Tensor, Phi: torch.Tensor) -> float:
+    """How much of an update (c, d) is inside the range of Phi (d, q)."""
+    return float((update.double() @ Phi.double()).norm() / update.double().norm())
+
+
+@pytest.mark.parametrize("norms", ["frozen", "train"])
+@pytest.mark.parametrize("shared", [2, 4])
+@pytest.mark.parametrize("name", ["fot", "fedprotip"])
+def test_a_shared_heads_update_is_orthogonal_to_old_inputs_though_heads_train_freely(name, shared, norms):
+    """Of the average and, with FedProTIP, of every client; the new head of the same task is not held back."""
+    method, seen, states = replace(SHARED_HEAD[name], norms=norms), [], []
+    assert not method.projected_heads
+    server = learn_images(
+        method,
+        recurring_problem(),
+        domain_tasks(np.random.default_rng(0), shared),
+        seen=lambda k, broadcast, message: seen.append((broadcast, message)),
+        after=lambda _, server: states.append({name: v.clone() for name, v in server.network.state_dict().items()}),
+    )
+    Phi = server.bases["heads"][0]
+    assert 0 < Phi.shape[1] < len(Phi)
+    weight = "heads.0.weight"
+    assert relative(states[1][weight] - states[0][weight], Phi) <= 1e-5
+    local = [
+        relative(message[weight] - broadcast[weight], Phi)
+        for broadcast, message in seen
+        if message.stage == "model" and "basis.0.heads" in broadcast
+    ]
+    assert len(local) == 4
+    assert max(local) <= 1e-5 if name == "fedprotip" else min(local) > 1e-2
+    # A bias has no inputs to keep away from: it stays where biases of the body do.
+    assert torch.equal(states[1]["heads.0.bias"], states[0]["heads.0.bias"]) == (norms == "frozen")
+    if shared < 4:
+        start = method.build_network(recurring_problem())
+        method.grow(start, server.heads.sizes, head_seed(recurring_problem()))
+        assert relative(states[1]["heads.1.weight"] - start.heads[1].weight.detach(), Phi) > 1e-2
+        assert states[1]["heads.1.bias"].any()
+
+
+def test_a_problem_that_says_no_class_comes_back_is_found_out():
+    with pytest.raises(ValueError, match="task 1 has classes of earlier tasks"):
+        learn_images(SHARED_HEAD["fot"], tiny_problem(), domain_tasks(np.random.default_rng(0), 4))
+
+
 def test_fedprotip_keeps_a_full_head_per_task_and_never_touches_an_old_one():
     tasks, heads = domain_tasks(np.random.default_rng(1), 4), []
     method = FedProTIP(training=training(), frozen_stages=1, columns=32, threshold=0.3)
     server = learn_images(
         method,
-        tiny_problem(),
+        recurring_problem(),
         tasks,
         after=lambda _, server: heads.append(
             [value.clone() for name, value in server.network.state_dict().items() if name.startswith("heads.0")]
@@ -140,7 +190,7 @@ def test_fedprotip_keeps_a_full_head_per_task_and_never_touches_an_old_one():
 @pytest.mark.parametrize("shared", [1, 4])
 def test_a_resumed_run_is_an_uninterrupted_one(tip, shared):
     method = FedProTIP(training=training(), frozen_stages=1, columns=32, threshold=0.3, tip=tip)
-    tasks, problem = domain_tasks(np.random.default_rng(2), shared), tiny_problem()
+    tasks, problem = domain_tasks(np.random.default_rng(2), shared), recurring_problem()
     saved = []
     whole = federation_of(method, problem, tasks)
     whole.run(lambda federation: saved.append(copy.deepcopy(federation.save())), every=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -166,6 +167,7 @@ def federation_of(
     stream = images_stream(tasks)
     order, columns = np.arange(stream[-1].columns_seen), labels.numpy()
     cut = Stream(tuple(stream), order, columns, columns, samples, samples)
+    problem = replace(problem, recurring=cut.recurring)
     labelled = np.ones(len(labels), dtype=bool)
     for task, client in unlabelled:
         labelled[shards[task][client]] = False

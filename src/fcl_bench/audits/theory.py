@@ -69,7 +69,7 @@ class ProjectionAudit(Audit):
             (torch.nn.functional.cross_entropy(scores, truth, reduction="sum") / len(images)).backward()
         whole = left = 0.0
         own = dict(network.named_parameters())
-        for name, layer in self._method.protected_weights(network).items():
+        for name, layer in self._method.protected_weights(network, server.heads.reused).items():
             gradient = own[name].grad
             if gradient is None:
                 continue

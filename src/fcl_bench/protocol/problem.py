@@ -33,6 +33,7 @@ class Problem:
         wire: how messages travel.
         network: what a method that trains the backbone starts from; None for the methods that take its features.
         clients: K; None where nobody says.
+        recurring: whether classes of a task may come back in later ones.
     """
 
     inputs: int
@@ -42,6 +43,7 @@ class Problem:
     wire: WireFormat
     network: Trainable | None = None
     clients: int | None = None
+    recurring: bool = False
 
 
 @dataclass(frozen=True)

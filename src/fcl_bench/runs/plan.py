@@ -94,7 +94,8 @@ def make_plan(settings: Settings) -> Plan:
         extractor = settings.backbone.open(dataset, device, scalars.seed)
         inputs, features = extractor.dimension(dataset.train), extractor.identity
     wire = WireFormat(**{**dataclasses.asdict(scalars.wire), "dtype": WIRE_DTYPES[scalars.wire.dtype]})
-    problem = Problem(inputs, scalars.seed, getattr(torch, scalars.dtype), device, wire, network, scalars.clients)
+    dtype, recurring = getattr(torch, scalars.dtype), dealt.stream.recurring
+    problem = Problem(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring)
     data = {"data_fingerprint": dataset.fingerprint, "device": environment.device_kind(device)}
     identity = run_id({**settings.identity(), **data, "features": features})
     plan = Plan(settings, dealt, extractor, problem, features, identity)

@@ -32,7 +32,9 @@ from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
+from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.protocol.method import Method
+from fcl_bench.training.knobs import Training
 from tests.methods.harness import problem_of
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
 from tests.methods.whole_runs import same
@@ -226,6 +228,25 @@ def test_silent_clients_are_asked_again_until_enough_answer():
 def test_too_few_answers_end_the_run_in_a_line():
     with pytest.raises(UserError, match=r"0 of 4 clients answer in task 2, round 0, and it takes 1"):
         ended(STSA(M=10), ListedFaults(silent=[f"{k}@2" for k in range(4)]))
+
+
+def test_a_round_that_asks_one_client_of_several_may_go_without_an_answer():
+    """As one of FedProTIP's bases, or of a model with a small fraction: the other clients have rounds of their own."""
+    knobs = Training(rounds=3, epochs=1, batch_size=8, augment="none", fraction=0.25)
+    run = ended(FineTune(training=knobs), ListedFaults(silent=[f"{k}@1.1" for k in range(4)]))
+    rows = [row for row in run.state.ledger.uploads if row.task == 1]
+    assert [sum(row.up_bytes > 0 for row in rows if row.round == round_) for round_ in range(3)] == [1, 0, 1]
+    assert run.state.absences["silent"] == 1
+
+
+def test_the_only_client_with_samples_of_a_task_still_has_to_answer():
+    tasks = feature_tasks(0, [2, 2], [[9, 8, 10], [0, 11, 0]])
+    faults = ListedFaults(silent=["1@1"])
+    made = federation_of(
+        STSA(M=10), problem_of(6), tasks, transport=lambda *parts: Faulty(InProcess.of(*parts), faults, 0)
+    )
+    with pytest.raises(UserError, match=r"0 of 1 clients answer in task 1, round 0, and it takes 1"):
+        made.run(lambda _: None)
 
 
 def test_a_task_without_an_answer_is_a_task_without_samples():

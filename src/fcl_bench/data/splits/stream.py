@@ -41,6 +41,11 @@ class Stream:
         return np.bincount(self.train_columns[np.concatenate(self.train)], minlength=len(self.class_order))
 
     @property
+    def recurring(self) -> bool:
+        """Whether a task has classes of an earlier one."""
+        return any(len(task.columns) > len(task.new_columns) for task in self.tasks)
+
+    @property
     def unseen_tests(self) -> int:
         """Test samples of classes that are never learnt; they count in no accuracy."""
         return int((self.test_columns < 0).sum())

@@ -85,7 +85,7 @@ class Faulty:
     def _fates(self, present: Sequence[int], task: int, round_: int) -> np.ndarray:
         """(K,) what becomes of each client, silent ones asked again until enough of `present` answer."""
         faults, asked = self._faults, np.asarray(present, dtype=int)
-        wanted = min(faults.min_clients, len(asked))
+        wanted = 0 if self._alone(present, task) else min(faults.min_clients, len(asked))
         fates = faults.fates(self._seed, self.clients, task, round_, 0)
         for attempt in range(1, 1 + faults.attempts):
             if sum(fate is Fate.ANSWERS for fate in fates[asked]) >= wanted:
@@ -99,6 +99,10 @@ class Faulty:
                 "fewer faults, or a smaller faults.min_clients (0: a round may go without an answer)",
             )
         return fates
+
+    def _alone(self, present: Sequence[int], task: int) -> bool:
+        """Whether a round asks one client where several have samples of the task: others have rounds of their own."""
+        return len(present) == 1 and int(np.count_nonzero(self.samples(task)[1])) > 1
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What the clients keep, and the uploads on their way."""

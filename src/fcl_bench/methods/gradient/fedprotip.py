@@ -78,13 +78,13 @@ class HeadRank:
         others: that all others add together in the first task, and all clients in every later one.
     """
 
-    first: int = knob(30, least=0)
+    first: int = knob(30, least=1)
     others: int = knob(20, least=0)
 
-    def of(self, task: int, turn: int, clients: int) -> int:
-        """How many the client adds whose turn it is, counted from 0."""
+    def of(self, task: int, first: bool, clients: int) -> int:
+        """How many of K `clients` one adds, which in the first task may be the `first` that adds any."""
         if task == 0:
-            return self.first if turn == 0 else self.others // (clients - 1)
+            return self.first if first else self.others // (clients - 1)
         return self.others // clients
 
 
@@ -108,7 +108,8 @@ class FedProTIPClient(ProjectedClient):
         """What keeps each weight that trains away from the bases of a broadcast."""
         own = dict(self.network.named_parameters())
         found = {}
-        for name, layer in self.method.protected_weights(self.network).items():
+        reused = Heads.from_message(broadcast).reused
+        for name, layer in self.method.protected_weights(self.network, reused).items():
             Phi = bases_in(broadcast, layer)
             if Phi is not None and own[name].requires_grad:
                 found[name] = Projection(Phi, own[name])
@@ -122,18 +123,20 @@ class FedProTIPClient(ProjectedClient):
         """
         if broadcast.stage == REFERENCES:
             return self._references(shard, broadcast, state), state
-        found = {}
+        found: dict[str, torch.Tensor] = {}
+        told: dict[str, None] = {}
         for layer, columns in self.columns_of(shard).items():
             if layer == HEADS and self.method.updates:
                 state = {**state, f"inputs.{shard.task}": columns.T.float()}
             U, sigma = self._core(shard.task, layer, columns, broadcast)
+            if U.shape[1]:  # a sketch of no direction has columns too, and tells nothing
+                told[layer] = None
             if self.method.sketch is None:
                 found[layer] = U
             else:
                 seed = derived_seed(self.problem.seed, f"sketch {layer}", shard.task, shard.client)
                 width = self.method.sketch_width(len(U))
                 found[layer] = sketch(U, sigma, width, torch.Generator().manual_seed(seed))
-        told = dict.fromkeys(layer for layer, basis in found.items() if basis.shape[1])
         return Message(found, summed=found if self.method.sketch is not None else (), moments_of=told), state
 
     def _core(self, task: int, layer: str, columns: torch.Tensor, broadcast: Message) -> Spectrum:
@@ -191,7 +194,7 @@ class FedProTIPServer(ProjectedServer):
                 "method.extension=sequential has a round for each client, and nobody says how many there are"
             )
         self._clients = problem.clients or 0
-        #: How many clients have had their turn in the stage of the bases, where they have it one after the other.
+        #: Whose turn it is in the stage of the bases, where clients have it one after the other.
         self._turn = 0
         #: Per client and task, the reference (t + 1,).
         self._references: dict[tuple[int, int], torch.Tensor] = {}
@@ -206,7 +209,7 @@ class FedProTIPServer(ProjectedServer):
         stages = super().stages(task)
         if self.method.extension == "union":
             return stages
-        # One client after the other; those who have no samples of the task leave their round empty.
+        # One client after the other; those without samples of the task, or who fail, leave their round empty.
         at = stages.index(BASES)
         return [*stages[:at], *[BASES] * self._clients, *stages[at + 1 :]]
 
@@ -215,7 +218,7 @@ class FedProTIPServer(ProjectedServer):
         stages, tip = self.stages(task), self.method.tip
         if stages[round_] == BASES and self.method.extension == "sequential":
             turn = stages[:round_].count(BASES)
-            return available[turn : turn + 1]
+            return [turn] if turn in available else []
         if tip is None or tip.clients is None or stages[round_] != REFERENCES:
             return super().participants(task, round_, available)
         # An order of all clients rather than a draw per task: whoever can, votes on every task.
@@ -236,7 +239,8 @@ class FedProTIPServer(ProjectedServer):
         growing, part = f"basis.{self.task}.", f"{PART}{self._turn}.{self.task}."
         extra = {part + name.removeprefix(growing) if name.startswith(growing) else name: extra[name] for name in extra}
         if self.method.head_rank is not None:
-            rank = self.method.head_rank.of(self.task, self._turn, self._clients)
+            first = not any(basis.shape[1] for basis in self.bases[HEADS])  # whoever failed before it added none
+            rank = self.method.head_rank.of(self.task, first, self._clients)
             extra[f"{HEAD_RANK}.{self.task}.{self._turn}"] = torch.tensor(rank)
         return extra
 
@@ -371,9 +375,12 @@ class FedProTIP(ProjectedMethod):
                 "method.tip.references=updated",
             )
 
-    @property
-    def watches_heads(self) -> bool:
-        return self.projected_heads or self.tip is not None
+    def projects_heads(self, recurring: bool) -> bool:
+        # With task prediction every task has a full head, and no earlier one is used again.
+        return super().projects_heads(recurring and self.tip is None)
+
+    def watches_heads(self, recurring: bool) -> bool:
+        return self.projects_heads(recurring) or self.tip is not None
 
     @property
     def projects_average(self) -> bool:

@@ -61,7 +61,8 @@ class FOTClient(ProjectedClient):
         """
         if self.method.columns is not None:
             return {layer: (X, X @ X.T) for layer, X in self.columns_of(shard).items()}
-        layers = {layer: self.network.get_submodule(layer) for layer in self.method.layers(self.network)}
+        names = self.method.layers(self.network, self.problem.recurring)
+        layers = {layer: self.network.get_submodule(layer) for layer in names}
         batches = self.images_of(shard).split(forward_batch(self.problem.device))
         grams = layer_grams(self.trainer, self.network, batches, layers)
         return {layer: (_root(gram), gram) for layer, gram in grams.items()}
@@ -94,7 +95,10 @@ class FOTServer(ProjectedServer):
 
     def expects_answer(self) -> Expectation:
         expected = super().expects_answer()
-        return expected if self.method.share_of == "rest" else {**expected, OUTSIDE: real(len(expected))}
+        if self.method.share_of == "rest":
+            return expected
+        # Samples times a share of norms.
+        return {**expected, OUTSIDE: real(len(expected), least=0, per_sample=1.0)}
 
     def expects_basis(self, layer: str, side: int) -> Expected:
         return real(side, self.method.width(side))
@@ -120,7 +124,7 @@ class FOTServer(ProjectedServer):
         before, wire = self.basis_before(layer, total), self.problem.wire.dtype
         epsilon = self.method.epsilon(self.task)
         if self.method.share_of == "inputs":
-            place = self.method.layers(self.network).index(layer)
+            place = self.method.layers(self.network, self.problem.recurring).index(layer)
             epsilon = share_of_rest(epsilon, float(self._outside[place]) / max(1, self._samples))
         below = self.method.variant == "published"
         return core_basis(total, before, epsilon, self.method.power, rounded_to=wire, below=below)[0]
@@ -160,5 +164,5 @@ class FOT(ProjectedMethod):
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)
-        widest = max(self.widths(self.build_network(problem)).values(), default=0)
+        widest = max(self.widths(self.build_network(problem), problem.recurring).values())
         require_memory(f"method.sketch={self.sketch:g}", 8 * widest * self.width(widest), "the widest layer's sketch")

@@ -51,7 +51,7 @@ class ProjectedMethod(GradientMethod):
         loss_over: as in any gradient method; here by default the task's own, as in both public codes.
         frozen_head_age: how many tasks old a head is when `frozen_heads` freezes it; 1: when the next task starts.
         projected_heads: whether the heads count among the layers whose updates are projected; if not, they train as
-            in any gradient method, biases included.
+            in any gradient method, biases included, but for heads that score classes of earlier tasks again.
         norms: batch norms, biases and whatever else has no input subspace, after the first task: frozen, with their
             running statistics; decay: their statistics move, their parameters take weight decay alone; train.
         threshold: epsilon, the share of the spectrum's mass that a task's basis holds (Eq. 8).
@@ -100,10 +100,13 @@ class ProjectedMethod(GradientMethod):
     def stages(self, task: Task) -> list[str]:
         return [*super().stages(task), BASES]
 
-    @property
-    def watches_heads(self) -> bool:
+    def projects_heads(self, recurring: bool) -> bool:
+        """Whether the heads' inputs are protected: for all heads; or, where classes come back, for those they use."""
+        return self.projected_heads or recurring
+
+    def watches_heads(self, recurring: bool) -> bool:
         """Whether the heads' inputs have bases too."""
-        return self.projected_heads
+        return self.projects_heads(recurring)
 
     @property
     def projects_average(self) -> bool:
@@ -115,25 +118,42 @@ class ProjectedMethod(GradientMethod):
         """The weight decay that is in the gradients of `Objective.direction`."""
         return 0.0 if self.training.optimizer == "adamw" else self.training.weight_decay
 
-    def layers(self, network: Network) -> list[str]:
-        """The layers that still train after the first task, so that their inputs are to be protected."""
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
+        if not self.layers(self.build_network(problem), problem.recurring):
+            raise UserError(
+                f"method.on={self.on} and method.projected_heads=false leave method={self.name} nothing to project",
+                "method.projected_heads=true",
+            )
+
+    def layers(self, network: Network, recurring: bool = False) -> list[str]:
+        """The layers that still train after the first task, so that their inputs are to be protected.
+
+        Args:
+            network: with the weights.
+            recurring: see `Problem`.
+        """
         frozen = super().frozen(network, network.stages, 1)
         trains = {name for name, value in network.named_parameters() if name not in network.never_trains | frozen}
-        heads = [HEADS] if self.watches_heads else []
+        heads = [HEADS] if self.watches_heads(recurring) else []
         return [*(name for name in projectable(network) if f"{name}.weight" in trains), *heads]
 
-    def protected_weights(self, network: Network) -> dict[str, str]:
-        """Parameter name -> layer, of the weights that are projected: the layers' own, and perhaps every head's."""
-        weights = {f"{layer}.weight": layer for layer in self.layers(network) if layer != HEADS}
-        if not self.projected_heads:
-            return weights
-        return weights | {f"{HEADS}.{head}.weight": HEADS for head in range(len(network.heads))}
+    def protected_weights(self, network: Network, reused: Container[int] = ()) -> dict[str, str]:
+        """Parameter name -> layer, of the weights that are projected: the layers' own, and those of heads.
 
-    def widths(self, network: Network) -> dict[str, int]:
-        """d_l of each layer, the numbers in one column of its inputs."""
+        Args:
+            network: with the weights.
+            reused: earlier heads that score classes of the task; projected whether or not all heads are.
+        """
+        weights = {f"{layer}.weight": layer for layer in self.layers(network) if layer != HEADS}
+        heads = [head for head in range(len(network.heads)) if self.projected_heads or head in reused]
+        return weights | {f"{HEADS}.{head}.weight": HEADS for head in heads}
+
+    def widths(self, network: Network, recurring: bool = False) -> dict[str, int]:
+        """d_l of each of the `layers`, the numbers in one column of its inputs."""
         own = dict(network.named_parameters())
         sides = {layer: own[f"{layer}.weight"].flatten(1).shape[1] for layer in self.layers(network) if layer != HEADS}
-        return sides | ({HEADS: network.dimension} if self.watches_heads else {})
+        return sides | ({HEADS: network.dimension} if self.watches_heads(recurring) else {})
 
     def frozen(
         self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
@@ -144,13 +164,14 @@ class ProjectedMethod(GradientMethod):
             return names
         young = tuple(f"{HEADS}.{head}." for head in range(max(0, task + 1 - self.frozen_head_age), task))
         names = {name for name in names if not (young and name.startswith(young))}
-        return names | self.unprojected(network) if self.norms == "frozen" else names
+        return names | self.unprojected(network, reused) if self.norms == "frozen" else names
 
-    def unprojected(self, network: Network) -> set[str]:
+    def unprojected(self, network: Network, reused: Container[int] = ()) -> set[str]:
         """Parameters that no projection protects, but for those of heads that train freely."""
-        free = () if self.projected_heads else (f"{HEADS}.",)
-        names = {name for name, _ in network.named_parameters()} - self.protected_weights(network).keys()
-        return {name for name in names if not name.startswith(free)} if free else names
+        heads = [head for head in range(len(network.heads)) if not self.projected_heads and head not in reused]
+        free = tuple(f"{HEADS}.{head}." for head in heads)
+        names = {name for name, _ in network.named_parameters()} - self.protected_weights(network, reused).keys()
+        return {name for name in names if not name.startswith(free)}
 
 
 class ProjectedObjective(Objective):
@@ -166,7 +187,7 @@ class ProjectedObjective(Objective):
     def __init__(self, heads: Heads, method: ProjectedMethod, network: Network, later: bool) -> None:
         super().__init__(heads, method.loss_over, method.frozen_heads)
         self._decay = method.decay
-        names = method.unprojected(network) if later and method.norms == "decay" else set()
+        names = method.unprojected(network, heads.reused) if later and method.norms == "decay" else set()
         self._decaying = [value for name, value in network.named_parameters() if name in names and value.requires_grad]
 
     @torch.no_grad()
@@ -200,7 +221,7 @@ class ProjectedClient(GradientClient):
     def columns_of(self, shard: Shard) -> dict[str, torch.Tensor]:
         """Per layer (d_l, m_s), in float64: what follows is a spectrum of differences."""
         seed = derived_seed(self.problem.seed, "columns", shard.task, shard.client)
-        layers = self.method.layers(self.network)
+        layers = self.method.layers(self.network, self.problem.recurring)
         generator = torch.Generator().manual_seed(seed)
         found = layer_columns(self.trainer, self.network, self.images_of(shard), layers, self.method.columns, generator)
         return {layer: columns.double() for layer, columns in found.items()}
@@ -224,7 +245,9 @@ class ProjectedServer(GradientServer):
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
-        for layer in self.method.layers(self.network):
+        if self.heads.reused and not self.problem.recurring:
+            raise ValueError(f"task {task.index} has classes of earlier tasks, and the problem is not `recurring`")
+        for layer in self.method.layers(self.network, self.problem.recurring):
             self.bases.setdefault(layer, [])
 
     def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -232,7 +255,7 @@ class ProjectedServer(GradientServer):
         projected = dict(mean)
         if not self.method.projects_average:
             return projected
-        for name, layer in self.method.protected_weights(self.network).items():
+        for name, layer in self.method.protected_weights(self.network, self.heads.reused).items():
             Phi = self.known(layer)
             if Phi is not None and name in mean:
                 old = self.sent[name].double()
@@ -254,7 +277,11 @@ class ProjectedServer(GradientServer):
         return super().extra_broadcast() | known
 
     def expects_answer(self) -> Expectation:
-        return {layer: self.expects_basis(layer, side) for layer, side in self.method.widths(self.network).items()}
+        return {layer: self.expects_basis(layer, side) for layer, side in self.widths().items()}
+
+    def widths(self) -> dict[str, int]:
+        """d_l of each layer whose inputs have bases."""
+        return self.method.widths(self.network, self.problem.recurring)
 
     @abstractmethod
     def expects_basis(self, layer: str, side: int) -> Expected:
@@ -267,14 +294,14 @@ class ProjectedServer(GradientServer):
     def finish_stage(self) -> None:
         if self.stage != BASES:
             return
-        for layer, side in self.method.widths(self.network).items():
+        for layer, side in self.widths().items():
             bases = self.bases[layer]
             if len(bases) == self.task:
                 bases.append(torch.zeros(side, 0, device=self.problem.device))
             if layer in self.received:  # not of a task whose labels nobody knows
                 bases[-1] = torch.cat([bases[-1], self.new_basis(layer, self.received.pop(layer)).float()], dim=1)
             if sum(basis.shape[1] for basis in bases) >= side:
-                free = layer == HEADS and not self.method.projected_heads
+                free = layer == HEADS and not self.method.projects_heads(self.problem.recurring)
                 what = "in a basis; later tasks have none there" if free else "protected; it learns no more"
                 self._notices.tell(
                     layer,
@@ -286,7 +313,7 @@ class ProjectedServer(GradientServer):
         """`ranks`: per layer, how many directions each task added; `dimensions`: how many there are."""
         return {
             "ranks": {layer: [basis.shape[1] for basis in bases] for layer, bases in self.bases.items()},
-            "dimensions": self.method.widths(self.network),
+            "dimensions": self.widths(),
         }
 
     def model(self) -> dict[str, torch.Tensor]:
@@ -302,7 +329,7 @@ class ProjectedServer(GradientServer):
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
-        self.bases = {layer: [] for layer in self.method.layers(self.network)}
+        self.bases = {layer: [] for layer in self.method.layers(self.network, self.problem.recurring)}
         for layer, bases in self.bases.items():
             while (name := basis_name(len(bases), layer)) in state:
                 bases.append(state[name].to(self.problem.device))

@@ -95,7 +95,7 @@ class GradientServer(Half, Server):
 
     def may_return(self, task: Task, refused: int, round_: int) -> bool:
         """A round of the model builds on the broadcast alone."""
-        return self.method.stages(task)[refused] == MODEL
+        return self.stages(task)[refused] == MODEL
 
     def broadcast(self, task: Task, round_: int) -> Message:
         """The model, the step size, the round; what no longer changes is sent to each client once."""
