@@ -244,7 +244,11 @@ def test_a_run_has_a_row_a_task_and_a_resumed_one_the_same_file(tmp_path, monkey
 
 def test_heads_are_a_layer_of_the_gradient():
     """With every body direction protected, what is left is the new head's part outside the heads' basis."""
-    method, problem, tasks = VARIANTS["fedprotip"], tiny_problem(), three_tasks()
+    method, problem, tasks = (
+        dataclasses.replace(VARIANTS["fedprotip"], projected_heads=True),
+        tiny_problem(),
+        three_tasks(),
+    )
     start = next(start for start in variant("fedprotip")[1] if start[0] == 1)
     full = {layer: np.eye(len(basis)) if layer != HEADS else basis for layer, basis in start[3].items()}
     left = fraction(method, problem, tasks, (*start[:3], full), 1)
