@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from fcl_bench.config import knob, typed_instance
+from fcl_bench.config import knob
 from fcl_bench.errors import UserError
+from fcl_bench.typed import typed_instance
 
 HUGE = 10**400
 

@@ -6,22 +6,20 @@ import copy
 import dataclasses
 import inspect
 import math
-import operator
 import re
-import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from dataclasses import MISSING, dataclass
 from importlib import import_module
 from numbers import Real
-from types import NoneType
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from fcl_bench.errors import UserError, choices, first_line, require_choice
+from fcl_bench.errors import UserError, first_line
 from fcl_bench.files import user_path
+from fcl_bench.typed import nested, typed_instance, types_of
 
 if TYPE_CHECKING:
     from fcl_bench.backbones.backbone import Backbone
@@ -44,17 +42,6 @@ _DOES |= {"adapt": "trains_network", "faults": "fails", "track": "start"}
 _OUTSIDE = ("hydra", "grid", "track")
 #: The C parser, in a tenth of OmegaConf's time.
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-#: Beyond them there is no use for a number, and libraries raise errors of their own.
-_LARGEST_INTEGER, _LARGEST_NUMBER = 2**63 - 1, 1e38
-
-#: What limits a number, by the keywords of `knob`: what has to hold, and how to say it.
-_BOUNDS = {
-    "least": (operator.ge, "{:g} or more"),
-    "above": (operator.gt, "above {:g}"),
-    "most": (operator.le, "at most {:g}"),
-    "below": (operator.lt, "below {:g}"),
-}
 
 
 def _of_variant(working: Any, published: Any, _parent_: Any) -> Any:
@@ -105,31 +92,6 @@ def knob(
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
-
-
-def _check_value(key: str, value: Any, limits: Mapping[str, Any]) -> None:
-    """Raise a `UserError` for a value outside of the limits in a knob's metadata."""
-    if limits["choices"] and isinstance(value, str):
-        numbers = [limits["words"] or _in_words(limits["bounds"], False)] if limits["bounds"] else []
-        require_choice(key, value, limits["choices"], numbers)
-    elif limits["filled"] and not value.strip():
-        raise UserError(f"{key} is empty", limits["words"])
-    elif isinstance(value, int | float):
-        bounds, whole = limits["bounds"], isinstance(value, int)
-        finite = math.isfinite(value)
-        if finite and not whole and abs(value) > _LARGEST_NUMBER:
-            raise UserError(f"{key}={value} is out of range", f"at most {_LARGEST_NUMBER}")
-        if not finite or not all(_BOUNDS[name][0](value, limit) for name, limit in bounds.items()):
-            raise UserError(f"{key}={value} is out of range", limits["words"] or _in_words(bounds, whole))
-
-
-def _in_words(bounds: dict[str, float], whole: bool) -> str:
-    told = ", ".join(_BOUNDS[name][1].format(limit) for name, limit in bounds.items())
-    if len(bounds) > 1:
-        return told
-    if "least" not in bounds:
-        return f"a finite number {told}".strip()
-    return f"an integer of at least {bounds['least']:g}" if whole else f"a finite number, {told}"
 
 
 @dataclass
@@ -246,7 +208,7 @@ def _counts(field: dataclasses.Field[Any], value: Any) -> bool:
 
 def added_knobs(schema: type) -> dict[str, Any]:
     """The `added` knobs of a dataclass with their defaults; of dataclasses in it as mappings, by the field's name."""
-    parts = {name: added_knobs(part) for name, declared in _types(schema).items() if (part := _nested(declared))}
+    parts = {name: added_knobs(part) for name, declared in types_of(schema).items() if (part := nested(declared))}
     added = {field.name: field.default for field in dataclasses.fields(schema) if field.metadata.get("added", False)}
     return {**parts, **added}
 
@@ -302,138 +264,6 @@ def target_class(group: str, path: Any) -> type:
             f"a class of the group {group} that lacks nothing",
         )
     return found
-
-
-def typed_instance(schema: type, knobs: dict[str, Any], group: str) -> Any:
-    """An instance of the dataclass `schema`; errors name the key as the user typed it."""
-    prefix = f"{group}." if group else ""
-    try:
-        return _instance(schema, knobs, prefix)
-    except OverflowError as error:
-        for key, value in _beyond_floats(knobs, group):
-            raise UserError(f"{key}={value} is out of range", f"at most {_LARGEST_NUMBER}") from error
-        raise
-
-
-def _beyond_floats(node: Any, key: str) -> Iterator[tuple[str, int]]:
-    """Key and value of each integer that is too large for a float, in what may be nested."""
-    if isinstance(node, Mapping):
-        for name, entry in node.items():
-            yield from _beyond_floats(entry, f"{key}.{name}" if key else str(name))
-    elif isinstance(node, list):
-        for entry in node:
-            yield from _beyond_floats(entry, key)
-    elif isinstance(node, int) and abs(node) > sys.float_info.max:
-        yield key, node
-
-
-def _instance(schema: type, knobs: dict[str, Any], prefix: str) -> Any:
-    known = _types(schema)
-    for name, declared in known.items():
-        given = knobs.get(name, {})
-        if {float, str} <= set(get_args(declared)):
-            knobs = {**knobs, name: _number_or_text(given)} if name in knobs else knobs
-            continue
-        if isinstance(given, dict) or not _nested(declared):
-            continue
-        if NoneType in get_args(declared) and (given is None or given is False):
-            knobs = {**knobs, name: None}  # false: as it is natural to switch a part with keys of its own off
-        else:
-            raise UserError(f"{prefix}{name}={given} has the wrong type", _wanted(schema, name))
-    try:
-        node = OmegaConf.merge(OmegaConf.structured(schema), knobs)
-        _check_knobs(node, prefix)
-        return OmegaConf.to_object(node)
-    except ConfigKeyError as error:
-        key = str(error.full_key or error.key)
-        raise UserError(
-            f"unknown key {prefix}{key}",
-            choices(known, key) if "." not in key else "a key listed in the YAML",
-        ) from error
-    except MissingMandatoryValue as error:
-        raise UserError(f"{prefix}{error.full_key} has no value", f"{prefix}{error.full_key}=...") from error
-    except OmegaConfBaseException as error:
-        if isinstance(error.__cause__, UserError):
-            raise error.__cause__ from error
-        key = str(error.full_key or error.key or "")
-        value = OmegaConf.select(OmegaConf.create(knobs), key)
-        typed = "null" if value is None else str(value)
-        raise UserError(f"{prefix}{key}={typed} has the wrong type", _wanted(schema, key)) from error
-
-
-def _number_or_text(given: Any) -> Any:
-    """A value of a field that takes numbers and texts: 1 and "1e-3" are numbers."""
-    if isinstance(given, bool) or not isinstance(given, int | str):
-        return given
-    try:
-        return float(given)
-    except ValueError:
-        return given
-
-
-def _check_knobs(node: Any, prefix: str) -> None:
-    """Raise a `UserError` for a value outside of the limits that its `knob` declares."""
-    schema: Any = OmegaConf.get_type(node)
-    for field in dataclasses.fields(schema):
-        value, key = node[field.name], f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(OmegaConf.get_type(value)):
-            _check_knobs(value, f"{key}.")
-            continue
-        _require_usual(key, value)
-        if "bounds" in field.metadata and value is not None:
-            if OmegaConf.is_dict(value):
-                entries = [(f"{key}.{name}", entry) for name, entry in value.items()]
-            else:
-                entries = [(key, entry) for entry in (value if OmegaConf.is_list(value) else [value])]
-            for name, entry in entries:
-                _check_value(name, entry, field.metadata)
-
-
-def _require_usual(key: str, value: Any) -> None:
-    """Raise a `UserError` for an integer beyond 64 bits, or a text with an escape sequence, a line break and the like.
-
-    Of such integers libraries make no number; such texts get into names and onto terminals.
-    """
-    if OmegaConf.is_dict(value):
-        for name, entry in value.items():
-            _require_usual(f"{key}.{name}", entry)
-    elif OmegaConf.is_list(value):
-        for entry in value:
-            _require_usual(key, entry)
-    elif isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
-        raise UserError(f"{key}={value} is out of range", f"at most {_LARGEST_INTEGER}")
-    if not str(value).isprintable():
-        raise UserError(f"{key}={value} holds what cannot be printed", "printable characters")
-
-
-def _types(schema: type) -> dict[str, Any]:
-    """The declared type of each field of a dataclass."""
-    hints = get_type_hints(schema)
-    return {field.name: hints[field.name] for field in dataclasses.fields(schema)}
-
-
-def _nested(declared: Any) -> Any:
-    """The dataclass of a field that is declared as one, or as one or null; None for every other field."""
-    return next(filter(dataclasses.is_dataclass, (declared, *get_args(declared))), None)
-
-
-def _wanted(schema: type, key: str) -> str:
-    """The type of a key in words ("an integer", "a number or null")."""
-    words = {
-        "int": "an integer",
-        "float": "a number",
-        "bool": "true or false",
-        "str": "a text",
-        "list[str]": "a list of texts",
-        "None": "null",
-    }
-    for part in key.split("."):
-        name, _, _ = part.partition("[")
-        declared = next((str(field.type) for field in dataclasses.fields(schema) if field.name == name), "")
-        if nested := _nested(_types(schema).get(name)):
-            schema = nested
-            declared = "keys of its own: " + ", ".join(_types(nested))
-    return " or ".join(words.get(kind.strip(), kind.strip()) for kind in declared.split("|")) or "see the YAML"
 
 
 def text(value: Any) -> str:

@@ -13,8 +13,9 @@ from fcl_bench.backbones.backbone import Identity, Pixels
 from fcl_bench.backbones.timm_backbone import Timm, Transform
 from fcl_bench.backbones.tiny import Tiny
 from fcl_bench.backbones.trainable import frozen_names, weights_hash
-from fcl_bench.config import counting, typed_instance
+from fcl_bench.config import counting
 from fcl_bench.errors import UserError
+from fcl_bench.typed import typed_instance
 from tests.backbones.start_cases import BACKBONES, CPU, FEATURES, RESNET, SMALL, VIT, checkpoint, images, scratch, vit
 
 

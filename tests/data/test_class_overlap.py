@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.config import typed_instance
 from fcl_bench.data.splits.class_incremental import ClassOverlap
 from fcl_bench.errors import UserError
+from fcl_bench.typed import typed_instance
 from tests.data.split_cases import class_table, dataset_of, even_dataset
 
 

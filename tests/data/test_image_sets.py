@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fcl_bench.config import typed_instance
 from fcl_bench.data.sources.domainnet import DomainNet
 from fcl_bench.data.sources.hub_images import HubImages
 from fcl_bench.data.sources.imagenet_r import INDEX, ImageNetR
 from fcl_bench.data.sources.vtab import PARTS, Vtab
 from fcl_bench.errors import UserError
+from fcl_bench.typed import typed_instance
 from tests.data.hub_copies import COPIES, DOMAINS, png
 
 

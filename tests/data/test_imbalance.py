@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.config import _identity, typed_instance
+from fcl_bench.config import _identity
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.splits import base
 from fcl_bench.data.splits.base import Division, TaskSplit
@@ -21,6 +21,7 @@ from fcl_bench.data.splits.stream import Stream
 from fcl_bench.errors import UserError
 from fcl_bench.randomness import generator
 from fcl_bench.runs.plan import deal
+from fcl_bench.typed import typed_instance
 from tests.data.split_cases import check_stream, class_table, dataset_of, even_dataset, same, uneven_dataset
 from tests.data.test_stream_splits import SHUFFLED, SPLITS, many_classes
 from tests.small_runs import run_in, settings_for

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.config import _identity, typed_instance
+from fcl_bench.config import _identity
 from fcl_bench.data.partitions.base import Iid, Shards
 from fcl_bench.data.partitions.dirichlet import Dirichlet, DirichletAllClasses, DirichletEqualSizes
 from fcl_bench.data.splits.base import TaskSplit
@@ -18,6 +18,7 @@ from fcl_bench.data.splits.domain_incremental import DomainIncremental
 from fcl_bench.data.splits.si_blurry import SiBlurry
 from fcl_bench.errors import UserError
 from fcl_bench.randomness import generator
+from fcl_bench.typed import typed_instance
 from tests.data import split_oracle
 from tests.data.split_cases import check_cover, check_stream, dataset_of, same, uneven_dataset
 

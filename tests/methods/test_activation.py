@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.config import typed_instance
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
@@ -25,6 +24,7 @@ from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
+from fcl_bench.typed import typed_instance
 from tests.methods.harness import draw_tasks, learn, problem_of, projection_of, relative_error
 from tests.small_methods import NAMES, class_of
 

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.config import typed_instance
 from fcl_bench.engine.admission import BadUpload
 from fcl_bench.engine.codec import encoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.air import AIR
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.protocol.task import Task
+from fcl_bench.typed import typed_instance
 from tests.methods import air_oracle as oracle
 from tests.methods.harness import (
     dealt,

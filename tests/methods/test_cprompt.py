@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.config import typed_instance
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.coda_prompt import CodaPrompt
 from fcl_bench.methods.gradient.cprompt import CPrompt, FeatureContrast, PromptContrast
@@ -14,6 +13,7 @@ from fcl_bench.methods.gradient.prompts import PromptObjective
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
+from fcl_bench.typed import typed_instance
 from tests.methods.coda_oracle import (
     COUNT,
     LAYERS,

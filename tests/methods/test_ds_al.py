@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.config import typed_instance
 from fcl_bench.engine.codec import encoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.ds_al import DSAL, DSALServer
 from fcl_bench.methods.closed_form.stsa import STSA
+from fcl_bench.typed import typed_instance
 from tests.methods import ds_al_oracle as oracle
 from tests.methods.harness import (
     Tasks,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.config import typed_instance
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.dualprompt import DualPrompt
 from fcl_bench.training.heads import Heads
+from fcl_bench.typed import typed_instance
 from tests.methods.harness import turn
 from tests.methods.prompt_harness import (
     SIZES,

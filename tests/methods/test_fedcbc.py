@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.config import typed_instance
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.fedcbc import FedCBC, VAETraining
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.class_vaes.streams import further, keys, keys_of_rows, normals, uniforms
+from fcl_bench.typed import typed_instance
 from tests.methods.classical_harness import INPUTS, SIZES, feature_tasks
 from tests.methods.harness import draw_tasks, turn
 from tests.methods.training_harness import federation_of, image_shard, images_stream, learn_images

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.config import typed_instance
 from fcl_bench.engine.admission import BadUpload
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.class_counts import COUNTS
@@ -18,6 +17,7 @@ from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
+from fcl_bench.typed import typed_instance
 from tests.methods.harness import take_in
 from tests.methods.softmax_oracle import TASKS, Oracle, class_weights, setting, small_batches, whole_batches
 from tests.methods.training_harness import federation_of, images_stream, learn_images

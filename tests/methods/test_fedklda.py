@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.config import typed_instance
 from fcl_bench.engine.codec import encoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.fedklda import FedKLDA
 from fcl_bench.methods.closed_form.fedlda import FedLDA
+from fcl_bench.typed import typed_instance
 from tests.methods import discriminant_oracle as oracle
 from tests.methods.harness import (
     dealt,

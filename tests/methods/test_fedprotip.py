@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fcl_bench.config import typed_instance
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.fedprotip import FedProTIP
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import summarise, used_runs, varying_setting
 from fcl_bench.training.optimisers import add_weight_decay
+from fcl_bench.typed import typed_instance
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import (
     HEADS,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fcl_bench.config import typed_instance
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.fedprox import FedProx
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.training.knobs import Training
+from fcl_bench.typed import typed_instance
 from tests.methods.drift_harness import (
     EXACT,
     play_scalar,

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 import torch
 
-from fcl_bench.config import typed_instance
 from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.fedprotip import FedProTIP
@@ -18,6 +17,7 @@ from fcl_bench.methods.gradient.fot import FOT
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, TestBatch
 from fcl_bench.training.knobs import Training
+from fcl_bench.typed import typed_instance
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import (
     HEADS,

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.config import typed_instance
 from fcl_bench.engine.codec import encoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch, GaussianRemainderServer
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.papers.byte_conventions import accounting, centred_sketch_values
+from fcl_bench.typed import typed_instance
 from tests.methods import gaussian_remainder_oracle as oracle
 from tests.methods.harness import (
     Tasks,

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.config import typed_instance
 from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.finetune import FineTune
@@ -18,6 +17,7 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
+from fcl_bench.typed import typed_instance
 from tests.methods.harness import turn
 from tests.methods.plain_training import (
     FAST,

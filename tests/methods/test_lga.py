@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.config import typed_instance
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.glfc import GLFC
 from fcl_bench.methods.gradient.lga import LGA, Balanced
 from fcl_bench.training.category_balance import GROUPS
 from fcl_bench.training.compensation import Compensated
 from fcl_bench.training.heads import Heads
+from fcl_bench.typed import typed_instance
 from tests.methods import lga_oracle
 from tests.methods.classical_harness import assert_as_written_down
 from tests.methods.classical_harness import training as on_features

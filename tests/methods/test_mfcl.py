@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.config import typed_instance
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.mfcl import MFCL, Replaying
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.objective import Objective
+from fcl_bench.typed import typed_instance
 from tests.methods.harness import turn
 from tests.methods.mfcl_harness import SIZES, cross_entropy, mfcl, second_task, softmax, tasks, training
 from tests.methods.test_recurring_classes import blurred_tasks

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.config import typed_instance
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.moon import MOON, FeatureContrast, LogitContrast, contrast
 from fcl_bench.training.heads import Heads
+from fcl_bench.typed import typed_instance
 from tests.methods.plain_training import made_tasks
 from tests.methods.softmax_oracle import TASKS, Oracle, class_weights, setting, small_batches, whole_batches
 from tests.methods.training_harness import feature_tasks, federation_of, images_stream, learn_image_task, tiny_problem

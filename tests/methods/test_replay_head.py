@@ -7,13 +7,13 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from fcl_bench.config import typed_instance
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.joint_training import JointTraining
 from fcl_bench.methods.gradient.replay_head import MOMENTS, Gaussian
 from fcl_bench.protocol.problem import TestBatch
 from fcl_bench.training.knobs import Training
+from fcl_bench.typed import typed_instance
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
 from tests.methods.whole_runs import assert_resumes, feature_problem, learnt, model_of, same
 from tests.small_methods import NAMES, architecture, class_of, made, trains

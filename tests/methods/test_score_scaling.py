@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.config import typed_instance
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.score_scaling import unit_lengths
 from fcl_bench.methods.closed_form.afcl import AFCL
@@ -18,6 +17,7 @@ from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
+from fcl_bench.typed import typed_instance
 from tests.conftest import shared
 from tests.methods.harness import Tasks, draw_tasks, learn, problem_of, projection_of, relative_error
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.config import typed_instance
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.target import TARGET, Rehearsed
 from fcl_bench.training.generators.meta_inversion import Synthesis
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.objective import Objective
+from fcl_bench.typed import typed_instance
 from tests.methods.classical_harness import STREAMS, exchanged, federation, pictures, training
 from tests.methods.harness import turn
 from tests.methods.training_harness import (

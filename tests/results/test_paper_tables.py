@@ -18,7 +18,7 @@ import yaml
 from fcl_bench.engine.checkpoint import write_json
 from fcl_bench.errors import UserError
 from fcl_bench.files import file_checksum
-from fcl_bench.papers.matching import LOST_METHOD, NO_METHOD, Matcher, overrides, settings_of, words_without_key
+from fcl_bench.papers.matching import LOST_METHOD, NO_METHOD, Matcher, overrides, settings_of
 from fcl_bench.papers.printed import printed as papers_printed
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import used_runs
@@ -398,9 +398,3 @@ def test_errata_are_named_below_the_tables_they_are_about(everything):
     assert "interchanged against Tables 1, 8 and 16" in notes["fedprotip-table-11"]
     assert "docs/errata.md" in notes["fedran-table-4"]
     assert "not in the copy" in notes["fedran-table-4"]
-
-
-def test_quoted_words_are_told_from_overrides():
-    printed = pd.Series(cell(setting='split=si_blurry "after task 2" method.M=null "a=b"'))
-    assert words_without_key(printed["setting"]) == ["after task 2", "a=b"]
-    assert overrides(printed)[-2:] == ("split=si_blurry", "method.M=null")

@@ -6,10 +6,10 @@ import pandas as pd
 import pytest
 
 from fcl_bench.backbones.trainable import weights_hash
-from fcl_bench.config import typed_instance
 from fcl_bench.errors import UserError
 from fcl_bench.runs.adapt import FedAvgAdaptation, adaptation_identity
 from fcl_bench.runs.inputs import prepare_inputs
+from fcl_bench.typed import typed_instance
 from tests.runs.adaptation_runs import SMALL, STSA, plan_of
 from tests.small_runs import run_in, settings_for
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from fcl_bench.backbones.trainable import Trainable, copies
-from fcl_bench.config import typed_instance
 from fcl_bench.data.images.batches import Augment, Standardise, epoch_batches
 from fcl_bench.errors import UserError
 from fcl_bench.training.heads import Heads
@@ -21,6 +20,7 @@ from fcl_bench.training.objective import Objective
 from fcl_bench.training.optimisers import add_weight_decay, average
 from fcl_bench.training.samples import Samples
 from fcl_bench.training.trainer import Trainer
+from fcl_bench.typed import typed_instance
 from tests.methods.training_harness import CPU, image_tasks, tiny_problem
 
 #: Field -> values that are refused.

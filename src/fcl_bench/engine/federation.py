@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -18,8 +18,8 @@ from fcl_bench.engine.examination import Answers, Examination
 from fcl_bench.engine.ledger import Ledger, Stopwatch
 from fcl_bench.engine.middleware import Chain, Middleware
 from fcl_bench.engine.node import ClientData, Late, Lost, Reply
-from fcl_bench.engine.reports import Absences
 from fcl_bench.engine.rounds import RoundAccuracy
+from fcl_bench.engine.state import FederationState
 from fcl_bench.engine.transport import Transport
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.audit import Audit, Everything
@@ -34,67 +34,6 @@ log = logging.getLogger(__name__)
 
 #: Prefixes of what a checkpoint keeps beside the server's tensors; an audit's name follows its.
 _AUDIT, _CLIENT = "audit.", "client."
-_ANSWERS = GROWING + "answers"
-#: What of a `FederationState` is JSON as it is.
-_PLAIN = (
-    *("tasks_done", "rounds_done", "server_seconds"),
-    *("client_storage_bytes", "client_storage_max_bytes", "client_samples_kept"),
-    *("absences", "missing"),
-)
-
-
-def _none_absent() -> Absences:
-    return {"silent": 0, "gone": 0, "late": 0, "late_arrived": 0, "late_absorbed": 0, "late_dropped": 0}
-
-
-@dataclass
-class FederationState:
-    """What a run has achieved so far; with the tensors, all that a resumed run needs.
-
-    Attributes:
-        tasks_done: number of complete tasks.
-        answers: right answers so far.
-        ledger: bytes and seconds.
-        rounds_done: complete rounds of the task at hand.
-        server_seconds: of those rounds.
-        client_storage_bytes: the most that any client has kept between turns so far, by kind.
-        client_storage_max_bytes: of all kinds together.
-        client_samples_kept: the most raw samples.
-        absences: turns without an upload in time, and late uploads.
-        missing: client and round of each turn of the task at hand that brought no upload in time and on which later
-            rounds build.
-    """
-
-    tasks_done: int
-    answers: Answers
-    ledger: Ledger
-    rounds_done: int = 0
-    server_seconds: float = 0.0
-    client_storage_bytes: dict[str, int] = field(default_factory=dict)
-    client_storage_max_bytes: int = 0
-    client_samples_kept: int = 0
-    absences: Absences = field(default_factory=_none_absent)
-    missing: list[tuple[int, int]] = field(default_factory=list)
-
-    def note_stored(self, reply: Reply) -> None:
-        """Take in what a client keeps after a turn."""
-        for kind, size in reply.stored.items():
-            self.client_storage_bytes[kind] = max(self.client_storage_bytes.get(kind, 0), size)
-        self.client_storage_max_bytes = max(self.client_storage_max_bytes, sum(reply.stored.values()))
-        self.client_samples_kept = max(self.client_samples_kept, reply.samples_kept)
-
-    def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """All of it: a little JSON, and what grows with tasks, clients and rounds as tensors that only gain rows."""
-        saved = {name: getattr(self, name) for name in _PLAIN}
-        saved |= {"answers": self.answers.state(), "ledger": self.ledger.state()}
-        return saved, {**self.ledger.tensors(), _ANSWERS: self.answers.tensor(self.tasks_done)}
-
-    def restore(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        """Take over what `save` returned."""
-        for name in _PLAIN:
-            setattr(self, name, saved[name])
-        self.answers.restore(saved["answers"], tensors[_ANSWERS])
-        self.ledger.restore(saved["ledger"], tensors)
 
 
 class Federation:

@@ -9,8 +9,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from fcl_bench.config import target_class, typed_instance
+from fcl_bench.config import target_class
 from fcl_bench.errors import UserError
+from fcl_bench.typed import typed_instance
 
 
 @dataclass(frozen=True)
