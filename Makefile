@@ -139,6 +139,7 @@ training: $(VENV)/.run
 	$(TRAIN) beta=0.1 method=feddyn method.reset=true
 	$(TRAIN) beta=0.1 method=fedicarl method.memory=200
 	$(TRAIN) beta=0.1 method=finetune method.loss_over=task
+	$(TRAIN) beta=0.1 method=finetune method.frozen_stages=2 method.frozen_heads=true method.loss_over=task
 	$(TRAIN) beta=0.1 $(TARGET_KNOBS)
 	$(TRAIN) beta=0.1 $(LANDER_KNOBS) method.training.momentum=0
 	$(TRAIN) beta=0.1 $(LANDER_KNOBS) method.training.momentum=0 method.cur=0.55 method.pre=1.1
