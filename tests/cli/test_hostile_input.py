@@ -158,7 +158,10 @@ def test_signals_end_with_one_line_and_the_run_goes_on_later(tmp_path, number, w
     """In the middle of a run that would take minutes."""
     line = [sys.executable, "-m", "fcl_bench", *TRAINED.split(), "method.training.rounds=500", f"out={tmp_path}/out"]
     process = subprocess.Popen(
-        [*line, "checkpoint_rounds=1"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        # Also where the tests themselves run under nohup.
+        [*line, "checkpoint_rounds=1"],
+        **{"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True},
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("out/runs/*/checkpoint/state.json")):

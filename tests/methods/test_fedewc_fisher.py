@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fcl_bench.engine.codec import encoded
 from fcl_bench.methods.gradient.fedewc import FISHER, FedEWC
 from fcl_bench.protocol.message import Message
 from tests.methods.classical_harness import INPUTS, feature_tasks, federation, pictures, training
@@ -28,7 +29,7 @@ def answers(method: FedEWC, parts: list, order: list[int] | None = None, problem
     for k in order or range(len(parts)):
         if len(parts[k][1]):
             sent[k] = turn(client, image_shard(k, 0, *parts[k]), broadcast)
-            take_in(server, k, sent[k], task, number)
+            take_in(server, k, encoded(sent[k], problem.wire), task, number)
     server.finish_round()
     return server, sent
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 import pandas as pd
@@ -11,6 +10,7 @@ import torch
 
 from fcl_bench import environment
 from fcl_bench.backbones.trainable import weights_hash
+from fcl_bench.config import counting
 from fcl_bench.engine import federation as engine
 from fcl_bench.runs.adapt import adaptation_identity
 from fcl_bench.runs.inputs import load_images, prepare_inputs
@@ -133,7 +133,7 @@ def test_an_interrupted_first_stage_goes_on_to_the_same_bits(runs, tmp_path, mon
 def test_what_fedavg_left_is_still_known_by_the_same_name(tmp_path):
     """As before there were other first stages: its training and finetune's revision, in the run's identity neither."""
     plan = plan_of(tmp_path, *FEDAVG)
-    whole, training = plan.settings.identity(), dataclasses.asdict(plan.settings.adapt.training)
+    whole, training = plan.settings.identity(), counting(plan.settings.adapt.training)
     kept = ("seed", "beta", "clients", "tasks", "label_rate", "dtype", "data", "split", "partition")
     assert adaptation_identity(plan) == {
         **{key: whole[key] for key in kept},

@@ -60,7 +60,8 @@ def _type_objection(name: str, sent: torch.Tensor, upload: Message, wire: WireFo
 def _scale_objection(sent: torch.Tensor, scale: torch.Tensor | None, packed: bool) -> tuple[str, str] | None:
     if scale is None:
         return None
-    fits = scale.ndim == 1 if packed else tuple(scale.shape) == (1, *sent.shape[1:])
+    # Of a tensor without rows no column has a scale.
+    fits = scale.ndim == 1 if packed else sent.ndim > 1 and scale.shape == sent[:1].shape
     if packed and fits:
         fits = sent.ndim == 1 and len(scale) * (len(scale) + 1) // 2 == len(sent)
     if not fits:
