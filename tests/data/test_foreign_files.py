@@ -31,6 +31,17 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
+def put_special(path: Path, kind: str) -> None:
+    """A FIFO, a device or a folder in place of the file."""
+    path.unlink()
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+
+
 @pytest.mark.parametrize("suffix", list(RASTER))
 def test_seven_formats_are_read(tmp_path, suffix):
     Image.fromarray(PIXELS).save(tmp_path / f"x.{suffix}", RASTER[suffix])
@@ -73,13 +84,7 @@ def test_eps_is_not_looked_into(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["FIFO", "device", "folder"])
 def test_a_special_file_among_images_is_named(folder, kind):
     path = folder / "train" / "dog" / "0.png"
-    path.unlink()
-    if kind == "FIFO":
-        os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    else:
-        path.mkdir()
+    put_special(path, kind)
     with pytest.raises(UserError, match=rf"dog/0\.png cannot be read: it is a {kind} \("):
         ImageFolder(path=str(folder)).load()
 
@@ -108,13 +113,7 @@ def test_a_column_of_paths_embeds_none(tmp_path, column):
 def test_a_special_file_in_place_of_a_table_is_named(tmp_path, kind):
     source = hub(tmp_path, img=[b"x", b"y"], label=[0, 1])
     path = tmp_path / "train-00000-of-00001.parquet"
-    path.unlink()
-    if kind == "FIFO":
-        os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    else:
-        path.mkdir()
+    put_special(path, kind)
     with pytest.raises(UserError, match=rf"train-00000-of-00001\.parquet is a {kind} \("):
         source.load()
 
