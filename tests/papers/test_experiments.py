@@ -144,6 +144,13 @@ def test_the_last_cell_in_miniature_composes_and_says_where_it_is_from(experimen
     assert (settings.data.name, settings.scalars.tasks <= 6) == ("digits", True)
 
 
+@pytest.mark.parametrize("experiment", experiments())
+def test_the_last_cell_of_every_grid_composes(experiment):
+    """All cells: -m long. The two profiles have presets of their own."""
+    for profile in PROFILES:
+        assert settings_for(*grid_cells(experiment, profile)[-1]).resolved["profile"] == profile
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("experiment", experiments())
