@@ -64,7 +64,7 @@ class Exchanged(TypedDict):
     down_max_bytes: int  # the most that one client receives for one task
     up_total_bytes: int  # all clients and tasks together
     down_total_bytes: int
-    raw: Raw | None  # None where nobody sees the samples, or in a first stage that an earlier version did
+    raw: Raw | None  # None where nobody sees the samples
 
 
 class StageExchanged(TypedDict):

@@ -93,9 +93,8 @@ class ToldSamples:
         return {_TOLD: self._rows.tensor()}
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `tensors` returned; nothing of a version that did not look."""
+        """Take over what `tensors` returned."""
         saved = Rows(np.dtype(np.int64))
-        if _TOLD in tensors:
-            saved.restore(tensors[_TOLD])
+        saved.restore(tensors[_TOLD])
         self._rows, self._known = Rows(np.dtype(np.int64)), np.zeros(0, dtype=bool)
         self.add(saved.array)
