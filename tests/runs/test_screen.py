@@ -161,7 +161,7 @@ def test_samples_that_left_alone_have_a_table_with_their_share(capsys):
     print_record({**record, "privacy": {**privacy, **told}}, "x")
     out = capsys.readouterr().out
     assert re.search(r"sums of one sample that clients sent +│ +1,234", out)
-    assert re.search(r"training samples that left alone so, 12 % of all +│ +12", out)
+    assert re.search(r"training samples that were sent alone, 12 % of all +│ +12", out)
     assert "second moments" not in out
     print_record({**record, "privacy": {**privacy, **dict.fromkeys(told, 0)}}, "x")
     assert "left the clients" not in capsys.readouterr().out

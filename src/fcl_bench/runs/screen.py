@@ -232,7 +232,7 @@ def _privacy(privacy: Privacy, samples: int) -> Table:
     counted = {
         "sums of one sample that clients sent": privacy.get("one_sample_sums", 0),
         "second moments of one sample that clients sent": privacy.get("one_sample_moments", 0),
-        f"training samples that left alone so{share}": told,
+        f"training samples that were sent alone{share}": told,
         "synthetic images that the server sent": privacy["synthetic_images"],
         "gradients of single samples that clients sent": privacy["sample_gradients"],
         "images that the server reconstructed of them": privacy["reconstructed_images"],
