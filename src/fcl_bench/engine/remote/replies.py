@@ -39,7 +39,7 @@ def said(kind: str, message: Message | None = None, **beside: Any) -> bytes:
     return packed(message or Message({}), kind=kind, **beside)
 
 
-def heard(blob: bytes) -> Said:
+def heard(blob: bytes | memoryview) -> Said:
     """What `said` returned.
 
     Raises:
