@@ -198,15 +198,17 @@ class OverRanks(Reach):
         if torch.cuda.is_available():
             torch.cuda.set_device(where.local % torch.cuda.device_count())
         os.environ |= {"MASTER_ADDR": where.address, "MASTER_PORT": str(where.port)}
+        meeting = datetime.timedelta(seconds=self.meeting)
         try:
-            dist.init_process_group(
-                "gloo", rank=where.rank, world_size=where.size, timeout=datetime.timedelta(seconds=self.meeting)
-            )
-            dist.distributed_c10d._set_pg_timeout(_PATIENCE)
-        except (RuntimeError, ValueError) as error:
+            store, _, _ = next(dist.rendezvous("env://", where.rank, where.size, timeout=meeting))
+            store.set_timeout(meeting)
+            dist.init_process_group("gloo", store=store, rank=where.rank, world_size=where.size, timeout=_PATIENCE)
+        except (RuntimeError, ValueError, dist.DistError) as error:
             raise UserError(
                 f"the {where.size} ranks did not meet at {where.address}:{where.port}: {first_line(error)}",
                 "the same command on all of them, or a larger transport.meeting",
             ) from error
-        yield
-        dist.destroy_process_group()
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
