@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fcl_bench.cli.command import DONE, report_failure
+from fcl_bench.cli.command import DONE, USER_ERROR, interrupted, report_failure
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.sweep.jobs import JobReport, output_path, reported
 from fcl_bench.tracking.console import log_to_terminal, output_to, say, silence
@@ -94,8 +94,16 @@ def _follow(settings: Settings) -> int:
     from fcl_bench.runs.serve import serve
 
     silence()
-    if not settings.scalars.preview:
+    if settings.scalars.preview:
+        return DONE
+    try:
         serve(settings)
+    except UserError:
+        if settings.transport.speaks:
+            raise
+        return USER_ERROR
+    except KeyboardInterrupt as error:
+        return interrupted(error)
     return DONE
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from fcl_bench.errors import first_line
 
 #: The length that tells a peer that nothing more will come.
 _END = 0
+#: Why a process that was killed answers no more.
+CLOSED = "its connection closed"
 
 
 class Peer:
@@ -30,10 +32,12 @@ class Peer:
 
     def __init__(self, rank: int, name: str) -> None:
         self.name = name
+        #: Whether it has said that nothing more will come.
+        self.ended = False
         self._rank = rank
         self._inbox: SimpleQueue[torch.Tensor | str] = SimpleQueue()
         self._room = threading.Semaphore(1)
-        self._gone = ""
+        self._gone, self._leaving = "", False
         self._thread = threading.Thread(target=self._read, name=f"reads {name}", daemon=True)
         self._thread.start()
 
@@ -43,12 +47,16 @@ class Peer:
                 length = torch.zeros(1, dtype=torch.int64)
                 dist.recv(length, self._rank)
                 if int(length) == _END:
+                    self.ended = True
                     self._inbox.put("it has come to its end")
                     return
                 self._room.acquire()
                 body = torch.empty(int(length), dtype=torch.uint8)
                 dist.recv(body, self._rank)
-                self._inbox.put(body)
+                if self._leaving:
+                    self._room.release()
+                else:
+                    self._inbox.put(body)
         except (RuntimeError, ValueError) as error:
             self._inbox.put(_reason(error))
 
@@ -61,11 +69,14 @@ class Peer:
         except RuntimeError as error:
             raise Gone(_reason(error)) from error
 
-    def receive(self) -> memoryview:
-        """The next message. Raises `Gone` if none will come."""
+    def receive(self, seconds: float | None = None) -> memoryview:
+        """The next message. Raises `Gone` if none will come, or none has come in time."""
         if self._gone:
             raise Gone(self._gone)
-        body = self._inbox.get()
+        try:
+            body = self._inbox.get(timeout=seconds)
+        except Empty:
+            raise Gone("it does not answer") from None
         if isinstance(body, str):
             self._gone = body
             raise Gone(body)
@@ -80,7 +91,8 @@ class Peer:
             return
 
     def await_end(self, seconds: float) -> None:
-        """Wait until the peer has said so, too, so that its connection may be closed."""
+        """Wait until the peer has said so, too, so that its connection may be closed; what else it says is dropped."""
+        self._leaving = True
         self._room.release()
         self._thread.join(seconds)
 
@@ -88,4 +100,4 @@ class Peer:
 def _reason(error: Exception) -> str:
     """The words of torch's own that tell a user something: [file:line] and addresses are left out."""
     text = first_line(error)
-    return "its connection closed" if "closed by peer" in text or "reset" in text else text
+    return CLOSED if "closed by peer" in text or "reset" in text else text

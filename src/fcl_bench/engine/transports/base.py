@@ -82,6 +82,11 @@ class Reach(ABC):
         return False
 
     @property
+    def speaks(self) -> bool:
+        """Whether this process tells the user what went wrong, rather than leave that to another one."""
+        return True
+
+    @property
     def process(self) -> str:
         """Name of this process, for messages."""
         return "this process"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from fcl_bench.engine.clients import Clients, home, residents
 from fcl_bench.engine.keeper import Keeper
 from fcl_bench.engine.remote.census import Census, require_alike
 from fcl_bench.engine.remote.host import Host, answered
-from fcl_bench.engine.remote.peers import Peer
+from fcl_bench.engine.remote.peers import CLOSED, Peer
 from fcl_bench.engine.remote.placing import Place, place
 from fcl_bench.engine.remote.replies import Said, heard, said
 from fcl_bench.engine.remote.transport import Gone, Remote, lost
@@ -33,6 +34,17 @@ from fcl_bench.protocol.message import Message
 _PATIENCE = datetime.timedelta(days=30)
 #: How long a process that leaves waits for the others to say that they do, too.
 _FAREWELL = 5.0
+
+
+def _has_gone(server: Peer) -> bool:
+    """Whether rank 0 leaves without a word, in the next few seconds."""
+    begin = time.monotonic()
+    while (left := begin + _FAREWELL - time.monotonic()) > 0:
+        try:
+            server.receive(left)
+        except Gone as error:
+            return not server.ended and str(error) == CLOSED
+    return False
 
 
 def rank_name(rank: int) -> str:
@@ -177,20 +189,34 @@ class OverRanks(Reach):
                 link.close()
 
     def follow(self, answers: Callable[[Said], Iterator[bytes]]) -> None:
-        """Answer rank 0 until it says that the run is over. Raises `Gone` where it is there no more."""
+        """Answer rank 0 until it says that the run is over. Raises a `UserError` where it has gone without a word."""
         where = place()
         with self._group(where):
             server = Peer(0, rank_name(0))
-            while True:
-                try:
-                    request = server.receive()
-                except Gone as error:
-                    if str(error) == "it has come to its end":
-                        server.end()
-                        return
-                    raise
-                for blob in answered(request, answers):
-                    server.send(blob)
+            try:
+                self._serve(server, answers)
+            except Gone as error:
+                if not server.ended:
+                    raise lost(rank_name(0), error) from error
+            except KeyboardInterrupt:
+                # Of a signal that all ranks got rank 0 tells; unless it is what the signal is about.
+                if where.rank == 1 and _has_gone(server):
+                    raise lost(rank_name(0), Gone(CLOSED)) from None
+                raise
+            server.end()
+
+    @staticmethod
+    def _serve(server: Peer, answers: Callable[[Said], Iterator[bytes]]) -> None:
+        while True:
+            for blob in answered(server.receive(), answers):
+                if server.ended:
+                    return
+                server.send(blob)
+
+    @property
+    def speaks(self) -> bool:
+        # Of what happens to rank 0 somebody has to tell.
+        return place().rank <= 1
 
     @contextmanager
     def _group(self, where: Place) -> Iterator[None]:
