@@ -47,6 +47,19 @@ def _has_gone(server: Peer) -> bool:
     return False
 
 
+def shares(start: int, end: int, batch: int, processes: int) -> list[range]:
+    """Samples `start` to `end` in as many parts as there are processes; of each, whole batches of the whole pass.
+
+    Args:
+        start, end: of what is to be done; `start` begins a batch.
+        batch: samples of a batch.
+        processes: at most as many as there are batches.
+    """
+    batches = -(-(end - start) // batch)
+    ends = [min(start + batches * (number + 1) // processes * batch, end) for number in range(processes)]
+    return [range(begin, stop) for begin, stop in zip([start, *ends], ends, strict=False)]
+
+
 def rank_name(rank: int) -> str:
     return f"rank {rank}"
 
@@ -96,16 +109,14 @@ class ServersRank(Link):
         if batch is None or len(split) - start < self._size * batch:
             yield from extractor.batches(split, start)
             return
-        # Shares begin where a batch does, so that every batch is the one that a single process has.
-        steps = -(-(len(split) - start) // batch)
-        ends = [min(start + steps * (rank + 1) // self._size * batch, len(split)) for rank in range(self._size)]
-        for rank in self._peers:
-            self._ask(rank, said("extract", side=side, start=ends[rank - 1], end=ends[rank]))
+        own, *others = shares(start, len(split), batch, self._size)
+        for rank, share in zip(self._peers, others, strict=True):
+            self._ask(rank, said("extract", side=side, start=share.start, end=share.stop))
         done = start
         for features in extractor.batches(split, start):
             yield features
             done += len(features)
-            if done >= ends[0]:
+            if done >= own.stop:
                 break
         for rank in self._peers:
             yield self._hear(rank, "features").message["features"]
