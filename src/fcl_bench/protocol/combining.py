@@ -25,7 +25,7 @@ def added_up(uploads: Sequence[Message]) -> Message:
         TypeError: a field is not, so the method is wrong to say that its uploads add up.
     """
     first = uploads[0]
-    if left := sorted(set(first) - first.summed):
+    if left := sorted(name for name in first if name not in first.summed):
         raise TypeError(f"a field of the stage {first.stage} does not add up: {', '.join(left)}")
     return as_one(uploads, {name: total(uploads, name) for name in first})
 
