@@ -26,7 +26,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.protocol.audit import Audit, Everything
 from fcl_bench.protocol.expected import Announced, Expectation
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Method, not_combined
+from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices, progress
@@ -102,7 +102,7 @@ class Federation:
     def _tree(self, method: Method, fan_in: int) -> Tree:
         combination, problem = method.combination(self.problem), self.problem
         if combination is None:
-            raise UserError(*not_combined(method))
+            raise ValueError(f"{method.name} has uploads that cannot be combined")
         return Tree(self.transport.clients, fan_in, combination, Codec.of_clients(problem), problem.device)
 
     def run(self, checkpoint: Callable[[Federation], Any], every: int | None = None) -> FederationState:

@@ -212,11 +212,3 @@ class Method(ABC):
     @abstractmethod
     def server(self, problem: Problem) -> Server:
         """The server half, before its first task."""
-
-
-def not_combined(method: Method) -> tuple[str, str]:
-    """What to say of a tree whose nodes cannot combine a method's uploads, and what would work."""
-    return (
-        f"transport=tree: method={method.name} with these knobs has uploads that cannot be combined on their way",
-        "transport=in_process, or method=stsa, afl, fedran, centred_sketch, fedlda, fedncm or finetune",
-    )

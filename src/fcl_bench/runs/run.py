@@ -124,6 +124,7 @@ def _federate(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, l
         evaluate_rounds=every,
         drops=drops,
         minimum=minimum,
+        fan_in=settings.transport.fan_in,
     )
     seconds_before = _resume(federation, folder)
 
