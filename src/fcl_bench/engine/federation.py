@@ -17,7 +17,7 @@ from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.examination import Answers, Examination
 from fcl_bench.engine.ledger import NOBODY_KNOWS, Ledger, Stopwatch
 from fcl_bench.engine.middleware import Chain, Middleware
-from fcl_bench.engine.node import Late, Lost
+from fcl_bench.engine.node import Late, Lost, Reply
 from fcl_bench.engine.rounds import RoundAccuracy
 from fcl_bench.engine.state import FederationState
 from fcl_bench.engine.transport import Transport
