@@ -57,6 +57,11 @@ def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
         UserError: the input can't work, or the run's folder holds what another run or another version of the program
             made; the folder is then as it was, but for the log.
     """
+    with settings.transport.connect() as link:
+        return _run(settings, tracking, link)
+
+
+def _run(settings: Settings, tracking: Tracking | None, link: Link) -> Outcome:
     begin = time.perf_counter()
     plan = make_plan(settings)
     environment.reset_peak_memory(plan.problem.device)
@@ -74,7 +79,7 @@ def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
         folder.clear(keep_checkpoint=True)
         try:
             with _logged_to(writable(f"out={out}", folder.path) / "run.log"):
-                record = _carry_out(plan, folder, begin, tracking or NoTracking())
+                record = _carry_out(plan, folder, begin, tracking or NoTracking(), link)
                 return Outcome(record, folder.path, was_complete=False)
         except UserError:
             folder.remove_if_empty()
@@ -103,13 +108,9 @@ def _refuse_others(folder: RunFolder) -> None:
             raise UserError(f"run folder {folder.path} holds {what} of another run, {run}", remedy)
 
 
-def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking) -> RunRecord:
-    with plan.settings.transport.connect() as link:
-        return _federate(plan, folder, begin, tracking, link)
-
-
-def _federate(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link: Link) -> RunRecord:
+def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link: Link) -> RunRecord:
     settings, dealt = plan.settings, plan.dealt
+    link.begin(plan.id, plan.problem.device)
     inputs = prepare_inputs(plan, folder.path, link)
     method, problem = settings.method, plan.problem
     transport = link.federate(clients_of(plan), inputs.train, folder.checkpoint.folder / "clients")

@@ -16,7 +16,7 @@ from fcl_bench.engine.transport import InProcess, Transport
 from fcl_bench.engine.transports.base import Link, Reach
 
 
-class Here:
+class Here(Link):
     """The one process."""
 
     def federate(self, clients: Clients, inputs: torch.Tensor, keep: Path) -> Transport:
