@@ -75,8 +75,8 @@ class Merger(ABC):
         self._held: list[Part] = []
 
     @abstractmethod
-    def add(self, part: Part) -> None:
-        """Take in one summary."""
+    def add(self, summary: Spectrum, truncations: int = 0) -> None:
+        """Take in one summary, that has gone through so many truncations in other merges."""
 
     def result(self) -> Part | None:
         """The merged summary, of rank at most r; to be called once, when all are in."""
@@ -88,15 +88,15 @@ class Merger(ABC):
 class SequentialMerger(Merger):
     """Pairwise, in order of arrival (the paper): truncates at each arrival, holds one summary."""
 
-    def add(self, part: Part) -> None:
-        self._held = [self.losses.merged([*self._held, part], self.rank)]
+    def add(self, summary: Spectrum, truncations: int = 0) -> None:
+        self._held = [self.losses.merged([*self._held, Part(summary, truncations)], self.rank)]
 
 
 class JointMerger(Merger):
     """All in one SVD: the best rank-r approximation of their sum (Eckart-Young). Holds all summaries of the task."""
 
-    def add(self, part: Part) -> None:
-        self._held.append(part)
+    def add(self, summary: Spectrum, truncations: int = 0) -> None:
+        self._held.append(Part(summary, truncations))
 
     def result(self) -> Part | None:
         return self.losses.merged(self._held, self.rank) if self._held else None
@@ -107,8 +107,9 @@ class TreeMerger(Merger):
 
     _arrived = 0
 
-    def add(self, part: Part) -> None:
+    def add(self, summary: Spectrum, truncations: int = 0) -> None:
         # A binary counter: two subtrees of one height become one of the next.
+        part = Part(summary, truncations)
         trees = self._arrived = self._arrived + 1
         while trees % 2 == 0:
             part = self.losses.merged([self._held.pop(), part], self.rank)

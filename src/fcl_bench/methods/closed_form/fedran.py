@@ -114,7 +114,7 @@ def take_summary(merger: Merger, upload: Message, limit: int) -> float:
         first, share, most, before = upload[MERGES].tolist()
         merger.losses.include(first, share)
         truncations, cut = int(most), max(cut, before)
-    merger.add(Part(Spectrum(upload["V"], sigma), truncations))
+    merger.add(Spectrum(upload["V"], sigma), truncations)
     return cut
 
 
