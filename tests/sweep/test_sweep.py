@@ -132,6 +132,21 @@ def test_what_a_launcher_says_of_a_job_that_died_is_told_whole(command, tmp_path
     assert f"fcl-bench: the launcher stopped: {said}\n" in err
 
 
+def test_a_job_that_meets_its_time_limit_too_often_is_no_bug(command, tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    from submitit.core.utils import UncompletedJobError
+
+    def out_of_time(*_):
+        raise UncompletedJobError("Job not requeued because: timed-out too many times.\nmore")
+
+    monkeypatch.setattr("fcl_bench.runs.run.run", out_of_time)
+    code, _, err = command("-m", f"out={tmp_path}", "seed=0,1")
+    assert code == 2
+    assert "Traceback" not in err
+    said = "the job met its time limit: Job not requeued because: timed-out too many times."
+    assert f"fcl-bench: error: {said} (a larger hydra.launcher.timeout_min; " in err
+
+
 def test_a_killed_worker_is_told_with_its_command(command, tmp_path, plain_environment):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     deadly = ("data._target_=tests.sweep.sweep_cases.Deadly", "seed=0,1", f"out={tmp_path}")
