@@ -5,6 +5,7 @@ run with `transport=tree` and a flat one, each in a process of its own: bytes, s
 far the classifiers are apart. The formula of the path takes a link's rate, and the seconds that a node takes per upload
 in the last run that was measured.
 
+    python benchmarks/tree.py --paper                        # the formulas alone, in seconds
     python benchmarks/tree.py --quick                        # 100 clients, under a minute on a free core
     python benchmarks/tree.py --markdown outputs/bench/tree.md
 """
@@ -168,6 +169,9 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(MORE), help=f"of {','.join(MORE)}")
     parser.add_argument("--clients", default="100,1000,10000", help="of the runs")
     parser.add_argument("--fan-in", default="16,100", help="of the runs and on paper")
+    parser.add_argument("--paper", action="store_true", help="no runs: the formulas, for --upload and --take")
+    parser.add_argument("--upload", type=int, default=1_069_056, help="bytes; default: AFL's, d 512 and 10 classes")
+    parser.add_argument("--take", type=float, default=0.84, help="milliseconds of a node, or the server, per upload")
     parser.add_argument("--rate", type=float, default=125e6, help="bytes per second of a link; default: 1 Gbit/s")
     parser.add_argument("--markdown", type=Path, help="write the tables there, too; the numbers beside it as .json")
     chosen = parser.parse_args()
@@ -176,6 +180,8 @@ def main() -> None:
         parser.error(f"unknown: {', '.join(unknown)}")
     if min(fan_ins) < 2:
         parser.error("--fan-in: at least 2")
+    if chosen.paper:
+        names = []
     clients = [100] if chosen.quick else [int(K) for K in chosen.clients.split(",")]
     found: list[dict[str, Any]] = []
     print(machine(), flush=True)
@@ -188,11 +194,12 @@ def main() -> None:
                     found.append(measured(name, size, fan_in, Path(place), *flat))
                     print(f"{name} {K} {fan_in}: {found[-1]['path_seconds']:.2f} s", file=sys.stderr, flush=True)
     largest = found[-1] if found else None
-    upload = 4 * (WIDTH**2 + WIDTH * CLASSES) if largest is None else largest["upload"]
-    take = 0.0 if largest is None else largest["take"]
+    upload = chosen.upload if largest is None else largest["upload"]
+    take = chosen.take / 1e3 if largest is None else largest["take"]
     paper = paper_rows([10**e for e in range(2, 7)], fan_ins, upload, chosen.rate, take)
     told = f"Uploads of {upload:,} bytes, {chosen.rate / 1e6:g} MB/s, {1e3 * take:.2f} ms per upload."
-    text = "\n\n".join([table(RUNS, [run_row(one) for one in found]), told, table(PAPER, paper)])
+    runs = [table(RUNS, [run_row(one) for one in found])] if found else []
+    text = "\n\n".join([*runs, told, table(PAPER, paper)])
     print(text)
     if chosen.markdown:
         chosen.markdown.parent.mkdir(parents=True, exist_ok=True)
