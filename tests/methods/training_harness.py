@@ -145,6 +145,7 @@ def federation_of(
     middleware: Sequence[Middleware] = (),
     evaluate_rounds: int = 0,
     drops: bool = False,
+    fan_in: int | None = None,
 ) -> Federation:
     """The engine over the tasks; they are tested on what they are trained on.
 
@@ -156,6 +157,7 @@ def federation_of(
         middleware: of the server's side.
         evaluate_rounds: every so many rounds of the model are tested; 0: only tasks are.
         drops: whether bad uploads are left out.
+        fan_in: of a tree between clients and server; None: there is none.
     """
     images, labels = (torch.cat([parts[i] for clients in tasks for parts in clients]) for i in (0, 1))
     shards, begin = [], 0
@@ -173,4 +175,4 @@ def federation_of(
         labelled[shards[task][client]] = False
     made = transport(method, problem, shards, columns, labelled, images)
     audits = audits_of(method, problem, drift, shards)
-    return Federation(method, problem, cut, made, images, audits, middleware, evaluate_rounds, drops)
+    return Federation(method, problem, cut, made, images, audits, middleware, evaluate_rounds, drops, fan_in=fan_in)

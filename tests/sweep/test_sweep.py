@@ -96,6 +96,57 @@ def test_slurm_is_composed_with_what_a_run_needs(tmp_path):
     assert not workers.runs_here(launcher)
 
 
+def test_a_job_that_a_cluster_starts_again_is_told_again(tmp_path, capsys):
+    """Slurm interrupts a job at its time limit and queues it again; then it ends."""
+    sweep = Sweep()
+    sweep.folder, sweep.workers, sweep.jobs, sweep.began = tmp_path, None, [("seed=0",), ("seed=1",)], True
+    for status in (INTERRUPTED, RUNNING, DONE):
+        write_report(tmp_path, JobReport(0, ["seed=0"], status, seconds=3.0))
+        sweep._tell()
+        sweep._tell()
+    assert [line.partition("  [")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "run 1 of 2 interrupted, and is queued again if it met its time limit: seed=0",
+        "run 1 of 2 done in 3 s: seed=0",
+    ]
+    # One that was cancelled says nothing more.
+    write_report(tmp_path, JobReport(1, ["seed=1"], RUNNING))
+    sweep.close()
+    assert capsys.readouterr().out.splitlines() == [
+        "",
+        "sweep: 1 done, 0 failed, 1 left (the same command goes on with them)",
+        "begun on other machines, without a word of their end:",
+        "    fcl-bench seed=1",
+    ]
+
+
+def test_what_a_launcher_says_of_a_job_that_died_is_told_whole(command, tmp_path, monkeypatch):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+
+    def died(*_, **__):
+        raise RuntimeError("Job 10_1 (task: 0) with path p\nhas not produced any output (state: CANCELLED by 0)\nError")
+
+    monkeypatch.setattr("hydra_plugins.hydra_joblib_launcher._core.launch", died)
+    code, _, err = command("-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=0,1", f"out={tmp_path}")
+    assert code == 1
+    said = "Job 10_1 (task: 0) with path p has not produced any output (state: CANCELLED by 0)"
+    assert f"fcl-bench: the launcher stopped: {said}\n" in err
+
+
+def test_a_job_that_meets_its_time_limit_too_often_is_no_bug(command, tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    from submitit.core.utils import UncompletedJobError
+
+    def out_of_time(*_):
+        raise UncompletedJobError("Job not requeued because: timed-out too many times.\nmore")
+
+    monkeypatch.setattr("fcl_bench.runs.run.run", out_of_time)
+    code, _, err = command("-m", f"out={tmp_path}", "seed=0,1")
+    assert code == 2
+    assert "Traceback" not in err
+    said = "the job met its time limit: Job not requeued because: timed-out too many times."
+    assert f"fcl-bench: error: {said} (a larger hydra.launcher.timeout_min; " in err
+
+
 def test_a_killed_worker_is_told_with_its_command(command, tmp_path, plain_environment):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     deadly = ("data._target_=tests.sweep.sweep_cases.Deadly", "seed=0,1", f"out={tmp_path}")

@@ -241,7 +241,8 @@ class CentredSketchAudit(GramAudit):
     def bounds(self, server: Server) -> Bounds:
         """The estimate is at least delta I, so its inverse factor is at most 1 / (lambda + delta)."""
         server = cast(CentredSketchServer, server)
-        size, error, ridge = float(torch.linalg.matrix_norm(server.B)), self.local_error, server.ridge
+        size, ridge = float(torch.linalg.matrix_norm(server.B)), server.ridge
+        error = self.local_error + server.merge_error
         weights = error / ridge / (ridge + server.delta)
         return Bounds(error, weights * size, min(weights, inverse_gap(error, ridge)) * size)
 

@@ -78,7 +78,9 @@ def _hydra(arguments: list[str]) -> int:
             if re.match(r"(Invalid|Unknown) plugin", first_line(error)):
                 told = f"hydra.launcher and hydra.sweeper: {first_line(error)}"
                 raise UserError(told, "hydra/launcher=parallel, processes or slurm") from error
-            print(f"fcl-bench: the launcher stopped: {first_line(error)}", file=sys.stderr)
+            # submitit says on its first line which job it is, and on the second what the cluster says of it.
+            told = " ".join(line.strip() for line in str(error).splitlines()[:2])
+            print(f"fcl-bench: the launcher stopped: {told}", file=sys.stderr)
             return BUG
         if sweep.began and not codes:  # the jobs ran in other processes
             codes = [BUG if report.code is None else report.code for report in sweep.reports()]

@@ -84,7 +84,7 @@ def _carry_out(config: Any, report: JobReport) -> int:
         sys.stdout.flush()
         report.code = DONE
     except Exception as error:
-        told = storage_error(error) or _deleted(error, config)
+        told = storage_error(error) or _out_of_time(error) or _deleted(error, config)
         report.code, report.reason = report_failure("fcl-bench", told or error)
     return report.code
 
@@ -132,6 +132,16 @@ def storage_error(error: Exception) -> UserError | None:
     else:
         return None
     return UserError(f"writing failed, {reason}", "out=FOLDER and cache.dir=FOLDER with room to write")
+
+
+def _out_of_time(error: Exception) -> UserError | None:
+    """What submitit raises in a job that meets its time limit once more than it is queued again."""
+    if type(error).__name__ != "UncompletedJobError":
+        return None
+    return UserError(
+        f"the job met its time limit: {first_line(error)}",
+        "a larger hydra.launcher.timeout_min; the same command goes on after the last complete task",
+    )
 
 
 def _deleted(error: Exception, config: Any) -> UserError | None:

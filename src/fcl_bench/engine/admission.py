@@ -43,12 +43,12 @@ class BadUpload(UserError):
     """An upload that is not what the server expects: which client, task, round and field, and what was expected.
 
     Attributes:
-        client: who sent it.
+        client: who sent it, or the first whose upload is in it.
     """
 
-    def __init__(self, client: int, message: Message, what: str, expected: str) -> None:
+    def __init__(self, client: int, message: Message, what: str, expected: str, sender: str = "") -> None:
         where = f"task {message.task}, round {message.round} ({message.stage})"
-        super().__init__(f"client {client}'s upload in {where}: {what}", f"expected: {expected}")
+        super().__init__(f"{sender or f'client {client}'}'s upload in {where}: {what}", f"expected: {expected}")
         self.client = client
 
 
@@ -60,6 +60,8 @@ def admitted(
     expected: Expectation,
     problem: Problem | None = None,
     announced: Announced | None = None,
+    clients: int = 1,
+    sender: str = "",
 ) -> Message:
     """The upload as the server absorbs it.
 
@@ -71,21 +73,28 @@ def admitted(
         expected: the fields of an upload of this round.
         problem: whose wire and types it was to travel in; None: in any.
         announced: how many samples the client has; None: it has not said.
+        clients: how many clients' uploads it is made of.
+        sender: what it is called in errors; "": client and its number.
 
     Raises:
         BadUpload: it can't be decoded, a field is missing, unknown, of another shape or type, not finite, out of its
             range or not of its form, or the fields contradict each other.
     """
 
-    def refused(field: str, what: str, wanted: str) -> BadUpload:
-        return BadUpload(client, upload, f"{field} {what}", wanted)
+    def bad(what: str, wanted: str) -> BadUpload:
+        return BadUpload(client, upload, what, wanted, sender)
 
+    def refused(field: str, what: str, wanted: str) -> BadUpload:
+        return bad(f"{field} {what}", wanted)
+
+    if upload.clients != clients:
+        raise bad(f"clients={upload.clients}", f"{clients}, since it is of so many")
     if found := form_objection(upload, expected, None if problem is None else problem.wire):
         raise refused(*found)
     try:
         message = middleware.receive(upload, client)
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        raise BadUpload(client, upload, f"it cannot be decoded ({error})", ", ".join(expected)) from error
+        raise bad(f"it cannot be decoded ({error})", ", ".join(expected)) from error
     summed = torch.finfo(torch.float64 if problem is None else problem.dtype).eps
     rounding = {name: rounding_of(upload, name) + _SUMMED * summed for name in expected}
     largest = _largest(problem)
@@ -94,9 +103,9 @@ def admitted(
     if (samples := upload.samples) is not None:
         most = MOST_SAMPLES if announced is None else announced.run
         if type(samples) is not int or not 1 <= samples <= most:
-            raise BadUpload(client, upload, f"samples={samples}", f"a whole number, at least 1 and at most {most}")
+            raise bad(f"samples={samples}", f"a whole number, at least 1 and at most {most}")
     if said := server.objection(message):
-        raise BadUpload(client, upload, said, "fields that agree with each other")
+        raise bad(said, "fields that agree with each other")
     return message
 
 

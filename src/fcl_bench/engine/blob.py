@@ -15,7 +15,7 @@ from fcl_bench.protocol.message import Message
 
 #: The attributes of a message that are sets of names, and those that are plain.
 _SETS = ("symmetric", "per_class", "factors", "summed", "kept")
-_PLAIN = ("stage", "samples", "task", "round")
+_PLAIN = ("stage", "samples", "clients", "task", "round")
 _HEADER_LENGTH = 8
 
 

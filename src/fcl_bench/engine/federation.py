@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -17,10 +17,11 @@ from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.examination import Answers, Examination
 from fcl_bench.engine.ledger import NOBODY_KNOWS, Ledger, Stopwatch
 from fcl_bench.engine.middleware import Chain, Middleware
-from fcl_bench.engine.node import Late, Lost
+from fcl_bench.engine.node import Late, Lost, Reply
 from fcl_bench.engine.rounds import RoundAccuracy
 from fcl_bench.engine.state import FederationState
 from fcl_bench.engine.transport import Transport
+from fcl_bench.engine.tree import Arrival, Tree
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.audit import Audit, Everything
 from fcl_bench.protocol.expected import Announced, Expectation
@@ -54,6 +55,8 @@ class Federation:
         evaluate_rounds: N, to test after every N-th round of the model; 0: only after each task.
         drops: whether a client whose upload is not what the server expects is left out of the round; else the run ends.
         minimum: the least share of a round's clients that the transport has to bring back; None: all.
+        fan_in: of a tree of aggregators between the clients and the server, for a method with a `combination`; None:
+            the server absorbs the clients' own uploads.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Federation:
         evaluate_rounds: int = 0,
         drops: bool = False,
         minimum: float | None = None,
+        fan_in: int | None = None,
     ) -> None:
         self.problem = problem
         self.stream = stream
@@ -82,6 +86,7 @@ class Federation:
         self._announced, self._announced_tasks = np.zeros(transport.clients, dtype=np.int64), 0
         self._resumes_within_tasks = method.resumes_within_tasks
         self._drops, self._minimum = drops, minimum
+        self.tree = None if fan_in is None else self._tree(method, fan_in)
         self._notices = Notices(log)
         self._after_round: Callable[[int, int], None] = lambda round_, of: None
         if self.audits and transport.everything is None:
@@ -93,6 +98,12 @@ class Federation:
     @staticmethod
     def _ledger(transport: Transport) -> Ledger:
         return Ledger(transport.clients, transport.raw)
+
+    def _tree(self, method: Method, fan_in: int) -> Tree:
+        combination, problem = method.combination(self.problem), self.problem
+        if combination is None:
+            raise ValueError(f"{method.name} has uploads that cannot be combined")
+        return Tree(self.transport.clients, fan_in, combination, Codec.of_clients(problem), problem.device)
 
     def run(self, checkpoint: Callable[[Federation], Any], every: int | None = None) -> FederationState:
         """All tasks that are not done yet.
@@ -180,7 +191,7 @@ class Federation:
         absorbed: set[int] = set()
         gone = 0
         # Nothing of an upload outlives its turn.
-        for answer in self.transport.exchange(present, broadcast):
+        for answer in self._answers(present, broadcast, expected, watch):
             if isinstance(answer, Lost):
                 gone += answer.reason not in _SIMULATED
                 self._note_lost(answer, task, round_, gone, len(present))
@@ -194,6 +205,8 @@ class Federation:
                 continue
             columns["up_bytes"][client] = reply.upload.nbytes
             columns["down_bytes"][client] = ledger.send(client, broadcast)
+            if self.tree is not None:
+                self.tree.received(client, broadcast)
             columns["client_seconds"][client] = reply.seconds
             columns["one_sample_sums"][client] = reply.revealed.sums
             columns["one_sample_moments"][client] = reply.revealed.moments
@@ -203,7 +216,7 @@ class Federation:
                 columns["late"][client] = 1
                 self.server.await_late(task)
             else:
-                with watch.running():
+                with self._watch_above(client, watch).running():
                     taken = self._taken_in(client, reply.upload, expected, int(known["samples"][client]))
                 if not taken:
                     self.transport.refused(client)
@@ -220,6 +233,33 @@ class Federation:
             for client in sorted(set(np.flatnonzero(known["labelled"]).tolist()) - absorbed):
                 self._observe(task, client)
         ledger.add_round(task.index, round_, broadcast.stage, columns)
+        if self.tree is not None:
+            self.tree.finish(task.index, round_)
+
+    def _answers(
+        self, present: list[int], broadcast: Message, expected: Expectation, watch: Stopwatch
+    ) -> Iterator[Reply | Lost | Late]:
+        """The transport's; with a tree, the server absorbs what each one makes ready once it has been dealt with."""
+        if self.tree is None:
+            yield from self.transport.exchange(present, broadcast)
+            return
+
+        def admit(arrival: Arrival) -> Message:
+            return admitted(
+                *(arrival.client, arrival.upload, self._middleware, self.server, expected, self.problem),
+                *(arrival.announced, arrival.clients, arrival.sender),
+            )
+
+        def absorb(arrival: Arrival) -> None:
+            with watch.running():
+                self.server.absorb(arrival.client, admit(arrival))
+
+        yield from self.tree.climbed(self.transport.exchange(present, broadcast), present, broadcast, admit, absorb)
+
+    def _watch_above(self, client: int, watch: Stopwatch) -> Stopwatch:
+        """Of whoever takes in a client's upload: a node of the tree, or the server, whose `watch` is."""
+        above = None if self.tree is None else self.tree.watch(client)
+        return watch if above is None else above
 
     def _taken_in(self, client: int, upload: Message, expected: Expectation, samples: int) -> bool:
         """Absorb an upload; False where it is not what the server expects and is left out.
@@ -243,7 +283,7 @@ class Federation:
             return False
         if task.index < self.state.tasks_done:
             self.server.absorb_late(client, read, task)
-        else:
+        elif self.tree is None or not self.tree.take(client, read, announced):
             self.server.absorb(client, read)
         return True
 
@@ -327,11 +367,16 @@ class Federation:
         for name, audit in self.audits.items():
             tensors |= {f"{_AUDIT}{name}.{key}": tensor for key, tensor in audit.state_dict().items()}
         tensors |= {_CLIENT + key: tensor for key, tensor in self.transport.state_dict().items()}
-        return {**state, "audits": {name: audit.rows for name, audit in self.audits.items()}}, {**tensors, **growing}
+        saved = {**state, "audits": {name: audit.rows for name, audit in self.audits.items()}}
+        if self.tree is not None:
+            saved, growing = {**saved, "tree": self.tree.state()}, {**growing, **self.tree.tensors()}
+        return saved, {**tensors, **growing}
 
     def restore(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Go on from what `save` returned."""
         self.state.restore(saved, tensors)
+        if self.tree is not None:
+            self.tree.restore(saved["tree"], tensors)
         prefixes = [*(f"{_AUDIT}{name}." for name in self.audits), _CLIENT, GROWING, ""]
         parts: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in prefixes}
         for name, tensor in tensors.items():

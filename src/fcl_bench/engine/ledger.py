@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.checkpoint import GROWING
+from fcl_bench.engine.kept import Kept
 from fcl_bench.engine.raw import RawSamples
 from fcl_bench.engine.reports import LabelCounts, Raw, Seconds, StageExchanged, StagesExchanged, Told
 from fcl_bench.engine.revealed import ToldSamples
@@ -109,7 +110,6 @@ class Ledger:
 
     Attributes:
         server_seconds: of each complete task.
-        kept: per client, the names of the broadcast tensors that it keeps (see `Message.kept`).
         told: the samples that were revealed.
     """
 
@@ -118,12 +118,9 @@ class Ledger:
         self.told = ToldSamples()
         self._raw = raw
         self.server_seconds: list[float] = []
-        self.kept: dict[int, frozenset[str]] = {}
+        self._kept = Kept()
         self._rows = Rows(_ROW)
         self._stages: list[str] = []
-        #: The last broadcast, and what it costs a receiver who keeps these names: bytes, and what is kept afterwards.
-        self._sent: Message | None = None
-        self._costs: dict[frozenset[str], tuple[int, frozenset[str]]] = {}
 
     @property
     def uploads(self) -> tuple[Upload, ...]:
@@ -177,33 +174,17 @@ class Ledger:
 
     def send(self, client: int, broadcast: Message) -> int:
         """Bytes that `broadcast` costs this client, who has them from now on."""
-        if broadcast is not self._sent:
-            self._sent, self._costs = broadcast, {}
-            self._forget(frozenset(broadcast) - frozenset(broadcast.kept))
-        if not broadcast.kept:
-            return broadcast.nbytes
-        there = self.kept.get(client, frozenset())
-        if there not in self._costs:
-            # Most of many receivers have the same; they share one set, too.
-            self._costs[there] = broadcast.nbytes_without(there), there | frozenset(broadcast.kept)
-        size, self.kept[client] = self._costs[there]
-        return size
+        return self._kept.send(client, broadcast)
 
-    def _forget(self, changing: frozenset[str]) -> None:
-        """What changes again, such as class weights whose classes are back, is not what anyone has of its name."""
-        left = {there: there - changing for there in set(self.kept.values())}
-        self.kept = {client: left[there] for client, there in self.kept.items()}
+    @property
+    def kept(self) -> dict[int, frozenset[str]]:
+        """Per client, the names of the broadcast tensors that it keeps (see `Message.kept`)."""
+        return self._kept.names
 
     def state(self) -> dict[str, Any]:
         """What is in no row, as JSON; clients that keep the same share one list of names."""
-        sets = list(dict.fromkeys(self.kept.values()))
-        number = {names: i for i, names in enumerate(sets)}
-        return {
-            "stages": self._stages,
-            "raw": None if self._raw is None else self._raw.state(),
-            "kept": [sorted(names) for names in sets],
-            "kept_by": {str(client): number[names] for client, names in self.kept.items()},
-        }
+        raw = None if self._raw is None else self._raw.state()
+        return {"stages": self._stages, "raw": raw, **self._kept.state()}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The rows, and the seconds, as tensors that only grow."""
@@ -214,8 +195,7 @@ class Ledger:
         """Take over what `state` and `tensors` returned."""
         self._stages = list(state["stages"])
         self._raw = None if (raw := state["raw"]) is None else RawSamples(**raw)
-        sets = [frozenset(names) for names in state["kept"]]
-        self.kept = {int(client): sets[number] for client, number in state["kept_by"].items()}
+        self._kept.restore(state)
         self._rows.restore(tensors[_ROWS])
         self.server_seconds = tensors[_SERVER_SECONDS].tolist()
         self.told.restore(tensors)

@@ -116,3 +116,25 @@ class Seconds(TypedDict):
     seconds_per_task: float  # mean over tasks of (mean over clients of client time + server time), FedRAN Eq. 1
     client_seconds: float  # of all clients and tasks
     server_seconds: float  # of all tasks
+
+
+class TreeLevel(TypedDict):
+    """The nodes of one level of a tree, and what went over the links above them; level 1 is next to the clients."""
+
+    level: int
+    nodes: int
+    messages: int  # that they sent on, over all tasks and rounds
+    up_bytes: int  # of these
+    down_bytes: int  # of the broadcasts that they received
+    seconds: float  # of their own: to check, to combine, to encode
+
+
+class TreeReport(TypedDict):
+    """Aggregators between the clients and the server (`transport=tree`), as in nodes.csv.
+
+    What the server receives and sends is the last level's; the clients' own links are in `communication`.
+    """
+
+    fan_in: int
+    levels: list[TreeLevel]  # none where the server has the clients themselves
+    path_seconds: float  # of all rounds, along the slowest path to the server: clients and nodes side by side

@@ -36,6 +36,11 @@ class Losses:
     first: float = 0.0
     share: float = 0.0
 
+    def include(self, first: float, share: float) -> None:
+        """Take in what other merges dropped, that parts went through before they came here."""
+        self.first += first
+        self.share = max(self.share, share)
+
     def merged(self, parts: Sequence[Part], rank: int) -> Part:
         """`merge` of the parts' summaries, taken note of."""
         summaries = [part.summary for part in parts]
@@ -70,8 +75,8 @@ class Merger(ABC):
         self._held: list[Part] = []
 
     @abstractmethod
-    def add(self, summary: Spectrum) -> None:
-        """Take in one summary."""
+    def add(self, summary: Spectrum, truncations: int = 0) -> None:
+        """Take in one summary, that has gone through so many truncations in other merges."""
 
     def result(self) -> Part | None:
         """The merged summary, of rank at most r; to be called once, when all are in."""
@@ -83,15 +88,15 @@ class Merger(ABC):
 class SequentialMerger(Merger):
     """Pairwise, in order of arrival (the paper): truncates at each arrival, holds one summary."""
 
-    def add(self, summary: Spectrum) -> None:
-        self._held = [self.losses.merged([*self._held, Part(summary)], self.rank)]
+    def add(self, summary: Spectrum, truncations: int = 0) -> None:
+        self._held = [self.losses.merged([*self._held, Part(summary, truncations)], self.rank)]
 
 
 class JointMerger(Merger):
     """All in one SVD: the best rank-r approximation of their sum (Eckart-Young). Holds all summaries of the task."""
 
-    def add(self, summary: Spectrum) -> None:
-        self._held.append(Part(summary))
+    def add(self, summary: Spectrum, truncations: int = 0) -> None:
+        self._held.append(Part(summary, truncations))
 
     def result(self) -> Part | None:
         return self.losses.merged(self._held, self.rank) if self._held else None
@@ -102,9 +107,9 @@ class TreeMerger(Merger):
 
     _arrived = 0
 
-    def add(self, summary: Spectrum) -> None:
+    def add(self, summary: Spectrum, truncations: int = 0) -> None:
         # A binary counter: two subtrees of one height become one of the next.
-        part = Part(summary)
+        part = Part(summary, truncations)
         trees = self._arrived = self._arrived + 1
         while trees % 2 == 0:
             part = self.losses.merged([self._held.pop(), part], self.rank)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-#: Bytes of `Message.samples` on the wire.
-_SAMPLES = 8
+#: Bytes of `Message.samples` on the wire, and of `Message.clients`.
+_SAMPLES = _CLIENTS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +23,8 @@ class Message(Mapping[str, torch.Tensor]):
         tensors: what is sent.
         stage: what the exchange is for; the ledger counts the bytes of each stage apart.
         samples: how many samples the sender speaks for, where it says so; 8 bytes. None: it does not.
+        clients: how many clients' uploads this one is made of: 1, or more where a node of a tree combined them (see
+            `protocol.combining`), and then 8 bytes.
         symmetric: names of the matrices that are symmetric and positive semidefinite.
         per_class: names of the matrices that have a column for each class.
         factors: names of the matrices whose columns are unit vectors.
@@ -41,6 +43,7 @@ class Message(Mapping[str, torch.Tensor]):
     tensors: Mapping[str, torch.Tensor]
     stage: str = "statistics"
     samples: int | None = None
+    clients: int = field(default=1, kw_only=True)
     symmetric: Collection[str] = field(default=frozenset(), kw_only=True)
     per_class: Collection[str] = field(default=frozenset(), kw_only=True)
     factors: Collection[str] = field(default=frozenset(), kw_only=True)
@@ -74,10 +77,10 @@ class Message(Mapping[str, torch.Tensor]):
 
     @property
     def nbytes(self) -> int:
-        """The payload in bytes: the tensors' values and the number of samples, no names or framing."""
+        """The payload in bytes: the tensors' values and the numbers of samples and clients, no names or framing."""
         return self.nbytes_without(())
 
     def nbytes_without(self, there: Collection[str]) -> int:
         """The payload in bytes for a receiver that keeps the tensors named in `there`."""
         values = sum(tensor.numel() * tensor.element_size() for name, tensor in self.items() if name not in there)
-        return values + (0 if self.samples is None else _SAMPLES)
+        return values + (0 if self.samples is None else _SAMPLES) + (0 if self.clients == 1 else _CLIENTS)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from fcl_bench.protocol.combining import Combination, added_up
 from fcl_bench.protocol.expected import Expectation
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Prediction, Problem, Shard, State, TestBatch
@@ -112,7 +113,11 @@ class Server(ABC):
 
     @abstractmethod
     def absorb(self, client: int, upload: Message) -> None:
-        """Take in one upload, already in the statistics' dtype on the device."""
+        """Take in one upload, already in the statistics' dtype on the device.
+
+        Of a method with a `combination`, also one that was made of several (`upload.clients`); `client` is then the
+        first of them.
+        """
 
     def finish_round(self) -> None:  # noqa: B027
         """All uploads of the round are in."""
@@ -180,11 +185,13 @@ class Method(ABC):
         revision: to be raised when a change to the method changes its numbers; part of the run id, so that runs of the
             old code are not taken for runs of the new.
         resumes_within_tasks: whether its server's state is whole after every round, not only after a task.
+        adds_up: whether every field of its uploads is `Message.summed`, in every stage.
     """
 
     name: ClassVar[str]
     revision: ClassVar[int] = 1
     resumes_within_tasks: ClassVar[bool] = False
+    adds_up: ClassVar[bool] = False
 
     @property
     def trains_network(self) -> bool:
@@ -193,6 +200,10 @@ class Method(ABC):
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:  # noqa: B027
         """Raise a `UserError` for knobs that this problem rules out, before any work is done."""
+
+    def combination(self, problem: Problem) -> Combination | None:
+        """How a node of a tree makes one upload of several (see `protocol.combining`); None: it cannot."""
+        return added_up if self.adds_up else None
 
     @abstractmethod
     def client(self, problem: Problem) -> Client:

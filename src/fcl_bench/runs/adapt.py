@@ -183,8 +183,10 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
         # What is there already needs no clients.
         reached = Here() if hit else link
         transport = reached.federate(first_stage_clients(plan), train, place / "clients")
-        drops, minimum = plan.settings.scalars.drops, plan.settings.transport.minimum
-        federation = Federation(method, plan.problem, first, transport, test, drops=drops, minimum=minimum)
+        drops, way = plan.settings.scalars.drops, plan.settings.transport
+        federation = Federation(
+            *(method, plan.problem, first, transport, test), drops=drops, minimum=way.minimum, fan_in=way.fan_in
+        )
         if saved is not None:
             federation.restore(*saved)
             log.info("adaptation: %s", "taken over" if hit else f"going on after round {saved[0]['rounds_done']}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -23,6 +24,9 @@ from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from fcl_bench.randomness import generator
 from fcl_bench.runs.folder import run_id
+
+if TYPE_CHECKING:
+    from fcl_bench.runs.adapt import FirstStage
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +120,25 @@ def make_plan(settings: Settings) -> Plan:
         )
     settings.adapt.check(problem, plan.classes_per_task[:1])
     settings.method.check(problem, plan.classes_per_task)
+    if settings.transport.fan_in is not None:
+        _check_tree(settings, problem)
     return plan
+
+
+def _check_tree(settings: Settings, problem: Problem) -> None:
+    """Raise a `UserError` where uploads cannot be combined on their way."""
+    stage = cast("FirstStage", settings.adapt) if settings.adapt.trains_network else None
+    if stage is not None and stage.method().combination(problem) is None:
+        raise UserError(
+            f"transport=tree: adapt={settings.adapt.name} has uploads that cannot be combined on their way",
+            "transport=in_process, or adapt=fedavg",
+        )
+    if settings.method.combination(problem) is None:
+        raise UserError(
+            f"transport=tree: method={settings.method.name} with these knobs has uploads that cannot be combined on"
+            " their way",
+            "transport=in_process, or method=stsa, afl, fedran, centred_sketch, fedlda, fedncm or finetune",
+        )
 
 
 def deal(settings: Settings) -> Dealt:

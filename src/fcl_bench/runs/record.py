@@ -83,7 +83,10 @@ def run_record(
         "privacy": _privacy(federation),
         "runtime": _runtime(federation, inputs, seconds),
         "environment": environment.describe(device),
-        "transport": {"name": settings.transport.name, **processes},
+        "transport": {
+            **{"name": settings.transport.name, **processes},
+            **(federation.tree.report() if federation.tree else {}),
+        },
     }
 
 

@@ -125,6 +125,7 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, 
         evaluate_rounds=every,
         drops=drops,
         minimum=minimum,
+        fan_in=settings.transport.fan_in,
     )
     seconds_before = _resume(federation, folder)
 

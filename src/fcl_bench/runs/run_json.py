@@ -138,7 +138,8 @@ class Result(TypedDict):
     privacy: Privacy
     runtime: Runtime
     environment: Environment
-    transport: dict[str, Any]  # its name, how many processes there were, and what else it says of them
+    # Its name, how many processes there were, and what else it says of them; of a tree, its `TreeReport`.
+    transport: dict[str, Any]
 
 
 class RunRecord(Result):

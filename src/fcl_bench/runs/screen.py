@@ -8,7 +8,7 @@ from rich.columns import Columns
 from rich.console import Console
 from rich.table import Table
 
-from fcl_bench.engine.reports import Absences, BestRounds, Metrics, Raw
+from fcl_bench.engine.reports import Absences, BestRounds, Metrics, Raw, TreeLevel
 from fcl_bench.environment import Environment
 from fcl_bench.runs.run_json import (
     TASK_AGNOSTIC,
@@ -55,6 +55,8 @@ def print_record(record: RunRecord, folder: str) -> None:
     if record["adaptation"]:
         console.print(_adaptation(record["adapt"], record["adaptation"]))
     console.print(_communication(record["communication"]))
+    if levels := record.get("transport", {}).get("levels"):  # of a tree; older runs have no transport
+        console.print(_nodes(levels))
     if (raw := record["communication"].get("raw")) and raw["larger"]:  # older runs lack it
         console.print(_larger(raw, record["communication"]["up_total_bytes"]), soft_wrap=True)
     if record.get("client_storage_bytes"):
@@ -240,6 +242,19 @@ def _privacy(privacy: Privacy, samples: int) -> Table:
     }
     rows = ((name, f"{count:,}") for name, count in counted.items() if count)
     return screen_table("Samples that left the clients, or were made", ("", "number"), rows)
+
+
+def _nodes(levels: Sequence[TreeLevel]) -> Table:
+    """The links above the nodes of each level of a tree; those above the last level end at the server."""
+    rows = (
+        (
+            *(str(level["level"]), f"{level['nodes']:,}", f"{level['messages']:,}"),
+            *(_bytes(level["up_bytes"]), _bytes(level["down_bytes"]), f"{level['seconds']:.2f}"),
+        )
+        for level in levels
+    )
+    columns = ("level", "nodes", "messages up", "up", "down", "seconds")
+    return screen_table("Nodes between the clients and the server", columns, rows)
 
 
 def _absences(absences: Absences) -> Table:

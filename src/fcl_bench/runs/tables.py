@@ -27,7 +27,7 @@ _SERIES = ("accuracy", "stability_by_task", "plasticity_by_task", "retention_by_
 
 def run_tables(federation: Federation, metrics: Metrics, adapted: Adapted | None) -> dict[str, Table]:
     """tasks.csv, accuracy_matrix.csv, task_aware_matrix.csv, uploads.csv; where there are any: routing_matrix.csv,
-    bounds.csv, drift.csv, rounds.csv.
+    bounds.csv, drift.csv, nodes.csv, rounds.csv.
 
     Args:
         federation: after its last task.
@@ -44,6 +44,8 @@ def run_tables(federation: Federation, metrics: Metrics, adapted: Adapted | None
     }
     if state.answers.routes:
         tables["routing_matrix.csv"] = _matrix(state.answers["routed"], tests)
+    if federation.tree is not None:
+        tables["nodes.csv"] = federation.tree.cells()
     if federation.rounds.every:
         accuracies = (["" if isnan(value) else value for value in row] for row in federation.rounds.values())
         tables["rounds.csv"] = (["task", "round", "accuracy"], accuracies)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from fcl_bench.sweep.jobs import DONE, FAILED, RUNNING, JobReport
+from fcl_bench.sweep.jobs import DONE, FAILED, INTERRUPTED, RUNNING, JobReport
 
 
 def progress_line(reports: Iterable[JobReport], total: int | None, workers: int) -> str:
@@ -45,17 +45,23 @@ def job_name(number: int, total: int | None) -> str:
     return f"run {number + 1}" + ("" if total is None else f" of {total}")
 
 
-def end_line(report: JobReport, total: int | None) -> str:
-    """One ended job of several side by side."""
+def end_line(report: JobReport, total: int | None, elsewhere: bool = False) -> str:
+    """One ended job of several side by side; `elsewhere` is on a cluster, which may start it again."""
     which = job_name(report.number, total)
     what = " ".join(report.overrides) or "defaults"
     if report.status == DONE:
         how = "was complete already" if report.was_complete else f"done in {duration(report.seconds)}"
         return f"{which} {how}: {what}"
-    return f"{which} {report.status}: {what}"
+    again = ", and is queued again if it met its time limit" if elsewhere and report.status == INTERRUPTED else ""
+    return f"{which} {report.status}{again}: {what}"
 
 
 def failures(reports: Iterable[JobReport]) -> list[str]:
     """Two lines for each failed job: why, and the command that repeats it."""
     failed = (report for report in reports if report.status == FAILED)
     return [line for report in failed for line in (f"  {report.reason}", f"    {report.command}")]
+
+
+def unheard(reports: Iterable[JobReport]) -> list[str]:
+    """A line for each job that has begun and not ended: the command that repeats it."""
+    return [f"    {report.command}" for report in reports if report.status == RUNNING]

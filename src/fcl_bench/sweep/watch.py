@@ -16,7 +16,7 @@ from hydra.experimental.callback import Callback
 
 from fcl_bench.composition import combinations
 from fcl_bench.sweep.jobs import DONE, FAILED, RUNNING, WAITING, JobReport, output_path, read_reports
-from fcl_bench.sweep.summary import end_line, failures, job_name, progress_line
+from fcl_bench.sweep.summary import end_line, failures, job_name, progress_line, unheard
 from fcl_bench.sweep.workers import announce_gpus, jobs_at_once, runs_here, share_cores
 from fcl_bench.tracking.console import say
 
@@ -103,6 +103,9 @@ class Sweep:
         left = len(reports) - count[DONE] - count[FAILED]
         more = f", {left} left (the same command goes on with them)" if left else ""
         say(f"\nsweep: {count[DONE]} done, {count[FAILED]} failed{more}")
+        if self.workers is None and count[RUNNING]:
+            # Whether they still are at work, only the cluster knows: a job that was cancelled says no last word.
+            say("\n".join(["begun on other machines, without a word of their end:", *unheard(reports)]))
         if count[FAILED]:
             say("\n".join(["failed, with the command that repeats each:", *failures(reports)]))
             print(f"fcl-bench: {count[FAILED]} of {len(reports)} runs failed", file=sys.stderr)
@@ -119,10 +122,12 @@ class Sweep:
         if live:
             print("\r\x1b[K", end="", file=sys.stderr)
         for report in reports:
+            if report.status == RUNNING:
+                self._told.discard(report.number)  # a cluster has started an interrupted one again
             if report.number in self._told or report.status == RUNNING:
                 continue
             self._told.add(report.number)
-            say(end_line(report, self.total) + ("" if live else f"  [{status}]"))
+            say(end_line(report, self.total, elsewhere=self.workers is None) + ("" if live else f"  [{status}]"))
             if report.status == FAILED:
                 print(f"fcl-bench: run {report.number + 1} failed: {report.reason}", file=sys.stderr, flush=True)
         if live and not self._stop.is_set():

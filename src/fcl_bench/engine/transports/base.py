@@ -64,17 +64,19 @@ class Reach(ABC):
     """How the clients are reached. The same clients give the same bits over every transport.
 
     So nothing of it is part of a run's id, but for knobs that let a round go on without some of its clients: those are
-    `added` knobs, and part of the id when they are set.
+    `added` knobs, and part of the id when they are set. A tree, which does change bits, has knobs that always are.
 
     Attributes:
         name: of the choice.
         sees_everything: whether audits are possible.
         minimum: the least share of a round's clients that has to answer; None: all.
+        fan_in: of the tree of aggregators on the way to the server; None: there is none.
     """
 
     name: ClassVar[str]
     sees_everything: ClassVar[bool] = False
     minimum: ClassVar[float | None] = None
+    fan_in: ClassVar[int | None] = None
 
     @property
     def follows(self) -> bool:

@@ -12,6 +12,7 @@ matrices can be inverted, and shows what becomes of it where they cannot (Table 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,9 +21,10 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.linalg.local_ridge import local_ridge
 from fcl_bench.linalg.pairwise_law import PairwiseLaw
-from fcl_bench.linalg.solve import Solution
+from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, one_hot, positions, ridge_knob
 from fcl_bench.methods.closed_form.ridge_server import RidgeServer
+from fcl_bench.protocol.combining import Combination, as_one, total
 from fcl_bench.protocol.expected import Expectation, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
@@ -157,6 +159,17 @@ class AFL(ClosedFormMethod):
     @property
     def penalty(self) -> float | str:
         return self.ridge
+
+    def combination(self, problem: Problem) -> Combination:
+        """The aggregation law of any number of clients (Eq. 9-11): C = sum C_k, W = C^-1 sum C_k W_k."""
+        rounding = relative_rounding(problem.dtype, problem.wire.dtype)
+
+        def combined(uploads: Sequence[Message]) -> Message:
+            C = total(uploads, "C")
+            sums = torch.stack([upload["C"] @ upload["W"] for upload in uploads]).sum(dim=0)
+            return as_one(uploads, {"C": C, "W": solve_symmetric(C, sums, rounding).W})
+
+        return combined
 
     def matrices(self) -> int:
         """With four more for the recursion: inverses of C_agg, C_k and their sum, and that sum."""

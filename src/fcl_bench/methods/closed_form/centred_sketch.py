@@ -11,6 +11,7 @@ features of Gaussians have. Class means and one covariance of the backbone's fea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,11 +31,15 @@ from fcl_bench.methods.closed_form.base import (
     sums_without_samples,
 )
 from fcl_bench.methods.closed_form.ridge_server import RidgeServer
+from fcl_bench.protocol.combining import Combination, as_one, total
 from fcl_bench.protocol.expected import Expectation, Expected, counts, descending, orthonormal, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Server
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
+
+#: What a node of a tree adds to the sketch that it merged: see `CentredSketchServer.merge_error`.
+MERGES = "merges"
 
 
 def deviations(H: torch.Tensor, which: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
@@ -112,6 +117,41 @@ class GaussianRemainderClient(CentredSketchClient):
         return {**told, "tau_z": torch.tensor([noise_level(A, omega)], dtype=A.dtype)}
 
 
+def merged_sketch(uploads: Sequence[Message], rank: int) -> tuple[Spectrum, torch.Tensor, float]:
+    """One sketch of the deviations from the class means of all, and what is dropped on the way.
+
+    The estimates of the uploads, sum V (diag(sigma^2) - tau I) V' + tau I, add up; and with the class means of all in
+    place of each client's own, what lies between the clients' means of a class,
+    sum_k n_kc (m_kc - m_c)(m_kc - m_c)', is a deviation too. The leading part stays, and the mean of what it drops is
+    spread evenly, as by a client. So the estimate is off by at most max(lambda_{r+1} - level, level) in the spectral
+    norm, `level` being that mean and lambda_{r+1} the first dropped eigenvalue.
+
+    Returns:
+        V and sigma, tau (1), and that error.
+    """
+    tau = sum(float(upload["tau"]) for upload in uploads)
+    parts = [weighted(upload) for upload in uploads]
+    if "n" in uploads[0]:
+        sizes = total(uploads, "n").clamp_min(1)
+        means = total(uploads, "S") / sizes
+        for upload in uploads:
+            n = upload["n"].to(means)
+            parts.append((upload["S"] / n.clamp_min(1) - means)[:, n > 0] * n[n > 0].sqrt())
+    A = torch.cat(parts, dim=1).T
+    (V, sigma), residual = summarise(A, rank)
+    level = noise_level(A, sigma)
+    found = Spectrum(V, (sigma.square() + tau).sqrt())
+    return found, A.new_tensor([tau + level]), max(residual - level, level)
+
+
+def weighted(upload: Message) -> torch.Tensor:
+    """The columns sqrt(sigma^2 - tau) V (M, r) of a sketch.
+
+    A kept eigenvalue is no smaller than the mean of the dropped ones, but for rounding on the wire.
+    """
+    return upload["V"] * (upload["sigma"].square() - float(upload["tau"])).clamp_min(0).sqrt()
+
+
 def between(upload: Message) -> torch.Tensor:
     """The columns S_c / sqrt(n_c) (M, m) of the classes that the client holds: the between-class part is FF'."""
     held = upload["n"] > 0
@@ -123,6 +163,7 @@ class CentredSketchServer(RidgeServer):
 
     Attributes:
         delta: the energy per direction that the uploads so far dropped.
+        merge_error: by how much, in the spectral norm, the merges of a tree's nodes may have moved the estimate.
     """
 
     method: CentredSketch
@@ -131,7 +172,7 @@ class CentredSketchServer(RidgeServer):
 
     def __init__(self, method: CentredSketch, problem: Problem) -> None:
         super().__init__(method, problem, low_rank=method.remainder == "isotropic")
-        self.delta = 0.0
+        self.delta = self.merge_error = 0.0
 
     def gram(self) -> torch.Tensor:
         """The estimate of the Gram matrix, G + delta I (M, M)."""
@@ -145,19 +186,19 @@ class CentredSketchServer(RidgeServer):
 
     def rest(self, classes: int) -> dict[str, Expected]:
         """What uploads tell of the directions that their sketches drop."""
-        return {"tau": real(1, least=0)}
+        return {"tau": real(1, least=0), MERGES: real(1, least=0, optional=True)}
 
     def objection(self, upload: Message) -> str:
         said = super().objection(upload)
+        if (MERGES in upload) != (upload.clients > 1):
+            said = f"{MERGES} is what a node of a tree adds, and the upload is of {upload.clients} clients"
         return said or (sums_without_samples(upload["S"], upload["n"]) if self.method.centre else "")
 
     def absorb(self, client: int, upload: Message) -> None:
-        tau = float(upload["tau"])
-        # A kept eigenvalue is no smaller than the mean of the dropped ones, but for rounding on the wire.
-        weights = (upload["sigma"].square() - tau).clamp_min(0).sqrt()
-        factors = [upload["V"] * weights, *([between(upload)] if self.method.centre else [])]
+        factors = [weighted(upload), *([between(upload)] if self.method.centre else [])]
         self.estimate.add_factor(torch.cat(factors, dim=1))
-        self.delta += tau
+        self.delta += float(upload["tau"])
+        self.merge_error += float(upload[MERGES]) if MERGES in upload else 0.0
         self.count(upload)
         self.samples += int(upload["n"].sum()) if self.method.centre else 0
         self.add_class_sums(upload["S"])
@@ -166,11 +207,12 @@ class CentredSketchServer(RidgeServer):
         return self.delta
 
     def statistics(self) -> dict[str, torch.Tensor]:
-        return {**super().statistics(), "delta": torch.tensor(self.delta, dtype=torch.float64)}
+        told = {"delta": self.delta, **({"merge_error": self.merge_error} if self.merge_error else {})}
+        return {**super().statistics(), **{name: torch.tensor(own, dtype=torch.float64) for name, own in told.items()}}
 
     def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
         super().load_statistics(state)
-        self.delta = float(state["delta"])
+        self.delta, self.merge_error = float(state["delta"]), float(state.get("merge_error", 0.0))
 
 
 class GaussianRemainderServer(CentredSketchServer):
@@ -333,6 +375,17 @@ class CentredSketch(ClosedFormMethod):
         require_memory(
             f"method.rank={self.rank}", kept, f"the factors of {problem.clients} clients, kept until a task ends"
         )
+
+    def combination(self, problem: Problem) -> Combination | None:
+        """`merged_sketch`; what else there is adds up. Not with remainders of a shape, which is of one sketch each."""
+
+        def combined(uploads: Sequence[Message]) -> Message:
+            (V, sigma), tau, error = merged_sketch(uploads, self.rank)
+            error += sum(float(upload[MERGES]) for upload in uploads if MERGES in upload)
+            sums = {name: total(uploads, name) for name in ("S", "n") if name in uploads[0]}
+            return as_one(uploads, {"V": V, "sigma": sigma, "tau": tau, **sums, MERGES: tau.new_tensor([error])})
+
+        return combined if self.remainder == "isotropic" else None
 
     def client(self, problem: Problem) -> Client:
         return (CentredSketchClient if self.remainder == "isotropic" else GaussianRemainderClient)(self, problem)

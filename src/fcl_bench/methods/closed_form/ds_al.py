@@ -194,6 +194,7 @@ class DSAL(ClosedFormMethod):
     name: ClassVar[str] = "ds_al"
     client_half = DSALClient
     server_half = DSALServer
+    adds_up = True
 
     M: int | None = knob(8192, least=1)
     gamma: float | str = ridge_knob(0.1, least=0)

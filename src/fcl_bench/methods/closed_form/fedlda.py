@@ -232,6 +232,7 @@ class FedLDA(DiscriminantMethod):
     name: ClassVar[str] = "fedlda"
     client_half: ClassVar[type[FedLDAClient]] = FedLDAClient
     server_half: ClassVar[type[FedLDAServer]] = FedLDAServer
+    adds_up = True
 
     shrinkage: float | str = knob(1e-4, least=0, most=1, words="0 to 1", choices=("oas",))
     target: str = knob("unit", choices=("unit", "mean"))

@@ -73,6 +73,7 @@ class FedNCM(DiscriminantMethod):
     name: ClassVar[str] = "fedncm"
     client_half = FedNCMClient
     server_half = FedNCMServer
+    adds_up = True
 
     similarity: str = knob("cosine", choices=("cosine", "euclid"))
 

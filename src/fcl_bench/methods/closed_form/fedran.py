@@ -6,6 +6,7 @@ the summaries over clients and then over tasks, and solves ridge regression in t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,18 +15,24 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums
-from fcl_bench.linalg.merging import MERGERS, Losses, Part
+from fcl_bench.linalg.merging import MERGERS, Losses, Merger, Part
 from fcl_bench.linalg.ridge import Spectrum as Eigenvalues
 from fcl_bench.linalg.solve import Solution, ill_conditioned, relative_rounding
 from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.linalg.subspace import outside
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, positions, ridge_knob
 from fcl_bench.methods.closed_form.ridge_server import RegularisedServer
+from fcl_bench.protocol.combining import Combination, as_one, total
 from fcl_bench.protocol.expected import Expectation, descending, orthonormal, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WireFormat, column_bytes, factor_bytes
+
+#: What a node of a tree adds to the summary that it merged, for the bounds and for `complement=floor`: of all merges so
+#: far the sum of the first dropped eigenvalues, the largest share dropped, and the most truncations of one upload; and
+#: the largest eigenvalue at which a client cut off.
+MERGES = "merges"
 
 
 def upload_bytes(M: int, rank: int, classes: int, wire: WireFormat) -> int:
@@ -94,6 +101,23 @@ class FedRANClient(ClosedFormClient):
         ), state
 
 
+def take_summary(merger: Merger, upload: Message, limit: int) -> float:
+    """Give a merger the summary of an upload, and what was dropped before; the largest eigenvalue at which it was cut.
+
+    Args:
+        limit: the most directions that it may have; with fewer, nothing was cut off.
+    """
+    sigma = upload["sigma"]
+    cut = float(sigma[-1]) ** 2 if len(sigma) and len(sigma) == limit else 0.0
+    truncations = 0
+    if MERGES in upload:
+        first, share, most, before = upload[MERGES].tolist()
+        merger.losses.include(first, share)
+        truncations, cut = int(most), max(cut, before)
+    merger.add(Spectrum(upload["V"], sigma), truncations)
+    return cut
+
+
 class FedRANServer(RegularisedServer):
     """Spatial merge over clients, temporal merge over tasks, exact B, ridge in the subspace (Alg. 1, lines 15-23).
 
@@ -136,12 +160,14 @@ class FedRANServer(RegularisedServer):
     def expects(self, task: Task, round_: int) -> Expectation:
         M = self.dimension
         B = real(M, len(task.columns), least=self.floor_of_features)
-        return {"V": orthonormal(M, "r"), "sigma": descending("r"), "B": B}
+        return {"V": orthonormal(M, "r"), "sigma": descending("r"), "B": B, MERGES: real(4, least=0, optional=True)}
 
     def objection(self, upload: Message) -> str:
         rank, limit = len(upload["sigma"]), self._limit(upload)
         if said := super().objection(upload):
             return said
+        if (MERGES in upload) != (upload.clients > 1):
+            return f"{MERGES} is what a node of a tree adds, and the upload is of {upload.clients} clients"
         return "" if rank <= limit else f"sigma has {rank} directions, and at most {limit} were asked for"
 
     def _limit(self, upload: Message) -> int:
@@ -151,9 +177,7 @@ class FedRANServer(RegularisedServer):
     def absorb(self, client: int, upload: Message) -> None:
         self.samples += upload.samples or 0
         self.add_class_sums(upload["B"])
-        self._spatial.add(Spectrum(upload["V"], upload["sigma"]))
-        if len(upload["sigma"]) == self._limit(upload):
-            self._cut = max(self._cut, float(upload["sigma"][-1]) ** 2)
+        self._cut = max(self._cut, take_summary(self._spatial, upload, self._limit(upload)))
 
     def finish_task(self) -> None:
         spatial = self._spatial.result()
@@ -278,6 +302,21 @@ class FedRAN(ClosedFormMethod):
                     f"method.budget_bytes={self.budget_bytes} does not hold one direction and {most} class sums",
                     f"at least {least} with M={M} and wire.dtype={problem.wire}",
                 )
+
+    def combination(self, problem: Problem) -> Combination:
+        """The server's own merge of a task's clients, to what one client may send; B adds up."""
+
+        def combined(uploads: Sequence[Message]) -> Message:
+            limit = self.feasible_rank(problem, uploads[0]["B"].shape[1])
+            merger = MERGERS[self.merge](limit)
+            cut = max(take_summary(merger, upload, limit) for upload in uploads)
+            part = merger.result()
+            assert part is not None
+            (V, sigma), truncations = part
+            merges = sigma.new_tensor([merger.losses.first, merger.losses.share, truncations, cut])
+            return as_one(uploads, {"V": V, "sigma": sigma, "B": total(uploads, "B"), MERGES: merges})
+
+        return combined
 
     def feasible_rank(self, problem: Problem, classes: int) -> int:
         """r for an upload with `classes` class sums: `rank`, M, and what the byte budget allows (Eq. 12)."""

@@ -206,6 +206,7 @@ class RanPAC(ClosedFormMethod):
     name: ClassVar[str] = "ranpac"
     client_half = RanPACClient
     server_half = RanPACServer
+    adds_up = True
 
     ridge: float | str = knob(GCV, above=0, choices=(AUTO, GCV, HELD_OUT, FOLDS))
     folds: int = knob(5, least=2)

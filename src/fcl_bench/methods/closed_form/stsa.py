@@ -81,6 +81,7 @@ class STSA(ClosedFormMethod):
     name: ClassVar[str] = "stsa"
     client_half = STSAClient
     server_half = STSAServer
+    adds_up = True
 
     gamma: float | str = ridge_knob(1e4, least=0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -12,12 +12,15 @@ from fcl_bench.errors import UserError, require_memory
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.methods.gradient.replay_head import MOMENTS, Gaussian
-from fcl_bench.methods.gradient.server import GradientServer
+from fcl_bench.methods.gradient.server import GradientServer, weight_in_average
+from fcl_bench.protocol.combining import Combination, added_up, as_one
+from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network, feature_start
+from fcl_bench.training.optimisers import average
 from fcl_bench.training.vit.blocks import transformer_blocks
 
 
@@ -41,6 +44,8 @@ class GradientMethod(Method):
         inside_transformers: whether it puts something into a frozen vision transformer, and so takes no other network.
         only_mean: why `training.aggregate` has to be the mean: the new model is made of something else besides;
             "": it may be any.
+        averages: whether its server does nothing with clients' models but average them by `training.weighting`, and all
+            other uploads are `Message.summed`.
         keeps_teacher: whether clients get the last task's model, to be held to what it knew (`GradientClient.teacher`).
     """
 
@@ -51,6 +56,7 @@ class GradientMethod(Method):
     inside_transformers: ClassVar[bool] = False
     keeps_teacher: ClassVar[bool] = False
     only_mean: ClassVar[str] = ""
+    averages: ClassVar[bool] = False
 
     training: Training = field(default_factory=Training)
     frozen_stages: int = knob(0, least=0)
@@ -89,6 +95,21 @@ class GradientMethod(Method):
     @property
     def trains_network(self) -> bool:
         return self.on == "images"
+
+    def combination(self, problem: Problem) -> Combination | None:
+        """The weighted mean of models; other uploads add up. Not where the server looks at single models."""
+
+        def combined(uploads: Sequence[Message]) -> Message:
+            if uploads[0].stage != MODEL:
+                return added_up(uploads)
+            weights = [weight_in_average(upload, self.training.weighting) for upload in uploads]
+            sums = {name: value.double() * weights[0] for name, value in uploads[0].items()}
+            for weight, upload in zip(weights[1:], uploads[1:], strict=True):
+                for name, value in upload.items():
+                    sums[name].add_(value.double(), alpha=weight)
+            return as_one(uploads, average(sums, sum(weights)))
+
+        return combined if self.averages and self.training.aggregate == "mean" else None
 
     def start(self, problem: Problem) -> Trainable:
         """What training starts from."""

@@ -218,6 +218,7 @@ class FedEWC(GradientMethod):
     """
 
     name: ClassVar[str] = "fedewc"
+    averages = True
     client_half = FedEWCClient
     server_half = FedEWCServer
 

@@ -137,6 +137,7 @@ class PromptMethod(GradientMethod):
 
     client_half = PromptClient
     server_half = PromptServer
+    averages = True
     inside_transformers: ClassVar[bool] = True
 
     training: Training = field(default_factory=lambda: Training(optimizer="adam", lr=1e-3, weight_decay=0.0))

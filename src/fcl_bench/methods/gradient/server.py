@@ -29,6 +29,11 @@ log = logging.getLogger(__name__)
 _OPTIMISER = "server_optimiser."
 
 
+def weight_in_average(upload: Message, weighting: str) -> float:
+    """What a model counts in an average over clients by `weighting`; a mean of several models as all of them."""
+    return float(upload.samples or 0 if weighting == "samples" else upload.clients)
+
+
 class GradientServer(Half, Server):
     """Averages models round by round: W = sum_k p_k W_k (FedProTIP Eq. 21), batch norm's running statistics too.
 
@@ -160,7 +165,7 @@ class GradientServer(Half, Server):
 
     def weight(self, client: int, upload: Message) -> float:
         """What a client's model counts in the average, relative to the others'."""
-        return float(upload.samples or 0) if self.method.training.weighting == "samples" else 1.0
+        return weight_in_average(upload, self.method.training.weighting)
 
     def finish_round(self) -> None:
         if self.stage == MOMENTS:

@@ -1,0 +1,211 @@
+"""A tree of aggregators for 100 to 1,000,000 clients: what it is on paper, and what runs of the command measure.
+
+For each fan-in the levels, the messages and the bytes of one task by formula. Where the number of clients allows it, a
+run with `transport=tree` and a flat one, each in a process of its own: bytes, seconds along the longest path, and how
+far the classifiers are apart. The formula of the path takes a link's rate, and the seconds that a node takes per upload
+in the last run that was measured.
+
+    python benchmarks/tree.py --paper                        # the formulas alone, in seconds
+    python benchmarks/tree.py --quick                        # 100 clients, under a minute on a free core
+    python benchmarks/tree.py --markdown outputs/bench/tree.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from scaling import METHODS, Size, features, machine
+
+CLASSES, WIDTH = 10, 128
+#: A method's overrides beside those of `scaling`, and bytes that a combined upload has beside those of a client's.
+MORE: dict[str, tuple[tuple[str, ...], int]] = {
+    "afl": ((), 8),
+    "fedran": (("method.rank=16",), 8 + 16),
+}
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What a tree is on paper, for one round.
+
+    Attributes:
+        sizes: nodes per level, from the clients up.
+        server: messages that the server takes in.
+        inside: messages over the links above nodes.
+    """
+
+    sizes: tuple[int, ...]
+    server: int
+    inside: int
+
+
+def on_paper(clients: int, fan_in: int) -> Paper:
+    """The tree of `fan_in` over so many clients, all of whom take part."""
+    sizes: list[int] = []
+    count = clients
+    while count > fan_in:
+        count = -(-count // fan_in)
+        sizes.append(count)
+    return Paper(tuple(sizes), count, sum(sizes))
+
+
+def path(clients: int, fan_in: int, upload: int, rate: float, take: float) -> float:
+    """Seconds from the clients' uploads to the end of the server's sums, where siblings work side by side.
+
+    A node, as the server, receives its children's uploads over one link and takes in one after the other: each level
+    costs f (b / rate + take), and a flat server K (b / rate + take).
+    """
+    tree, seconds, below = on_paper(clients, fan_in), 0.0, clients
+    for size in tree.sizes:
+        seconds += min(fan_in, below) * (upload / rate + take)
+        below = size
+    return seconds + below * (upload / rate + take)
+
+
+def run(name: str, size: Size, folder: Path, *way: str) -> tuple[dict[str, Any], Any]:
+    """The record of one run of the command, and its classifier."""
+    method, out = METHODS[name], folder / "out"
+    overrides = MORE[name][0] or method.overrides
+    arguments = [
+        *("data=features", f"data.path={features(size, method.wide, folder)}", f"method={name}", *overrides, *way),
+        *(f"clients={size.K}", f"tasks={size.T}", "partition=iid", f"out={out}", "force=true"),
+        *(() if method.wide else (f"method.M={size.M}",)),
+    ]
+    done = subprocess.run([sys.executable, "-m", "fcl_bench", *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"fcl-bench {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
+    [file] = out.glob("runs/*/run.json")
+    record, model = json.loads(file.read_text()), load_file(file.parent / "model.safetensors")["W"]
+    for left in file.parent.iterdir():
+        left.unlink()
+    file.parent.rmdir()
+    return record, model
+
+
+def measured(name: str, size: Size, fan_in: int, folder: Path, flat: dict[str, Any], W: Any) -> dict[str, Any]:
+    """A run over the tree beside the flat one and its classifier: bytes, seconds and how far apart they end."""
+    tree, V = run(name, size, folder, "transport=tree", f"transport.fan_in={fan_in}")
+    levels, paper = tree["transport"]["levels"], on_paper(size.K, fan_in)
+    upload = flat["communication"]["up_max_bytes"]
+    inside = size.T * paper.inside * (upload + MORE[name][1])
+    taken = size.T * (size.K + paper.inside - paper.server)
+    return {
+        "method": name,
+        "clients": size.K,
+        "fan_in": fan_in,
+        "upload": upload,
+        "server_bytes_flat": flat["communication"]["up_total_bytes"],
+        "server_bytes": levels[-1]["up_bytes"] if levels else tree["communication"]["up_total_bytes"],
+        "inside": sum(level["up_bytes"] for level in levels),
+        "of_formula": sum(level["up_bytes"] for level in levels) / inside if inside else 1.0,
+        "server_seconds_flat": flat["runtime"]["server_seconds"],
+        "server_seconds": tree["runtime"]["server_seconds"],
+        "path_seconds": tree["transport"]["path_seconds"],
+        "client_seconds": flat["runtime"]["client_seconds"] / size.K,
+        "take": sum(level["seconds"] for level in levels) / taken if taken else 0.0,
+        "apart": float((W - V).abs().max() / W.abs().max()),
+        "accuracy": [flat["metrics"]["A_T"], tree["metrics"]["A_T"]],
+    }
+
+
+def paper_rows(clients: list[int], fan_ins: list[int], upload: int, rate: float, take: float) -> list[list[str]]:
+    """A row for each number of clients and fan-in; the flat server first."""
+    rows = []
+    for K in clients:
+        for fan_in in [K, *[f for f in fan_ins if f < K]]:
+            tree = on_paper(K, fan_in)
+            rows.append(
+                [
+                    f"{K:,}",
+                    "flat" if fan_in == K else f"{fan_in:,}",
+                    str(len(tree.sizes)),
+                    f"{sum(tree.sizes):,}",
+                    f"{tree.server:,}",
+                    f"{tree.server * upload / MIB:,.1f}",
+                    f"{tree.inside * upload / MIB:,.1f}",
+                    f"{path(K, fan_in, upload, rate, take):,.2f}",
+                ]
+            )
+    return rows
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Rows as a Markdown table."""
+    lines = [header, ["---:"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+PAPER = ["clients", "fan-in", "levels", "nodes", "messages at the server", "MiB at the server", "MiB inside", "path, s"]
+RUNS = [
+    *("method", "clients", "fan-in", "MiB at the server, flat", "tree", "inside / formula"),
+    *("server, s, flat", "tree", "clients and nodes, s, longest path", "ms per upload at a node"),
+    *("W apart", "A_T, flat", "tree"),
+]
+
+
+def run_row(found: dict[str, Any]) -> list[str]:
+    """One line of `RUNS`."""
+    return [
+        *(found["method"], f"{found['clients']:,}", f"{found['fan_in']:,}"),
+        *(f"{found['server_bytes_flat'] / MIB:.2f}", f"{found['server_bytes'] / MIB:.2f}"),
+        *(f"{found['of_formula']:.3f}", f"{found['server_seconds_flat']:.3f}", f"{found['server_seconds']:.3f}"),
+        *(f"{found['path_seconds']:.3f}", f"{1e3 * found['take']:.2f}", f"{found['apart']:.1e}"),
+        *(f"{accuracy:.2f}" for accuracy in found["accuracy"]),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="runs of 100 clients only")
+    parser.add_argument("--methods", default=",".join(MORE), help=f"of {','.join(MORE)}")
+    parser.add_argument("--clients", default="100,1000,10000", help="of the runs")
+    parser.add_argument("--fan-in", default="16,100", help="of the runs and on paper")
+    parser.add_argument("--paper", action="store_true", help="no runs: the formulas, for --upload and --take")
+    parser.add_argument("--upload", type=int, default=1_069_056, help="bytes; default: AFL's, d 512 and 10 classes")
+    parser.add_argument("--take", type=float, default=0.84, help="milliseconds of a node, or the server, per upload")
+    parser.add_argument("--rate", type=float, default=125e6, help="bytes per second of a link; default: 1 Gbit/s")
+    parser.add_argument("--markdown", type=Path, help="write the tables there, too; the numbers beside it as .json")
+    chosen = parser.parse_args()
+    names, fan_ins = chosen.methods.split(","), [int(f) for f in chosen.fan_in.split(",")]
+    if unknown := set(names) - set(MORE):
+        parser.error(f"unknown: {', '.join(unknown)}")
+    if min(fan_ins) < 2:
+        parser.error("--fan-in: at least 2")
+    if chosen.paper:
+        names = []
+    clients = [100] if chosen.quick else [int(K) for K in chosen.clients.split(",")]
+    found: list[dict[str, Any]] = []
+    print(machine(), flush=True)
+    with tempfile.TemporaryDirectory(prefix="fcl-bench-tree-") as place:
+        for name in names:
+            for K in clients:
+                size = Size(K=K, T=1, C=CLASSES, M=WIDTH, n=max(2 * K, 5000))
+                flat = run(name, size, Path(place))
+                for fan_in in (f for f in fan_ins if f < K):
+                    found.append(measured(name, size, fan_in, Path(place), *flat))
+                    print(f"{name} {K} {fan_in}: {found[-1]['path_seconds']:.2f} s", file=sys.stderr, flush=True)
+    largest = found[-1] if found else None
+    upload = chosen.upload if largest is None else largest["upload"]
+    take = chosen.take / 1e3 if largest is None else largest["take"]
+    paper = paper_rows([10**e for e in range(2, 7)], fan_ins, upload, chosen.rate, take)
+    told = f"Uploads of {upload:,} bytes, {chosen.rate / 1e6:g} MB/s, {1e3 * take:.2f} ms per upload."
+    runs = [table(RUNS, [run_row(one) for one in found])] if found else []
+    text = "\n\n".join([*runs, told, table(PAPER, paper)])
+    print(text)
+    if chosen.markdown:
+        chosen.markdown.parent.mkdir(parents=True, exist_ok=True)
+        chosen.markdown.write_text(f"{machine()}\n\n{text}\n")
+        chosen.markdown.with_suffix(".json").write_text(json.dumps({"machine": machine(), "runs": found}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

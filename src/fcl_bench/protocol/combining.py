@@ -1,0 +1,49 @@
+"""How a node of a tree makes one upload of several, so that the server absorbs one in their place.
+
+What a node sends on has the form of an upload: the same fields, and the server's expectation and objections hold for
+it. It says what one client would say that held the samples of all, but for rounding and for what the method declares to
+be an approximation; `Message.clients` says how many they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from fcl_bench.protocol.message import Message
+
+#: Of two or more uploads of one stage, decoded and admitted, in order of their clients: one in their place.
+Combination = Callable[[Sequence[Message]], Message]
+
+
+def added_up(uploads: Sequence[Message]) -> Message:
+    """The sum, of uploads whose fields are all `summed`.
+
+    Raises:
+        TypeError: a field is not, so the method is wrong to say that its uploads add up.
+    """
+    first = uploads[0]
+    if left := sorted(name for name in first if name not in first.summed):
+        raise TypeError(f"a field of the stage {first.stage} does not add up: {', '.join(left)}")
+    return as_one(uploads, {name: total(uploads, name) for name in first})
+
+
+def total(uploads: Sequence[Message], name: str) -> torch.Tensor:
+    """The sum of one field, added in order."""
+    found = uploads[0][name].clone()
+    for upload in uploads[1:]:
+        found += upload[name]
+    return found
+
+
+def as_one(uploads: Sequence[Message], tensors: Mapping[str, torch.Tensor]) -> Message:
+    """An upload with these tensors in place of several, of all their samples and clients."""
+    told = [upload.samples for upload in uploads if upload.samples is not None]
+    return dataclasses.replace(
+        uploads[0],
+        tensors=tensors,
+        samples=sum(told) if len(told) == len(uploads) else None,
+        clients=sum(upload.clients for upload in uploads),
+    )
