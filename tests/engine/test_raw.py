@@ -80,9 +80,7 @@ def test_nobody_sees_samples_that_stay_where_they_are():
     from tests.engine.test_transport import Delegating
 
     class Remote(Delegating):
-        @property
-        def everything(self):
-            return None
+        everything = raw = None
 
     made, _ = federation(transport=Remote)
     made.run(lambda _: None)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
 from fcl_bench.audits.drift import FeatureDrift
+from fcl_bench.engine.ledger import NOBODY_KNOWS, Upload
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.node import Lost
 from fcl_bench.engine.transport import InProcess
@@ -31,6 +34,10 @@ class Delegating:
     @property
     def everything(self):
         return self.inner.everything
+
+    @property
+    def raw(self):
+        return self.inner.raw
 
     def samples(self, task):
         return self.inner.samples(task)
@@ -126,9 +133,13 @@ def test_a_lost_client_ends_the_run_with_one_line():
 
 
 class Remote(Delegating):
-    """The clients' data are elsewhere."""
+    """The clients' data are elsewhere, and nobody has the truth."""
 
-    everything = None
+    everything = raw = None
+
+    def exchange(self, present, broadcast):
+        for reply in self.inner.exchange(present, broadcast):
+            yield dataclasses.replace(reply, guesses=None, right=None)
 
 
 def test_where_the_data_stay_away_audits_are_refused_in_one_line():
@@ -162,7 +173,11 @@ def test_where_the_data_stay_away_right_guesses_are_not_counted_and_nothing_else
         states.append(made.server.state_dict())
     seen, unseen = ([(row.accepted, row.right) for row in ledger.uploads] for ledger in ledgers)
     assert all(accepted >= right > 0 for accepted, right in seen)
-    assert unseen == [(0, 0)] * 4
+    assert unseen == [(accepted, NOBODY_KNOWS) for accepted, _ in seen]
+    assert (ledgers[0].labels()["right"], ledgers[1].labels()["right"]) == (sum(right for _, right in seen), None)
+    right = [field.name for field in dataclasses.fields(Upload)].index("right")
+    assert [row[right] for row in ledgers[0].cells()] == [right for _, right in seen]
+    assert [row[right] for row in ledgers[1].cells()] == [""] * 4
     known = ("task", "round", "client", "samples", "labelled", "up_bytes", "down_bytes")
     first, second = ([[getattr(row, name) for name in known] for row in ledger.uploads] for ledger in ledgers)
     assert first == second

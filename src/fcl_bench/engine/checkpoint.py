@@ -54,10 +54,14 @@ class Checkpoint:
         folder: made when something is saved.
         schema: version of what is saved; another one is not taken over.
         owner: identity of what is under way here; what another one left is not taken over.
+        otherwise: what the caller does about a checkpoint that can't be used, for warnings.
     """
 
-    def __init__(self, folder: Path, schema: int, owner: str = "") -> None:
+    def __init__(
+        self, folder: Path, schema: int, owner: str = "", otherwise: str = "starting from the first task"
+    ) -> None:
         self.folder = folder
+        self._otherwise = otherwise
         self._schema, self._owner = schema, owner
         #: Per growing tensor, its file and what of it belongs to the last state saved or loaded.
         self._grown: dict[str, _Grown] = {}
@@ -109,10 +113,10 @@ class Checkpoint:
         try:
             state = read_json(file)
             if state["schema"] == self._schema and state.get("format") != FORMAT:
-                log.warning("checkpoint %s is of another version's form; starting from the first task", self.folder)
+                log.warning("checkpoint %s is of another version's form; %s", self.folder, self._otherwise)
                 return None
             if state["owner"] != self._owner:
-                log.warning("checkpoint %s is of another run; starting from the first task", self.folder)
+                log.warning("checkpoint %s is of another run; %s", self.folder, self._otherwise)
                 return None
             tensors = self.folder / state["tensors"]
             if state["schema"] != self._schema or file_checksum(tensors) != state["tensors_checksum"]:
@@ -123,7 +127,7 @@ class Checkpoint:
             self._grown = {name: done for name, (_, done) in read.items()}
             return state, {**whole, **{name: rows for name, (rows, _) in read.items()}}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-            log.warning("checkpoint %s is damaged (%s); starting from the first task", self.folder, error)
+            log.warning("checkpoint %s is damaged (%s); %s", self.folder, error, self._otherwise)
             return None
 
     def _read(self, entry: dict[str, Any]) -> tuple[torch.Tensor, _Grown]:

@@ -15,9 +15,9 @@ from fcl_bench.engine.admission import BadUpload, admitted
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.examination import Answers, Examination
-from fcl_bench.engine.ledger import Ledger, Stopwatch
+from fcl_bench.engine.ledger import NOBODY_KNOWS, Ledger, Stopwatch
 from fcl_bench.engine.middleware import Chain, Middleware
-from fcl_bench.engine.node import ClientData, Late, Lost, Reply
+from fcl_bench.engine.node import Late, Lost
 from fcl_bench.engine.rounds import RoundAccuracy
 from fcl_bench.engine.state import FederationState
 from fcl_bench.engine.transport import Transport
@@ -34,6 +34,10 @@ log = logging.getLogger(__name__)
 
 #: Prefixes of what a checkpoint keeps beside the server's tensors; an audit's name follows its.
 _AUDIT, _CLIENT = "audit.", "client."
+#: What becomes of a client whose upload is not there in time.
+Missing = Literal["silent", "gone", "lost", "late"]
+#: Why a client is lost that is only made to fail (`faults=`).
+_SIMULATED = ("silent", "gone")
 
 
 class Federation:
@@ -49,6 +53,7 @@ class Federation:
         middleware: what messages pass through on the server's side before the wire codec.
         evaluate_rounds: N, to test after every N-th round of the model; 0: only after each task.
         drops: whether a client whose upload is not what the server expects is left out of the round; else the run ends.
+        minimum: the least share of a round's clients that the transport has to bring back; None: all.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class Federation:
         middleware: Sequence[Middleware] = (),
         evaluate_rounds: int = 0,
         drops: bool = False,
+        minimum: float | None = None,
     ) -> None:
         self.problem = problem
         self.stream = stream
@@ -75,7 +81,7 @@ class Federation:
         #: (K,) samples that clients have had, of how many tasks.
         self._announced, self._announced_tasks = np.zeros(transport.clients, dtype=np.int64), 0
         self._resumes_within_tasks = method.resumes_within_tasks
-        self._drops = drops
+        self._drops, self._minimum = drops, minimum
         self._notices = Notices(log)
         self._after_round: Callable[[int, int], None] = lambda round_, of: None
         if self.audits and transport.everything is None:
@@ -86,8 +92,7 @@ class Federation:
 
     @staticmethod
     def _ledger(transport: Transport) -> Ledger:
-        data = transport.everything
-        return Ledger(transport.clients, None if data is None else data.raw)
+        return Ledger(transport.clients, transport.raw)
 
     def run(self, checkpoint: Callable[[Federation], Any], every: int | None = None) -> FederationState:
         """All tasks that are not done yet.
@@ -172,11 +177,13 @@ class Federation:
         columns |= {"client": np.arange(clients), "client_seconds": np.zeros(clients), **known}
         with watch.running():
             expected = self.server.expects(task, round_)
-        absorbed = set()
+        absorbed: set[int] = set()
+        gone = 0
         # Nothing of an upload outlives its turn.
         for answer in self.transport.exchange(present, broadcast):
             if isinstance(answer, Lost):
-                self._note_lost(answer, task, round_)
+                gone += answer.reason not in _SIMULATED
+                self._note_lost(answer, task, round_, gone, len(present))
                 columns["lost"][answer.client] = 1
                 continue
             reply = answer.reply if isinstance(answer, Late) else answer
@@ -190,8 +197,7 @@ class Federation:
             columns["client_seconds"][client] = reply.seconds
             columns["one_sample_sums"][client] = reply.revealed.sums
             columns["one_sample_moments"][client] = reply.revealed.moments
-            if len(reply.revealed.samples) and (data := self.transport.everything) is not None:
-                ledger.told.add(self._learnt_from(task, reply, data)[reply.revealed.samples])
+            ledger.told.add(reply.revealed.samples)
             if isinstance(answer, Late):
                 self._note_missing("late", client, task, round_)
                 columns["late"][client] = 1
@@ -205,14 +211,14 @@ class Federation:
                     continue
                 absorbed.add(client)
             self.state.note_stored(reply)
-            if (data := self.transport.everything) is not None:
-                columns["accepted"][client], columns["right"][client] = self._guessed(task, reply, data)
-                if round_ == 0 and known["labelled"][client] and client in absorbed:
-                    self._observe(task, client, data, reply.guesses)
+            columns["accepted"][client] = reply.accepted
+            columns["right"][client] = NOBODY_KNOWS if reply.right is None else reply.right
+            if round_ == 0 and known["labelled"][client] and client in absorbed:
+                self._observe(task, client, reply.guesses)
             del answer, reply
-        if round_ == 0 and (data := self.transport.everything) is not None:
+        if round_ == 0:
             for client in sorted(set(np.flatnonzero(known["labelled"]).tolist()) - absorbed):
-                self._observe(task, client, data)
+                self._observe(task, client)
         ledger.add_round(task.index, round_, broadcast.stage, columns)
 
     def _taken_in(self, client: int, upload: Message, expected: Expectation, samples: int) -> bool:
@@ -241,16 +247,28 @@ class Federation:
             self.server.absorb(client, read)
         return True
 
-    def _note_lost(self, lost: Lost, task: Task, round_: int) -> None:
-        """Go on without a client that was made to fail; any other loss ends the run."""
-        if lost.reason not in self.state.absences:
-            raise UserError(
-                f"client {lost.client} was lost in task {task.index}, round {round_}: {lost.reason}",
-                "the same command goes on from the last checkpoint",
-            )
-        self._note_missing(cast(Literal["silent", "gone"], lost.reason), lost.client, task, round_)
+    def _note_lost(self, lost: Lost, task: Task, round_: int, gone: int, present: int) -> None:
+        """Go on without a client that was made to fail, or that the transport may lose; else the run ends.
 
-    def _note_missing(self, why: Literal["silent", "gone", "late"], client: int, task: Task, round_: int) -> None:
+        Args:
+            lost: the client.
+            task, round_: at hand.
+            gone: how many of the `present` clients of the round the transport has lost so far.
+        """
+        if lost.reason in _SIMULATED:
+            self._note_missing(cast(Missing, lost.reason), lost.client, task, round_)
+            return
+        where = f"client {lost.client} was lost in task {task.index}, round {round_}: {lost.reason}"
+        remedy = "the same command goes on from the last checkpoint"
+        if self._minimum is None:
+            raise UserError(where, remedy)
+        if present - gone < self._minimum * present:
+            left = f"{present - gone} of {present} clients are left, and transport.minimum={self._minimum:g}"
+            raise UserError(f"{where}; {left}", remedy)
+        self._notices.tell(f"lost {lost.client}", f"{where}; the round goes on without it")
+        self._note_missing("lost", lost.client, task, round_)
+
+    def _note_missing(self, why: Missing, client: int, task: Task, round_: int) -> None:
         self.state.absences[why] += 1
         # Of clients that may return nothing need be remembered: there can be as many as turns.
         if not self.server.may_return(task, round_, round_ + 1):
@@ -284,25 +302,11 @@ class Federation:
             self._announced = np.sum([np.zeros(self.transport.clients, dtype=np.int64), *before], axis=0)
         self._announced, self._announced_tasks = self._announced + samples, task.index + 1
 
-    def _guessed(self, task: Task, reply: Reply, data: ClientData) -> tuple[int, int]:
-        """How many labels a client gave itself, and how many of them are right: the engine knows the truth."""
-        if reply.guesses is None:
-            return 0, 0
-        _, unlabelled = data.samples(task.index, reply.client)
-        truth = torch.from_numpy(self.stream.train_columns[unlabelled])
-        return int((reply.guesses >= 0).sum()), int((reply.guesses.cpu() == truth).sum())
-
-    @staticmethod
-    def _learnt_from(task: Task, reply: Reply, data: ClientData) -> np.ndarray:
-        """Indices of the samples that a client learnt from, in the order of its shard."""
-        labelled, unlabelled = data.samples(task.index, reply.client)
-        if reply.guesses is None:
-            return labelled
-        return np.concatenate([labelled, unlabelled[(reply.guesses >= 0).cpu().numpy()]])
-
-    def _observe(self, task: Task, client: int, data: ClientData, guesses: torch.Tensor | None = None) -> None:
+    def _observe(self, task: Task, client: int, guesses: torch.Tensor | None = None) -> None:
         """Show the audits what a client learns from."""
         for audit in self.audits.values():
+            data = self.transport.everything
+            assert data is not None
             shard = data.shard(task.index, client)
             audit.observe(task, shard if guesses is None else shard.with_pseudo_labels(guesses))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, cast
@@ -58,7 +58,7 @@ class Upload:
         samples: the client's samples of the task.
         labelled: how many of them have a label.
         accepted: how many of the others the client gave one itself.
-        right: how many of those labels are true.
+        right: how many of those labels are true; `NOBODY_KNOWS` where no truth is at hand.
         up_bytes, down_bytes: payload.
         client_seconds: the client's own.
         one_sample_sums, one_sample_moments: what of the upload was of one sample only (see `engine.revealed`).
@@ -85,6 +85,8 @@ class Upload:
     late: int = _kept_as(np.int8, default=0)
 
 
+#: In place of a count that takes the truth, of clients whose samples have none at hand.
+NOBODY_KNOWS = -1
 #: A row as it is kept: 65 bytes.
 _ROW = np.dtype([(column.name, column.metadata["kept_as"]) for column in fields(Upload)])
 #: What `add_round` is given for each client, and what of it may be left out.
@@ -138,6 +140,15 @@ class Ledger:
         for begin in range(0, len(self), _BLOCK):
             for row in self._rows.array[begin : begin + _BLOCK].tolist():
                 yield *row[:stage], self._stages[row[stage]], *row[stage + 1 :]
+
+    def cells(self) -> Iterator[Sequence[Any]]:
+        """The rows of uploads.csv: `values`, empty where nobody knows."""
+        if not (self._rows.array["right"] == NOBODY_KNOWS).any():
+            yield from self.values()
+            return
+        right = [field.name for field in fields(Upload)].index("right")
+        for row in self.values():
+            yield (*row[:right], "", *row[right + 1 :]) if row[right] == NOBODY_KNOWS else row
 
     def add_round(self, task: int, round_: int, stage: str, columns: Mapping[str, Any]) -> None:
         """Enter the exchanges of one round.
@@ -229,11 +240,12 @@ class Ledger:
 
     def labels(self, task: int | None = None) -> LabelCounts:
         """Samples, labels, accepted pseudo-labels and right ones, of one task or of all; each client counts once."""
-        totals = dict.fromkeys(("samples", "labelled", "accepted", "right"), 0)
+        totals: dict[str, int | None] = dict.fromkeys(("samples", "labelled", "accepted", "right"), 0)
         for rows in self._tasks() if task is None else (self._of_task(task),):
             first = rows[rows["round"] == 0]
-            for name in totals:
-                totals[name] += int(first[name].sum(dtype=np.int64))
+            for name, total in totals.items():
+                unknown = total is None or (first[name] == NOBODY_KNOWS).any()
+                totals[name] = None if unknown else cast(int, total) + int(first[name].sum(dtype=np.int64))
         return cast(LabelCounts, totals)
 
     def dropped(self, task: int | None = None) -> list[tuple[int, int]]:

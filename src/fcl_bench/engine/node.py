@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,9 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
 from fcl_bench.protocol.problem import SAMPLE_KINDS, Problem, Shard, State
 
+#: How many of the labels (m,) that a client gave its unlabelled samples are right, given these samples' numbers (m,) in
+#: the data set. The engine's own count, beside the turn: a node has no true labels.
+Truth = Callable[[np.ndarray, torch.Tensor], int]
 #: The column of a training sample whose label its client does not know.
 UNKNOWN = -1
 
@@ -32,15 +35,22 @@ class ClientData:
             not know it: true labels of unlabelled samples do not come here.
         inputs: (n, ...) the samples; they move to the device, since a copy in each turn would cost more than what is
             done with it there.
+        numbers: (n,) int64, the number of each sample in the whole data set; None: these are the whole data set.
     """
 
     def __init__(
-        self, problem: Problem, holdings: Sequence[Sequence[np.ndarray]], columns: np.ndarray, inputs: torch.Tensor
+        self,
+        problem: Problem,
+        holdings: Sequence[Sequence[np.ndarray]],
+        columns: np.ndarray,
+        inputs: torch.Tensor,
+        numbers: np.ndarray | None = None,
     ) -> None:
         self._problem = problem
         self.holdings = [Holdings.of(clients) for clients in holdings]
         self._columns, self._known = columns, columns != UNKNOWN
         self._inputs = inputs.to(problem.device)
+        self._numbers = numbers
 
     @property
     def clients(self) -> int:
@@ -72,6 +82,10 @@ class ClientData:
         """Samples on the device."""
         return on_device(self._inputs, indices, self._problem)
 
+    def numbers(self, indices: np.ndarray) -> np.ndarray:
+        """The numbers that samples have in the whole data set."""
+        return indices if self._numbers is None else self._numbers[indices]
+
 
 def on_device(samples: torch.Tensor, indices: np.ndarray, problem: Problem) -> torch.Tensor:
     """A choice of samples on the device: images as they are, features in the statistics' type."""
@@ -91,8 +105,10 @@ class Reply:
             part of the upload, and only a transport that sees everything has them.
         stored: bytes that the client keeps until its next turn, by kind (see `State`).
         samples_kept: how many raw samples are among it (see `SAMPLE_KINDS`).
-        revealed: what the upload reveals of single samples, by what the client half says of it. Their numbers are among
-            the samples that it learnt from; as `guesses`, only a transport that sees everything has them.
+        revealed: what the upload reveals of single samples, by what the client half says of it. Their numbers are those
+            of the data set.
+        accepted: how many unlabelled samples it gave a label.
+        right: how many of these labels are true; None where nobody knows.
     """
 
     client: int
@@ -102,6 +118,8 @@ class Reply:
     stored: dict[str, int]
     samples_kept: int
     revealed: Revealed = NOTHING
+    accepted: int = 0
+    right: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -127,16 +145,29 @@ class Node:
         problem: device and types.
         data: the clients' samples.
         middleware: what uploads and broadcasts pass through on this side.
+        truth: what counts right guesses beside the turns; None: nobody knows the truth.
     """
 
-    def __init__(self, client: Client, problem: Problem, data: ClientData, middleware: Middleware) -> None:
+    def __init__(
+        self,
+        client: Client,
+        problem: Problem,
+        data: ClientData,
+        middleware: Middleware,
+        truth: Truth | None = None,
+    ) -> None:
         self.data = data
         self._client = client
         self._problem = problem
         self._middleware = middleware
+        self._truth = truth
         self._states: dict[int, State] = {}
-        #: Whose turn was the last, and what it kept before; None: nothing.
-        self._before: tuple[int, State | None] | None = None
+        #: What clients whose uploads may still be refused kept before their turns; None: nothing.
+        self._before: dict[int, State | None] = {}
+
+    def settle(self) -> None:
+        """All uploads so far are taken in, or were refused."""
+        self._before.clear()
 
     def turn(self, client: int, broadcast: Message) -> Reply:
         """One client's turn in the broadcast's task and round. Nothing of it stays here but the client's state."""
@@ -150,7 +181,7 @@ class Node:
             if guesses is not None:
                 shard = shard.with_pseudo_labels(guesses)
             upload, state = self._client.update(shard, received, state)
-        alone = revealed(upload, len(shard.labels))
+        alone = self._in_data_set(revealed(upload, len(shard.labels)), task, client, guesses)
         with watch.running():
             upload = dataclasses.replace(upload, stage=received.stage, task=task, round=round_)
             upload = self._middleware.send(upload.to_be_sent(), client)
@@ -159,20 +190,38 @@ class Node:
             name: value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
             for name, value in state.items()
         }
-        self._before = client, self._states.get(client)
+        self._before[client] = self._states.get(client)
         self._states[client] = kept
-        return Reply(client, upload, watch.seconds, guesses, stored_bytes(kept), samples_in(kept), alone)
+        accepted, right = self._counted(task, client, guesses)
+        sizes = stored_bytes(kept), samples_in(kept)
+        return Reply(client, upload, watch.seconds, guesses, *sizes, alone, accepted, right)
+
+    def _in_data_set(self, alone: Revealed, task: int, client: int, guesses: torch.Tensor | None) -> Revealed:
+        """What an upload reveals, with samples by their numbers in the data set."""
+        if not len(alone.samples):
+            return alone
+        learnt, unlabelled = self.data.samples(task, client)
+        if guesses is not None:
+            learnt = np.concatenate([learnt, unlabelled[(guesses >= 0).cpu().numpy()]])
+        return dataclasses.replace(alone, samples=self.data.numbers(learnt[alone.samples]))
+
+    def _counted(self, task: int, client: int, guesses: torch.Tensor | None) -> tuple[int, int | None]:
+        """How many labels a client gave itself, and how many of them are right."""
+        if guesses is None:
+            return 0, 0
+        _, unlabelled = self.data.samples(task, client)
+        right = None if self._truth is None else self._truth(self.data.numbers(unlabelled), guesses)
+        return int((guesses >= 0).sum()), right
 
     def take_back(self, client: int) -> None:
-        """The upload of the last turn was left out: its client keeps what it kept before."""
-        if self._before is None or self._before[0] != client:
-            raise ValueError(f"the last turn was not client {client}'s")
-        _, state = self._before
+        """The upload of a turn since `settle` was left out: its client keeps what it kept before."""
+        if client not in self._before:
+            raise ValueError(f"client {client} has had no turn that could be taken back")
+        state = self._before.pop(client)
         if state is None:
             del self._states[client]
         else:
             self._states[client] = state
-        self._before = None
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What the clients keep: `<client>.<name>`."""
@@ -180,7 +229,7 @@ class Node:
 
     def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
         """Take over what `state_dict` returned."""
-        self._states = {}
+        self._states, self._before = {}, {}
         for key, value in states.items():
             client, _, name = key.partition(".")
             self._states.setdefault(int(client), {})[name] = value.to(self._problem.device)

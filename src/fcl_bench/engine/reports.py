@@ -88,7 +88,7 @@ class LabelCounts(TypedDict):
     samples: int
     labelled: int  # whose label the client knows
     accepted: int  # of the others, those that the client gave a label itself
-    right: int  # of those labels, the true ones
+    right: int | None  # of those labels, the true ones; None where nobody knows the truth
 
 
 class Absences(TypedDict):
@@ -96,6 +96,7 @@ class Absences(TypedDict):
 
     silent: int  # it did nothing
     gone: int  # it had left
+    lost: int  # it did not answer in time, or its process was gone, and the round went on without it
     late: int  # its upload was on its way
     late_arrived: int
     late_absorbed: int  # of those that arrived; the others were of no use any more

@@ -23,7 +23,7 @@ _PLAIN = (
 
 
 def _none_absent() -> Absences:
-    return {"silent": 0, "gone": 0, "late": 0, "late_arrived": 0, "late_absorbed": 0, "late_dropped": 0}
+    return {"silent": 0, "gone": 0, "lost": 0, "late": 0, "late_arrived": 0, "late_absorbed": 0, "late_dropped": 0}
 
 
 @dataclass
@@ -72,5 +72,6 @@ class FederationState:
         """Take over what `save` returned."""
         for name in _PLAIN:
             setattr(self, name, saved[name])
+        self.absences = {**_none_absent(), **self.absences}
         self.answers.restore(saved["answers"], tensors[_ANSWERS])
         self.ledger.restore(saved["ledger"], tensors)

@@ -8,9 +8,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from fcl_bench.engine.codec import Codec
-from fcl_bench.engine.middleware import Chain, Middleware
-from fcl_bench.engine.node import UNKNOWN, ClientData, Late, Lost, Node, Reply
+from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.keeper import Keeper, resolved
+from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.node import ClientData, Late, Lost, Node, Reply
+from fcl_bench.engine.raw import RawSamples
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.problem import Problem
@@ -21,11 +23,14 @@ class Transport(Protocol):
 
     Attributes:
         clients: K.
-        everything: the clients' data, for audits and for counting right pseudo-labels; None where the server's process
-            does not see them.
+        everything: the clients' data, for audits; None where the server's process does not see them.
+        raw: what a sample would cost as it is; None where nobody says.
     """
 
     clients: int
+
+    @property
+    def raw(self) -> RawSamples | None: ...
 
     @property
     def everything(self) -> ClientData | None: ...
@@ -44,10 +49,15 @@ class Transport(Protocol):
         """The upload of the client's last turn was left out: it keeps what it kept before that turn."""
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """What the clients of this process keep; a transport whose clients are elsewhere has them keep it there."""
+        """What the clients of this process keep; a transport whose clients are elsewhere has them keep it there, and
+        returns by what name they find it again."""
 
     def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
-        """Take over what `state_dict` returned."""
+        """Take over what `state_dict` returned.
+
+        Raises:
+            UserError: clients elsewhere do not have what they kept.
+        """
 
 
 class InProcess:
@@ -55,10 +65,11 @@ class InProcess:
 
     Args:
         node: with all of them.
+        kept: where processes of clients kept their states, for a run that went over several processes before.
     """
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, node: Node, kept: Keeper | None = None) -> None:
+        self._node, self._kept = node, kept
         self.clients = node.data.clients
 
     @classmethod
@@ -72,29 +83,23 @@ class InProcess:
         inputs: torch.Tensor,
         middleware: Sequence[Middleware] = (),
     ) -> InProcess:
-        """The clients of a data set.
-
-        Args:
-            method, problem: what is run.
-            holdings: [task][client] -> indices of training samples.
-            columns: (n,) int64, each training sample's class.
-            labelled: (n,) bool, which of these labels their clients know.
-            inputs: (n, ...) features, or images in uint8.
-            middleware: what messages pass through on the clients' side before the wire codec.
-        """
-        data = ClientData(problem, holdings, np.where(labelled, columns, UNKNOWN), inputs)
-        chain = Chain([*middleware, Codec.of_clients(problem)])
-        return cls(Node(method.client(problem), problem, data, chain))
+        """The clients of a data set: of `inputs`, and what else `Clients` is made of."""
+        return cls(Clients(method, problem, holdings, columns, labelled, middleware).node(inputs))
 
     @property
     def everything(self) -> ClientData:
         return self._node.data
+
+    @property
+    def raw(self) -> RawSamples:
+        return self._node.data.raw
 
     def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
         return self._node.data.holdings[task].sizes(), self._node.data.labelled(task)
 
     def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late]:
         for client in present:
+            self._node.settle()
             yield self._node.turn(client, broadcast)
 
     def refused(self, client: int) -> None:
@@ -104,4 +109,4 @@ class InProcess:
         return self._node.state_dict()
 
     def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
-        self._node.load_state_dict(states)
+        self._node.load_state_dict(resolved(states, range(self.clients), self._kept))

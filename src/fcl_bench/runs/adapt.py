@@ -15,11 +15,13 @@ import torch
 from fcl_bench import environment
 from fcl_bench.config import counting
 from fcl_bench.engine.checkpoint import Checkpoint
+from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.metrics import metrics
 from fcl_bench.engine.reports import Exchanged
-from fcl_bench.engine.transport import InProcess
+from fcl_bench.engine.transports.base import Link
+from fcl_bench.engine.transports.in_process import Here
 from fcl_bench.files import locked
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.finetune import FineTune
@@ -142,7 +144,7 @@ def adaptation_identity(plan: Plan) -> dict[str, object]:
     """Everything that determines the first stage: not the method, nor what only it looks at."""
     whole = plan.settings.identity()
     kept = ["seed", "beta", "clients", "tasks", "label_rate", "dtype", "data", "split", "partition"]
-    kept += ["on_bad_upload"] if "on_bad_upload" in whole else []
+    kept += [key for key in ("on_bad_upload", "transport") if key in whole]
     return {
         **{key: whole[key] for key in kept},
         "wire_dtype": str(plan.problem.wire.dtype),
@@ -153,13 +155,14 @@ def adaptation_identity(plan: Plan) -> dict[str, object]:
     }
 
 
-def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], folder: Path) -> Adapted:
+def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], folder: Path, link: Link) -> Adapted:
     """Train on the first task, or take over what an earlier run trained; an interrupted training goes on.
 
     Args:
         plan: of the run; of its data only the first task is looked at.
         images: the data set's training and test images, (n, 3, h, w) uint8; called if there is training to do.
         folder: where results are kept, one folder for each `adaptation_identity`.
+        link: to the processes of the clients.
     """
     begin = time.perf_counter()
     identity = identity_hash(_SCHEMA, adaptation_identity(plan))
@@ -174,9 +177,11 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
         stream = dealt.stream
         first = replace(stream, tasks=stream.tasks[:1], train=stream.train[:1], test=stream.test[:1])
         train, test = (none, none) if hit else images()
-        transport = InProcess.of(method, plan.problem, dealt.shards[:1], stream.train_columns, dealt.labelled, train)
-        drops = plan.settings.scalars.drops
-        federation = Federation(method, plan.problem, first, transport, test, drops=drops)
+        # What is there already needs no clients.
+        reached = Here() if hit else link
+        transport = reached.federate(first_stage_clients(plan), train, place / "clients")
+        drops, minimum = plan.settings.scalars.drops, plan.settings.transport.minimum
+        federation = Federation(method, plan.problem, first, transport, test, drops=drops, minimum=minimum)
         if saved is not None:
             federation.restore(*saved)
             log.info("adaptation: %s", "taken over" if hit else f"going on after round {saved[0]['rounds_done']}")
@@ -189,6 +194,16 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
     network.load({name: value for name, value in server.network.state().items() if name.startswith("body.")})
     body = network.body.eval().requires_grad_(False)
     return Adapted(body, ledger, accuracy, time.perf_counter() - begin, hit)
+
+
+def first_stage_clients(plan: Plan) -> Clients:
+    """The clients of the first stage: of the first task alone."""
+    dealt = plan.dealt
+    return Clients(
+        *(_stage(plan).method(), plan.problem, dealt.shards[:1], dealt.stream.train_columns, dealt.labelled),
+        run=identity_hash(_SCHEMA, adaptation_identity(plan)),
+        stage="adapt",
+    )
 
 
 def _stage(plan: Plan) -> FirstStage:

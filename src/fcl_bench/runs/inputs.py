@@ -12,6 +12,7 @@ from fcl_bench.backbones.cache import FeatureCache
 from fcl_bench.backbones.extract import Features, extract_features
 from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.data.images.pixels import load_pixels
+from fcl_bench.engine.transports.base import Link
 from fcl_bench.errors import UserError
 from fcl_bench.files import user_path, writable
 from fcl_bench.runs.adapt import Adapted, adapt
@@ -41,12 +42,13 @@ class Inputs:
     weights: str | None = None
 
 
-def prepare_inputs(plan: Plan, folder: Path) -> Inputs:
+def prepare_inputs(plan: Plan, folder: Path, link: Link) -> Inputs:
     """Load the images, adapt the network, extract features: whatever the plan needs.
 
     Args:
         plan: of the run.
         folder: the run's, where an unfinished first stage is kept if there is no cache.
+        link: to the processes of the clients, who train the first stage.
     """
     settings, problem = plan.settings, plan.problem
     if settings.method.trains_network:
@@ -55,7 +57,7 @@ def prepare_inputs(plan: Plan, folder: Path) -> Inputs:
     extractor, adapted = plan.extractor, None
     if extractor is None:
         assert problem.network is not None
-        adapted = adapt(plan, lambda: load_images(plan), kept or folder / "checkpoint")
+        adapted = adapt(plan, lambda: load_images(plan), kept or folder / "checkpoint", link)
         extractor = NetworkExtractor(adapted.body, problem.network, problem.device)
     cache = None if kept is None else FeatureCache(kept)
     features = extract_features(settings.backbone.name, extractor, plan.dealt.dataset, cache)

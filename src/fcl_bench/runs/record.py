@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,12 +21,15 @@ from fcl_bench.runs.plan import Plan
 from fcl_bench.runs.run_json import TASK_AGNOSTIC, Drift, Privacy, Result, Routing, Runtime
 
 
-def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: float) -> Result:
+def run_record(
+    plan: Plan, federation: Federation, inputs: Inputs, processes: Mapping[str, Any], seconds: float
+) -> Result:
     """Everything but the checksums of the run's files.
 
     Args:
         plan, inputs: what was run on what.
         federation: after its last task.
+        processes: what the transport says of them.
         seconds: since the run began, interruptions aside.
     """
     settings, scalars, state = plan.settings, plan.settings.scalars, federation.state
@@ -79,6 +83,7 @@ def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: floa
         "privacy": _privacy(federation),
         "runtime": _runtime(federation, inputs, seconds),
         "environment": environment.describe(device),
+        "transport": {"name": settings.transport.name, **processes},
     }
 
 

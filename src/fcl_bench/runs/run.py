@@ -20,9 +20,10 @@ from fcl_bench.engine.faults.base import Faults
 from fcl_bench.engine.faults.transport import Faulty
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.metrics import pooled_after
-from fcl_bench.engine.transport import InProcess, Transport
+from fcl_bench.engine.transports.base import Link
 from fcl_bench.errors import UserError
 from fcl_bench.files import locked, special, user_path, writable
+from fcl_bench.runs.clients import clients_of
 from fcl_bench.runs.folder import SCHEMA, RunFolder, partition_arrays
 from fcl_bench.runs.inputs import prepare_inputs
 from fcl_bench.runs.plan import Plan, make_plan
@@ -103,17 +104,26 @@ def _refuse_others(folder: RunFolder) -> None:
 
 
 def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking) -> RunRecord:
+    with plan.settings.transport.connect() as link:
+        return _federate(plan, folder, begin, tracking, link)
+
+
+def _federate(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link: Link) -> RunRecord:
     settings, dealt = plan.settings, plan.dealt
-    inputs = prepare_inputs(plan, folder.path)
-    method, problem, columns = settings.method, plan.problem, dealt.stream.train_columns
-    transport: Transport = InProcess.of(method, problem, dealt.shards, columns, dealt.labelled, inputs.train)
+    inputs = prepare_inputs(plan, folder.path, link)
+    method, problem = settings.method, plan.problem
+    transport = link.federate(clients_of(plan), inputs.train, folder.checkpoint.folder / "clients")
     if isinstance(settings.faults, Faults):
         transport = Faulty(transport, settings.faults, problem.seed)
     audits = audits_of(method, problem, settings.scalars.drift, dealt.shards)
     every = settings.scalars.evaluate_rounds
     drops = settings.scalars.drops
+    minimum = settings.transport.minimum
     federation = Federation(
-        method, problem, dealt.stream, transport, inputs.test, audits, evaluate_rounds=every, drops=drops
+        *(method, problem, dealt.stream, transport, inputs.test, audits),
+        evaluate_rounds=every,
+        drops=drops,
+        minimum=minimum,
     )
     seconds_before = _resume(federation, folder)
 
@@ -134,7 +144,8 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking) 
                 log.debug("task %d of %d is kept", federation.state.tasks_done, len(federation.stream.tasks))
 
         federation.run(checkpoint, settings.scalars.checkpoint_rounds)
-        record = run_record(plan, federation, inputs, seconds_before + time.perf_counter() - begin)
+        seconds = seconds_before + time.perf_counter() - begin
+        record = run_record(plan, federation, inputs, link.about(), seconds)
         # Before the record is written: a run that is killed in between tells it again.
         told = {"metrics": record["metrics"], "communication": record["communication"], "runtime": record["runtime"]}
         tracker.finish(numbers(told))

@@ -138,6 +138,7 @@ class Result(TypedDict):
     privacy: Privacy
     runtime: Runtime
     environment: Environment
+    transport: dict[str, Any]  # its name, how many processes there were, and what else it says of them
 
 
 class RunRecord(Result):

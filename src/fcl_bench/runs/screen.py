@@ -156,12 +156,13 @@ def _theory(bounds: list[dict[str, float | None]]) -> Table:
 
 
 def _labels(labels: Labels) -> Table:
-    share = f" ({100 * labels['right'] / labels['accepted']:.1f} %)" if labels["accepted"] else ""
+    right = labels["right"]
+    share = f" ({100 * right / labels['accepted']:.1f} %)" if right is not None and labels["accepted"] else ""
     rows = {
         "samples": str(labels["samples"]),
         "labelled": str(labels["labelled"]),
         "given a label by their client": str(labels["accepted"]),
-        "of those, right": f"{labels['right']}{share}",
+        "of those, right": "not known" if right is None else f"{right}{share}",
     }
     return screen_table(f"Labels (rate {labels['rate']:g})", ("training samples", "number"), rows.items())
 
@@ -246,12 +247,14 @@ def _absences(absences: Absences) -> Table:
     names = {
         "silent": "no answer",
         "gone": "left for good",
+        "lost": "lost on the way, or too late",
         "late": "upload late",
         "late_arrived": "of these, arrived before the end",
         "late_absorbed": "of these, used",
         "late_dropped": "of these, not as expected",
     }
-    rows = ((name, f"{absences[key]:,}") for key, name in names.items())  # type: ignore[literal-required]
+    # Older runs lack some.
+    rows = ((name, f"{absences[key]:,}") for key, name in names.items() if key in absences)  # type: ignore[literal-required]
     return screen_table("Turns of clients that failed", ("", "turns"), rows)
 
 

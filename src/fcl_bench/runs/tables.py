@@ -35,7 +35,7 @@ def run_tables(federation: Federation, metrics: Metrics, adapted: Adapted | None
         adapted: the first stage, whose exchanges come before the method's.
     """
     state, tests = federation.state, test_sizes(federation)
-    uploads = chain(adapted.ledger.values() if adapted else (), state.ledger.values())
+    uploads = chain(adapted.ledger.cells() if adapted else (), state.ledger.cells())
     tables = {
         "tasks.csv": _tasks(federation, metrics),
         "accuracy_matrix.csv": _matrix(state.answers["correct"], tests),
@@ -59,7 +59,7 @@ def _tasks(federation: Federation, metrics: Metrics) -> Table:
         rows.append(
             [
                 *(task.index, task.columns_seen, len(task.columns), len(stream.train[task.index])),
-                *(labels["labelled"], labels["accepted"], labels["right"]),
+                *(labels["labelled"], labels["accepted"], "" if labels["right"] is None else labels["right"]),
                 *(len(stream.test[task.index]), *series[task.index], *totals.values()),
                 totals["client_seconds"] / ledger.clients + totals["server_seconds"],
             ]

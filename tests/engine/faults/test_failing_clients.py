@@ -106,7 +106,7 @@ def test_late_uploads_end_at_the_classifier_of_those_in_time(method, faults):
     )
     count = len(faults.late)
     arrived = {"late": count, "late_arrived": count, "late_absorbed": count}
-    assert late.state.absences == {"silent": 0, "gone": 0, "late_dropped": 0, **arrived}
+    assert late.state.absences == {"silent": 0, "gone": 0, "lost": 0, "late_dropped": 0, **arrived}
     rows = {f"{row.client}@{row.task}" for row in late.state.ledger.uploads if row.late}
     assert rows == {entry.removesuffix(".1") for entry in faults.late}
     scale = in_time.server.W.abs().max()

@@ -11,6 +11,7 @@ import torch
 from fcl_bench.engine.blob import packed, unpacked
 from fcl_bench.engine.faults.base import Fate, Faults
 from fcl_bench.engine.node import ClientData, Late, Lost, Reply
+from fcl_bench.engine.raw import RawSamples
 from fcl_bench.engine.transport import Transport
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
@@ -50,6 +51,10 @@ class Faulty:
     @property
     def everything(self) -> ClientData | None:
         return self._inner.everything
+
+    @property
+    def raw(self) -> RawSamples | None:
+        return self._inner.raw
 
     def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
         return self._inner.samples(task)

@@ -1,0 +1,102 @@
+"""The clients of a federation as a value: both ends derive it from the same settings, whatever lies between them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fcl_bench.data.partitions.holdings import Holdings
+from fcl_bench.engine.codec import Codec
+from fcl_bench.engine.middleware import Chain, Middleware
+from fcl_bench.engine.node import UNKNOWN, ClientData, Node
+from fcl_bench.protocol.method import Method
+from fcl_bench.protocol.problem import Problem
+
+
+def home(client: int, processes: int) -> int:
+    """The process, from 0, in which a client lives. It never moves, since what it keeps is there.
+
+    Dealt in turn: uploads are taken in by the order of clients, so that neighbours work at the same time.
+    """
+    return client % processes
+
+
+def residents(process: int, processes: int, clients: int) -> range:
+    """The clients, of K, that live in a process, ascending."""
+    return range(process, clients, processes)
+
+
+@dataclass(frozen=True)
+class Clients:
+    """All that determines what each client does, but the samples themselves.
+
+    Attributes:
+        method, problem: what is run.
+        holdings: [task][client] -> indices of training samples.
+        columns: (n,) int64, each training sample's class.
+        labelled: (n,) bool, which of these labels their clients know.
+        middleware: what messages pass through on the clients' side before the wire codec.
+        run: identity of what is under way; both ends compare it.
+        stage: which of the run's federations it is: "run", or "adapt" for the first stage.
+    """
+
+    method: Method
+    problem: Problem
+    holdings: Sequence[Sequence[np.ndarray]]
+    columns: np.ndarray
+    labelled: np.ndarray
+    middleware: Sequence[Middleware] = ()
+    run: str = ""
+    stage: str = "run"
+
+    @property
+    def count(self) -> int:
+        """K."""
+        return len(self.holdings[0])
+
+    @property
+    def tasks(self) -> int:
+        """T."""
+        return len(self.holdings)
+
+    def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
+        """(K,) and (K,): how many samples of a task each client has, and how many of them are labelled."""
+        holdings = Holdings.of(self.holdings[task])
+        return holdings.sizes(), holdings.chosen(self.labelled)
+
+    def rows(self, own: Collection[int]) -> np.ndarray:
+        """The numbers of the samples that these clients hold in any task, ascending."""
+        parts = [clients[client] for clients in self.holdings for client in own]
+        return np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
+
+    def node(self, inputs: torch.Tensor, own: Collection[int] | None = None) -> Node:
+        """The node of some clients, which keeps their samples only.
+
+        Args:
+            inputs: the samples `rows(own)` in this order: features, or images in uint8.
+            own: its clients; None: all, with the inputs of the whole data set.
+        """
+        holdings, columns, labelled, numbers = self.holdings, self.columns, self.labelled, None
+        if own is not None:
+            numbers = self.rows(own)
+            if len(inputs) != len(numbers):
+                raise ValueError(f"{len(inputs)} samples for clients that hold {len(numbers)}")
+            columns, labelled = columns[numbers], labelled[numbers]
+            nothing, kept = np.zeros(0, dtype=np.int64), frozenset(own)
+            holdings = [
+                Holdings.of(
+                    np.searchsorted(numbers, clients[client]) if client in kept else nothing
+                    for client in range(self.count)
+                )
+                for clients in self.holdings
+            ]
+        data = ClientData(self.problem, holdings, np.where(labelled, columns, UNKNOWN), inputs, numbers)
+        chain = Chain([*self.middleware, Codec.of_clients(self.problem)])
+        return Node(self.method.client(self.problem), self.problem, data, chain, self._right)
+
+    def _right(self, numbers: np.ndarray, guesses: torch.Tensor) -> int:
+        """How many of the labels that a client gave these samples are true: the engine knows."""
+        return int((guesses.cpu() == torch.from_numpy(self.columns[numbers])).sum())

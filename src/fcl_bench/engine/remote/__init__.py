@@ -1,0 +1,1 @@
+"""Clients that live in other processes: what both ends say to each other, whatever carries it."""

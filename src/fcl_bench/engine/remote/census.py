@@ -1,0 +1,115 @@
+"""What every process says of itself before the first round, and what may not differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+import fcl_bench
+from fcl_bench import environment
+from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.raw import RawSamples
+from fcl_bench.errors import UserError
+
+
+@dataclass(frozen=True)
+class Census:
+    """One process.
+
+    Attributes:
+        process: its name, for messages ("rank 1").
+        run, stage: identity of what is under way, and which of its federations.
+        package, torch: versions.
+        threads: of torch on the CPU: sums round by them.
+        device: "cpu", or the GPU's model.
+        clients: who lives there, ascending.
+        samples, labelled: [task][client of `clients`], counts.
+        raw: what a sample would cost as it is; None: nobody says.
+    """
+
+    process: str
+    run: str
+    stage: str
+    package: str
+    torch: str
+    threads: int
+    device: str
+    clients: list[int]
+    samples: list[list[int]]
+    labelled: list[list[int]]
+    raw: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, process: str, clients: Clients, own: Iterable[int], raw: RawSamples | None = None) -> Census:
+        """Of the process that runs this, in which `own` live."""
+        own = sorted(own)
+        counts = [clients.samples(task) for task in range(clients.tasks)]
+        return cls(
+            process,
+            clients.run,
+            clients.stage,
+            fcl_bench.__version__,
+            torch.__version__,
+            torch.get_num_threads(),
+            environment.device_kind(clients.problem.device),
+            own,
+            [samples[own].tolist() for samples, _ in counts],
+            [labelled[own].tolist() for _, labelled in counts],
+            None if raw is None else raw.state(),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+#: What both ends must have in common: its name in `Census`, the words for it, and what would work.
+_SAME = {
+    "package": ("fcl-bench", "the same version everywhere"),
+    "torch": ("torch", "the same version everywhere"),
+    "run": ("the run", "the same command, data and device everywhere"),
+    "stage": ("the stage", "the same command everywhere"),
+    "threads": ("threads:", "the same OMP_NUM_THREADS everywhere, since sums round by the number of threads"),
+    "device": ("the device", "the same kind of device everywhere"),
+}
+
+
+def require_alike(server: Census, others: Iterable[Census]) -> None:
+    """Raise a `UserError` where a process differs from the server's in what changes results, one line for all."""
+    found: list[str] = []
+    remedies: dict[str, None] = {}
+    for other in others:
+        for key, (words, remedy) in _SAME.items():
+            there, here = getattr(other, key), getattr(server, key)
+            if there != here:
+                found.append(f"{other.process} has {words} {there}, the server {here}")
+                remedies[remedy] = None
+    if found:
+        raise UserError("; ".join(found), "; ".join(remedies))
+
+
+def counted(censuses: Iterable[Census], clients: int, tasks: int) -> tuple[np.ndarray, np.ndarray]:
+    """(T, K) and (T, K): samples and labelled samples of every client, from what the processes say.
+
+    Raises:
+        UserError: a client lives nowhere, or in two places.
+    """
+    samples, labelled = np.zeros((2, tasks, clients), dtype=np.int64)
+    homes: dict[int, str] = {}
+    for census in censuses:
+        for client in census.clients:
+            if client in homes:
+                raise UserError(
+                    f"client {client} lives in {homes[client]} and in {census.process}", "each client in one process"
+                )
+            if not 0 <= client < clients:
+                raise UserError(f"{census.process} has client {client}", f"clients 0 to {clients - 1} (clients=...)")
+            homes[client] = census.process
+        samples[:, census.clients], labelled[:, census.clients] = census.samples, census.labelled
+    if missing := sorted(set(range(clients)) - set(homes)):
+        raise UserError(f"client {missing[0]} lives nowhere, {len(missing)} of {clients} clients do", "all are needed")
+    return samples, labelled

@@ -1,0 +1,91 @@
+"""The far end: a process of clients that answers what the server asks."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+
+import torch
+
+from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.keeper import Keeper, resolved
+from fcl_bench.engine.node import Node
+from fcl_bench.engine.remote.census import Census
+from fcl_bench.engine.remote.replies import Said, heard, on, reply_said, said
+from fcl_bench.errors import UserError
+from fcl_bench.protocol.message import Message
+
+log = logging.getLogger(__name__)
+
+
+class Host:
+    """The clients of one process in one federation.
+
+    Args:
+        process: its name, for messages.
+        clients: of the whole federation.
+        own: who lives here.
+        inputs: their samples, as `Clients.node` takes them.
+        keeper: where their states are kept with the server's checkpoints.
+    """
+
+    def __init__(
+        self, process: str, clients: Clients, own: range | list[int], inputs: torch.Tensor, keeper: Keeper
+    ) -> None:
+        self.node: Node = clients.node(inputs, own)
+        self.own = list(own)
+        self._device = clients.problem.device
+        self._keeper = keeper
+        self.census = Census.of(process, clients, own, self.node.data.raw)
+
+    def answers(self, request: Said) -> Iterator[bytes]:
+        """What is answered to a request: one blob, or one for each turn. Work is done as they are asked for."""
+        beside = request.beside
+        for client in beside.get("refused", ()):
+            self.node.take_back(client)
+        if request.kind == "census":
+            yield said("census", **self.census.state())
+        elif request.kind == "exchange":
+            self.node.settle()
+            broadcast = on(request.message, self._device)
+            for client in beside["clients"]:
+                yield reply_said(self.node.turn(client, broadcast))
+        elif request.kind == "save":
+            self.save(beside["tag"])
+            yield said("saved")
+        elif request.kind == "restore":
+            self.restore(dict(request.message))
+            yield said("restored")
+        else:
+            raise ValueError(f"{request.kind} is nothing that a process of clients does")
+
+    def save(self, tag: str) -> None:
+        """Keep the clients' states on this process's disk."""
+        self._keeper.save(tag, self.own, self.node.state_dict())
+
+    def restore(self, states: dict[str, torch.Tensor]) -> None:
+        """Go on from what the server's checkpoint says of these clients."""
+        self.node.load_state_dict(resolved(states, self.own, self._keeper))
+
+
+def answered(blob: bytes, answers: Callable[[Said], Iterator[bytes]]) -> Iterator[bytes]:
+    """What a process answers to a request; an error is an answer, too, and the last one."""
+    try:
+        yield from answers(heard(blob))
+    except UserError as error:
+        yield said("user error", what=error.what, remedy=error.remedy)
+    except Exception as error:
+        log.debug("the request failed", exc_info=True)
+        yield said("error", text="".join(traceback.format_exception(error)))
+
+
+def states_of(states: dict[str, torch.Tensor], own: list[int]) -> Message:
+    """The part of a server's checkpoint that these clients need, to be sent with the request to restore."""
+    kept = frozenset(own)
+    chosen = {name: value for name, value in states.items() if not _client(name) or int(name.partition(".")[0]) in kept}
+    return Message(chosen)
+
+
+def _client(name: str) -> bool:
+    return name.partition(".")[0].isdigit()

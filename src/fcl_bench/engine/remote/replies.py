@@ -1,0 +1,103 @@
+"""Requests to a process of clients, and its answers, as bytes: one blob each (see `engine.blob`), nothing pickled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fcl_bench.engine.blob import packed, unpacked
+from fcl_bench.engine.node import Reply
+from fcl_bench.engine.revealed import Revealed
+from fcl_bench.errors import UserError
+from fcl_bench.protocol.message import Message
+
+
+class RemoteError(RuntimeError):
+    """A process of clients met what it cannot go on from: its own words."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """A request or an answer.
+
+    Attributes:
+        kind: what is asked for, or answered.
+        beside: what else is said, as JSON.
+        message: the tensors that go with it, on the CPU.
+    """
+
+    kind: str
+    beside: dict[str, Any]
+    message: Message
+
+
+def said(kind: str, message: Message | None = None, **beside: Any) -> bytes:
+    """A request or an answer as bytes."""
+    return packed(message or Message({}), kind=kind, **beside)
+
+
+def heard(blob: bytes) -> Said:
+    """What `said` returned.
+
+    Raises:
+        ValueError: it is nothing of the sort.
+        UserError: an answer that tells of one, in the other process's words.
+        RemoteError: an answer that tells of another error.
+    """
+    message, beside = unpacked(blob)
+    kind = beside.pop("kind", None)
+    if not isinstance(kind, str):
+        raise ValueError("the message does not say what it is for")
+    if kind == "user error":
+        raise UserError(str(beside["what"]), str(beside["remedy"]))
+    if kind == "error":
+        raise RemoteError(str(beside["text"]))
+    return Said(kind, beside, message)
+
+
+def reply_said(reply: Reply) -> bytes:
+    """A reply as bytes; the guesses themselves stay where they are."""
+    alone = reply.revealed
+    return said(
+        "reply",
+        reply.upload,
+        client=reply.client,
+        seconds=reply.seconds,
+        stored=reply.stored,
+        samples_kept=reply.samples_kept,
+        accepted=reply.accepted,
+        right=reply.right,
+        revealed=[alone.sums, alone.moments, alone.samples.tolist()],
+    )
+
+
+def reply_heard(answer: Said) -> Reply:
+    """What `reply_said` sent. Raises ValueError for anything else."""
+    if answer.kind != "reply":
+        raise ValueError(f"a reply was expected, and {answer.kind} came")
+    about = answer.beside
+    try:
+        sums, moments, samples = about["revealed"]
+        return Reply(
+            client=int(about["client"]),
+            upload=answer.message,
+            seconds=float(about["seconds"]),
+            guesses=None,
+            stored={str(kind): int(size) for kind, size in about["stored"].items()},
+            samples_kept=int(about["samples_kept"]),
+            revealed=Revealed(int(sums), int(moments), np.array(samples, dtype=np.int64)),
+            accepted=int(about["accepted"]),
+            right=None if about["right"] is None else int(about["right"]),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"the bytes are no reply: {error}") from error
+
+
+def on(message: Message, device: torch.device) -> Message:
+    """The message with its tensors on a device, in the layout they have."""
+    if device.type == "cpu":
+        return message
+    return message.with_tensors({name: tensor.to(device) for name, tensor in message.items()})

@@ -1,0 +1,170 @@
+"""The near end: the server's process reaches clients in other processes through whatever carries bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.keeper import as_state, new_tag
+from fcl_bench.engine.node import Late, Lost, Reply
+from fcl_bench.engine.raw import RawSamples
+from fcl_bench.engine.remote.census import Census, counted, require_alike
+from fcl_bench.engine.remote.host import Host, states_of
+from fcl_bench.engine.remote.replies import Said, heard, reply_heard, said
+from fcl_bench.errors import UserError
+from fcl_bench.protocol.message import Message
+
+
+class Gone(Exception):
+    """A process answers no more: why, in a few words."""
+
+
+class Post(Protocol):
+    """Carries requests to processes, and brings back each one's answers in the order in which it gave them.
+
+    Attributes:
+        names: of the processes, for messages.
+    """
+
+    names: Sequence[str]
+
+    def send(self, process: int, request: bytes) -> None:
+        """Raises `Gone` if nobody is there any more."""
+
+    def receive(self, process: int) -> bytes:
+        """The next answer of a process. Raises `Gone` where none will come."""
+
+
+class Remote:
+    """Clients in other processes, and perhaps some in this one.
+
+    Answers are taken in client order; each process computes as far ahead as the post has room for its answers.
+
+    Args:
+        clients: of the whole federation.
+        post: reaches the other processes.
+        homes: client -> the process in which it lives; -1: this one.
+        local: the clients of this process; None: it has none.
+
+    Raises:
+        UserError: processes differ in what changes results, or clients live nowhere or twice.
+    """
+
+    everything = None
+
+    def __init__(self, clients: Clients, post: Post, homes: Sequence[int], local: Host | None = None) -> None:
+        self.clients = clients.count
+        self._post, self._homes, self._local = post, list(homes), local
+        self._last = (0, 0)
+        #: Per process, the clients whose uploads were refused since it was last spoken to.
+        self._refused: dict[int, list[int]] = {}
+        self.censuses = self._census(clients)
+        self._samples, self._labelled = counted(self.censuses, clients.count, clients.tasks)
+
+    def _census(self, clients: Clients) -> list[Census]:
+        others = sorted({home for home in self._homes if home >= 0})
+        for process in others:
+            self._ask(process, "census")
+        found = [Census(**self._hear(process, "census").beside) for process in others]
+        own = [] if self._local is None else [self._local.census]
+        require_alike(Census.of("the server", clients, []), found)
+        return [*own, *found]
+
+    @property
+    def raw(self) -> RawSamples | None:
+        said_so = [census.raw for census in self.censuses if census.raw is not None]
+        return RawSamples(**said_so[0]) if said_so else None
+
+    def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
+        return self._samples[task], self._labelled[task]
+
+    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late]:
+        self._last = broadcast.task, broadcast.round
+        gone: dict[int, str] = {}
+        for process in dict.fromkeys(self._homes[client] for client in present):
+            if process >= 0:
+                own = [client for client in present if self._homes[client] == process]
+                try:
+                    self._ask(process, "exchange", broadcast, clients=own)
+                except Gone as error:
+                    gone[process] = str(error)
+        if self._local is not None:
+            self._local.node.settle()
+        for client in present:
+            process = self._homes[client]
+            if process < 0:
+                assert self._local is not None
+                yield self._local.node.turn(client, broadcast)
+            elif process in gone:
+                yield Lost(client, gone[process])
+            else:
+                yield self._reply(process, client, gone)
+
+    def _reply(self, process: int, client: int, gone: dict[int, str]) -> Reply | Lost:
+        try:
+            reply = reply_heard(heard(self._post.receive(process)))
+        except Gone as error:
+            gone[process] = str(error)
+            return Lost(client, gone[process])
+        if reply.client != client:
+            raise ValueError(f"{self._post.names[process]} answered for client {reply.client}, not {client}")
+        return reply
+
+    def refused(self, client: int) -> None:
+        process = self._homes[client]
+        if process >= 0:
+            self._refused.setdefault(process, []).append(client)
+        elif self._local is not None:
+            self._local.node.take_back(client)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Every process keeps its clients' states on its own disk, all under one new name; returns that name."""
+        tag = new_tag(*self._last)
+        others = sorted({home for home in self._homes if home >= 0})
+        for process in others:
+            self._ask_or_end(process, "save", tag=tag)
+        if self._local is not None:
+            self._local.save(tag)
+        for process in others:
+            self._hear_or_end(process, "saved")
+        return as_state(tag)
+
+    def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
+        for process in sorted({home for home in self._homes if home >= 0}):
+            own = [client for client, home in enumerate(self._homes) if home == process]
+            self._ask_or_end(process, "restore", states_of(states, own))
+            self._hear_or_end(process, "restored")
+        if self._local is not None:
+            self._local.restore(dict(states_of(states, self._local.own)))
+
+    def _ask(self, process: int, kind: str, message: Message | None = None, **beside: object) -> None:
+        if refused := self._refused.pop(process, None):
+            beside["refused"] = refused
+        self._post.send(process, said(kind, message, **beside))
+
+    def _hear(self, process: int, kind: str) -> Said:
+        answer = heard(self._post.receive(process))
+        if answer.kind != kind:
+            raise ValueError(f"{self._post.names[process]} answered {answer.kind}, not {kind}")
+        return answer
+
+    def _ask_or_end(self, process: int, kind: str, message: Message | None = None, **beside: object) -> None:
+        try:
+            self._ask(process, kind, message, **beside)
+        except Gone as error:
+            raise lost(self._post.names[process], error) from error
+
+    def _hear_or_end(self, process: int, kind: str) -> Said:
+        try:
+            return self._hear(process, kind)
+        except Gone as error:
+            raise lost(self._post.names[process], error) from error
+
+
+def lost(process: str, error: Exception) -> UserError:
+    """What a run ends with that cannot go on without a process."""
+    return UserError(f"{process} was lost: {error}", "the same command goes on from the last checkpoint")

@@ -1,0 +1,1 @@
+"""How the processes of a run reach each other: the choices of the group `transport`."""

@@ -1,0 +1,40 @@
+"""All clients in the server's process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.keeper import Keeper
+from fcl_bench.engine.transport import InProcess, Transport
+from fcl_bench.engine.transports.base import Link, Reach
+
+
+class Here:
+    """The one process."""
+
+    def federate(self, clients: Clients, inputs: torch.Tensor, keep: Path) -> Transport:
+        """See `Link`. What other processes of the same run kept before is found in `keep`."""
+        return InProcess(clients.node(inputs), Keeper(keep, clients.run))
+
+    def about(self) -> dict[str, Any]:
+        """See `Link`."""
+        return {"processes": 1}
+
+
+@dataclass
+class InOneProcess(Reach):
+    """One client after the other, in the server's process."""
+
+    name: ClassVar[str] = "in_process"
+    sees_everything: ClassVar[bool] = True
+
+    @contextmanager
+    def connect(self) -> Iterator[Link]:
+        yield Here()

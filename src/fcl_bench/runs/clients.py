@@ -1,0 +1,13 @@
+"""The clients of a run and of its first stage, as both ends derive them from the same settings."""
+
+from __future__ import annotations
+
+from fcl_bench.engine.clients import Clients
+from fcl_bench.runs.plan import Plan
+
+
+def clients_of(plan: Plan) -> Clients:
+    """The clients of the run itself. What messages pass through on their side belongs here: `middleware`."""
+    dealt = plan.dealt
+    columns = dealt.stream.train_columns
+    return Clients(plan.settings.method, plan.problem, dealt.shards, columns, dealt.labelled, run=plan.id)
