@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fcl_bench.cli.command import DONE, run_command
 from fcl_bench.errors import UserError
-from fcl_bench.files import user_path
+from fcl_bench.files import user_path, writable
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ USAGE = """fcl-bench-node KEY=VALUE ...   one node of a federation over Flower (
   key=FILE         this node's private key, where the SuperLink knows its nodes by keys
   data.path=...    and any other key of the run's config.yaml that differs here; not what would change the result
 """
-#: How SuperNodes end that no other try helps: Flower's exit codes for keys and certificates, as the shell sees them.
+#: Pauses in seconds before a process that has ended is started again: longer, the more often in a row.
 _PATIENCE = (1.0, 2.0, 5.0, 10.0, 30.0)
 #: A process that has been up so many seconds is not failing again and again.
 _STEADY = 60.0
@@ -165,14 +165,17 @@ def _node(node: NodeArguments, arguments: Sequence[str]) -> int:
     kept: list[_Kept] = []
     try:
         kept.append(_Kept("worker", lambda: _child(worker, dict(os.environ))))
-        log.info("node of clients %s: SuperLink %s", ", ".join(map(str, node.clients)), node.link)
+        told = writable(f"out={node.out}", user_path("out", node.out) / "nodes") / f"supernode-{node.clients[0]}.log"
+        who = ", ".join(map(str, node.clients))
+        log.info("node of clients %s: SuperLink %s; what the SuperNode says goes to %s", who, node.link, told)
 
         def supernode() -> subprocess.Popen[bytes]:
             command = [str(program("flower-supernode")), "--superlink", node.link, "--port", str(_free_port())]
             command += ["--node-config", f'socket="{path}"']
             command += ["--insecure"] if node.ca is None else ["--root-certificates", str(Path(node.ca).absolute())]
             command += [] if node.key is None else ["--auth-supernode-private-key", str(Path(node.key).absolute())]
-            return _child(command, quiet_environment(folder))
+            with told.open("ab") as file:
+                return _child(command, quiet_environment(folder), file)
 
         kept.append(_Kept("SuperNode", supernode))
         while True:
@@ -185,9 +188,23 @@ def _node(node: NodeArguments, arguments: Sequence[str]) -> int:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _child(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """A process that ends with this one, however this one ends, and that Ctrl-C reaches through this one only."""
-    return subprocess.Popen(command, env=environment, preexec_fn=_die_with_parent, start_new_session=True)
+def _child(
+    command: Sequence[str], environment: dict[str, str], told: BinaryIO | None = None
+) -> subprocess.Popen[bytes]:
+    """A process that ends with this one, however this one ends, and that Ctrl-C reaches through this one only.
+
+    Args:
+        command, environment: of the process.
+        told: where what it says goes; None: to the terminal.
+    """
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=told,
+        stderr=told,
+        preexec_fn=_die_with_parent,
+        start_new_session=True,
+    )
 
 
 def _die_with_parent() -> None:

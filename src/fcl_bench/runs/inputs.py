@@ -111,7 +111,8 @@ def require_range(features: Features, dtype: torch.dtype, wire: torch.dtype) -> 
                 "features of a larger scale" + (f", or {key}=float64" if kind != torch.float64 else ""),
             )
     if len(sizes[0]):  # not of training samples that are elsewhere
-        _tell_outlier(sizes[0], max(torch.finfo(kind).eps if kind == torch.float64 else _FLOAT32 for kind in (dtype, wire)))
+        rounding = max(torch.finfo(kind).eps if kind == torch.float64 else _FLOAT32 for kind in (dtype, wire))
+        _tell_outlier(sizes[0], rounding)
 
 
 def _row_sizes(side: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,7 @@ from fcl_bench.engine.faults.transport import Faulty
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.metrics import pooled_after
 from fcl_bench.engine.transports.base import Link
+from fcl_bench.engine.transports.flower import OverFlower
 from fcl_bench.errors import UserError
 from fcl_bench.files import locked, special, user_path, writable
 from fcl_bench.runs.clients import clients_of
@@ -58,7 +59,7 @@ def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
             made; the folder is then as it was, but for the log.
     """
     begin = time.perf_counter()
-    plan = make_plan(settings)
+    plan = _planned(settings)
     environment.reset_peak_memory(plan.problem.device)
     out = settings.scalars.out
     runs = writable(f"out={out}", user_path("out", out) / "runs")
@@ -79,6 +80,15 @@ def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
         except UserError:
             folder.remove_if_empty()
             raise
+
+
+def _planned(settings: Settings) -> Plan:
+    """The plan; of data that stay at the clients' sites, once these have told the hash of theirs."""
+    plan = make_plan(settings)
+    if not isinstance(settings.transport, OverFlower) or not plan.dealt.dataset.elsewhere:
+        return plan
+    with settings.transport.connect() as nodes:
+        return make_plan(settings, nodes.data_of(clients_of(plan)))
 
 
 def _refuse_others(folder: RunFolder) -> None:
@@ -149,7 +159,7 @@ def _federate(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, l
         # Before the record is written: a run that is killed in between tells it again.
         told = {"metrics": record["metrics"], "communication": record["communication"], "runtime": record["runtime"]}
         tracker.finish(numbers(told))
-    return folder.write(
+    written = folder.write(
         record,
         settings.resolved,
         run_tables(federation, record["metrics"], inputs.adapted),
@@ -157,6 +167,8 @@ def _federate(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, l
         {**federation.server.model(), "class_order": torch.from_numpy(dealt.stream.class_order)},
         drawn(record, federation),
     )
+    link.complete()
+    return written
 
 
 def drawn(record: Result, federation: Federation) -> dict[str, bytes]:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from fcl_bench.backbones.cache import FeatureCache
 from fcl_bench import environment
+from fcl_bench.backbones.cache import FeatureCache
 from fcl_bench.backbones.extract import Features, extract_features
 from fcl_bench.config import Settings, load_settings
 from fcl_bench.data.images.pixels import load_pixels
@@ -60,7 +60,9 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
         )
     # What determines the result is the server's to say. In a benchmark the ids of the run tell.
     if settings.identity() != load_settings(OmegaConf.create(dict(run["config"]))).identity():
-        raise UserError("a key of this node would change the result", "only paths, device and the cache may differ here")
+        raise UserError(
+            "a key of this node would change the result", "only paths, device and the cache may differ here"
+        )
     held, device = data.read(), environment.choose_device(scalars.device)
     if held.x.shape[1] != run["inputs"]:
         raise UserError(
@@ -71,7 +73,9 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
     for task in range(scalars.tasks):
         found = np.unique(held.column[(held.task == task) & held.labelled])
         if strange := sorted(set(found.tolist()) - set(classes[task])):
-            raise UserError(f"data.path={data.path}: column {strange[0]} is no class of task {task}", f"{classes[task]}")
+            raise UserError(
+                f"data.path={data.path}: column {strange[0]} is no class of task {task}", f"{classes[task]}"
+            )
     if len(held.task) and held.task.max() >= scalars.tasks:
         raise UserError(f"data.path={data.path} has the task {held.task.max()}", f"0 to {scalars.tasks - 1}")
     inputs = torch.from_numpy(held.x)
@@ -79,10 +83,12 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
     require_range(Features(inputs, inputs[:0], 0.0, 0.0, False), problem.dtype, problem.wire.dtype)
     nothing = np.zeros(0, dtype=np.int64)
     holdings = [
-        Holdings.of(np.flatnonzero(held.task == task) if client == own[0] else nothing for client in range(scalars.clients))
+        Holdings.of(
+            np.flatnonzero(held.task == task) if client == own[0] else nothing for client in range(scalars.clients)
+        )
         for task in range(scalars.tasks)
     ]
-    about = {"run": run["id"], "stage": run["stage"], "elsewhere": True}
+    about = {"run": run["id"], "stage": run["stage"], "classes": classes}
     clients = Clients(settings.method, problem, holdings, held.column, held.labelled, **about)
     rows = clients.rows(own)
     return Site(clients, inputs[torch.from_numpy(rows)], held.fingerprint)

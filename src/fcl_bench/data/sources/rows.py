@@ -47,6 +47,4 @@ def rows_of(split: Split, rows: np.ndarray) -> Split:
     digest = content_hash(split.fingerprint.encode())
     digest.update(np.ascontiguousarray(rows).data)
     domains = None if split.domains is None else split.domains[rows]
-    return replace(
-        split, labels=split.labels[rows], inputs=inputs, fingerprint=digest.hexdigest(), domains=domains
-    )
+    return replace(split, labels=split.labels[rows], inputs=inputs, fingerprint=digest.hexdigest(), domains=domains)

@@ -45,7 +45,9 @@ class SiteFile(Source):
         """The server's file: it has the test samples, and nothing to train on."""
         held = self.read()
         if not held.labelled.all():
-            raise UserError(f"data.path={self.path}: {(~held.labelled).sum()} test samples have no label", "all have one")
+            raise UserError(
+                f"data.path={self.path}: {(~held.labelled).sum()} test samples have no label", "all have one"
+            )
         none = np.zeros(0, dtype=np.int64)
         train = Split(none, held.x[:0], content_hash(b"elsewhere").hexdigest(), none)
         test = Split(held.column, held.x, held.fingerprint, held.task)

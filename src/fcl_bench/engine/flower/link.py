@@ -110,8 +110,10 @@ class Link:
         try:
             done = subprocess.run(
                 [*map(str, command), "--format", "json"],
+                capture_output=True,
+                text=True,
+                timeout=_START,
                 env=quiet_environment(self._folder),
-                **{"capture_output": True, "text": True, "timeout": _START},
             )
             told = json.loads(done.stdout[done.stdout.index("{") :])
         except (subprocess.TimeoutExpired, ValueError) as error:

@@ -33,6 +33,9 @@ class Link(Protocol):
     def about(self) -> dict[str, Any]:
         """What run.json says of the processes, beside the transport's name."""
 
+    def complete(self) -> None:
+        """The run is complete, and written: nothing that its clients kept is needed any more."""
+
 
 @dataclass
 class Reach(ABC):
@@ -44,11 +47,13 @@ class Reach(ABC):
     Attributes:
         name: of the choice.
         sees_everything: whether audits are possible.
+        reaches_sites: whether clients may have samples that nobody else has (`data=sites`).
         minimum: the least share of a round's clients that has to answer; None: all.
     """
 
     name: ClassVar[str]
     sees_everything: ClassVar[bool] = False
+    reaches_sites: ClassVar[bool] = False
     minimum: ClassVar[float | None] = None
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,12 +30,11 @@ class Federated:
 
     Args:
         link: to the SuperLink.
-        config: the run's resolved configuration, which the nodes are told.
         deadline: seconds that a round waits for its replies.
     """
 
-    def __init__(self, link: Link, config: Mapping[str, Any], deadline: float) -> None:
-        self._link, self._config, self._deadline = link, config, deadline
+    def __init__(self, link: Link, deadline: float) -> None:
+        self._link, self._deadline = link, deadline
         self._residents: list[Resident] = []
         self._transport: Flower | None = None
 
@@ -51,15 +50,19 @@ class Federated:
         return json_hash(self._reached(clients).data)
 
     def _reached(self, clients: Clients) -> Flower:
-        run = {"id": clients.run, "stage": clients.stage, "config": self._config}
+        run: dict[str, Any] = {"id": clients.run, "stage": clients.stage, "config": dict(clients.config)}
         here = Census.of("the server", clients, [])
         if clients.elsewhere:
-            run |= {"inputs": clients.problem.inputs, "recurring": clients.problem.recurring, "classes": clients.classes}
+            run |= {
+                "inputs": clients.problem.inputs,
+                "recurring": clients.problem.recurring,
+                "classes": list(map(list, clients.classes)),
+            }
 
         def check(census: Census) -> None:
             # Sites have the machines that they have, and there is no run in one process to be identical with.
-            same = {"threads": here.threads, "device": here.device} if clients.elsewhere else {}
-            require_alike(here, [replace(census, **same)])
+            alike = replace(census, threads=here.threads, device=here.device) if clients.elsewhere else census
+            require_alike(here, [alike])
 
         homes = Homes(clients.count, clients.tasks, check)
         transport = Flower(self._link, run, homes, self._deadline, apart=clients.elsewhere)
@@ -88,11 +91,13 @@ class OverFlower(PartialRounds):
     name: ClassVar[str] = "flower"
     reaches_sites: ClassVar[bool] = True
 
-    link: str = knob("localhost:8000", filled=True, words="host:port of a SuperLink, such as localhost:8000", identity=False)
+    link: str = knob(
+        "localhost:8000", filled=True, words="host:port of a SuperLink, such as localhost:8000", identity=False
+    )
     ca: str | None = knob(None, identity=False)
 
     @contextmanager
-    def connect(self, config: Mapping[str, Any]) -> Iterator[Federated]:
+    def connect(self) -> Iterator[Federated]:
         require_flower("transport=flower")
         authority = None if self.ca is None else user_path("transport.ca", self.ca)
         if authority is not None and not authority.is_file():
@@ -102,6 +107,7 @@ class OverFlower(PartialRounds):
                 link.open()
             except LinkLost as lost:
                 raise UserError(
-                    f"transport.link={self.link}: {lost}", "flower-superlink running on this machine (docs/federation.md)"
+                    f"transport.link={self.link}: {lost}",
+                    "flower-superlink running on this machine (docs/federation.md)",
                 ) from lost
-            yield Federated(link, config, _DEADLINE if self.deadline is None else self.deadline)
+            yield Federated(link, _DEADLINE if self.deadline is None else self.deadline)

@@ -27,6 +27,9 @@ class Here:
         """See `Link`."""
         return {"processes": 1}
 
+    def complete(self) -> None:
+        """See `Link`. The folder goes with the server's checkpoint."""
+
 
 @dataclass
 class InOneProcess(Reach):
