@@ -36,7 +36,7 @@ class Said:
 
 def said(kind: str, message: Message | None = None, **beside: Any) -> bytes:
     """A request or an answer as bytes."""
-    return packed(message or Message({}), kind=kind, **beside)
+    return packed(Message({}) if message is None else message, kind=kind, **beside)
 
 
 def heard(blob: bytes) -> Said:
