@@ -39,24 +39,39 @@ def town(tmp_path):
     return Town(tmp_path / "nodes")
 
 
-def both(tmp_path, monkeypatch, town, *overrides):
-    here = run_in(tmp_path / "here", *SMALL, *overrides)
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A run in one process, done once."""
+    done = {}
+
+    def run(*overrides):
+        if overrides not in done:
+            done[overrides] = run_in(tmp_path_factory.mktemp("here"), *SMALL, *overrides)
+        return done[overrides]
+
+    return run
+
+
+def there(tmp_path, monkeypatch, town, *overrides):
     with reached(town, monkeypatch):
-        there = run_in(tmp_path / "there", *SMALL, *FLOWER, *overrides)
-    return here, there
+        return run_in(tmp_path / "there", *SMALL, *FLOWER, *overrides)
+
+
+def of(method):
+    return f"method={method}", *short_run(method)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_model_and_the_ledger_are_those_of_one_process(tmp_path, monkeypatch, town, method):
+def test_the_model_and_the_ledger_are_those_of_one_process(tmp_path, monkeypatch, here, town, method):
     town.settle(0)
     town.settle(1, 2)
-    here, there = both(tmp_path, monkeypatch, town, f"method={method}", *short_run(method))
-    assert model(there) == model(here)
-    assert plain(there) == plain(here)
+    one, many = here(*of(method)), there(tmp_path, monkeypatch, town, *of(method))
+    assert model(many) == model(one)
+    assert plain(many) == plain(one)
     for part in ("metrics", "communication", "privacy", "client_storage_bytes", "absences"):
-        assert there.record[part] == here.record[part], part
-    assert there.record["transport"]["name"] == "flower"
-    assert [node["clients"] for node in there.record["transport"]["nodes"]] == [[0], [1, 2]]
+        assert many.record[part] == one.record[part], part
+    assert many.record["transport"]["name"] == "flower"
+    assert [node["clients"] for node in many.record["transport"]["nodes"]] == [[0], [1, 2]]
     # Nothing of a complete run stays at the nodes.
     assert not list((tmp_path / "nodes").rglob("*.state"))
 
@@ -71,7 +86,7 @@ def features(path, seed=0):
 
 
 @pytest.mark.parametrize("method", ["afl", "fedran", "finetune"])
-def test_a_node_looks_at_no_other_clients_rows(tmp_path, monkeypatch, town, method):
+def test_a_node_looks_at_no_other_clients_rows(tmp_path, monkeypatch, here, town, method):
     """All rows but its own are NaN in each node's process."""
     knobs = {"finetune": ("method.on=features", "method.training.rounds=2", "method.training.epochs=1")}
     given = ("data=features", features(tmp_path / "f.npz"), f"method={method}")
@@ -100,14 +115,16 @@ def test_a_node_looks_at_no_other_clients_rows(tmp_path, monkeypatch, town, meth
 
     for client in range(3):
         town.settle(client, make=blind([client]))
-    here, there = both(tmp_path, monkeypatch, town, *given)
+    one, many = here(*given), there(tmp_path, monkeypatch, town, *given)
     assert len(poisoned) == 3
     assert min(poisoned) > 50
-    assert model(there) == model(here)
+    assert model(many) == model(one)
 
 
 @pytest.mark.parametrize("method", ["fedprotip", "fedicarl"])
-def test_a_node_that_is_killed_and_started_again_goes_on_with_what_its_client_kept(tmp_path, monkeypatch, town, method):
+def test_a_node_that_is_killed_and_started_again_goes_on_with_what_its_client_kept(
+    tmp_path, monkeypatch, here, town, method
+):
     town.settle(0)
     town.settle(1, 2)
     killed = []
@@ -120,13 +137,13 @@ def test_a_node_that_is_killed_and_started_again_goes_on_with_what_its_client_ke
             town.settle(1, 2)
 
     town.before = kill
-    here, there = both(tmp_path, monkeypatch, town, f"method={method}", *short_run(method))
+    one, many = here(*of(method)), there(tmp_path, monkeypatch, town, *of(method))
     assert killed
-    assert model(there) == model(here)
-    assert plain(there) == plain(here)
+    assert model(many) == model(one)
+    assert plain(many) == plain(one)
 
 
-def test_a_turn_that_is_done_twice_is_one_turn(tmp_path, monkeypatch, town):
+def test_a_turn_that_is_done_twice_is_one_turn(tmp_path, monkeypatch, here, town):
     """The answer is lost after the turn was done: it is asked for again, from the state before it."""
     town.settle(0)
     town.settle(1, 2)
@@ -141,12 +158,12 @@ def test_a_turn_that_is_done_twice_is_one_turn(tmp_path, monkeypatch, town):
             raise TimeoutError("the answer was lost")
 
     town.before = lose
-    here, there = both(tmp_path, monkeypatch, town, "method=fedprotip", *short_run("fedprotip"))
+    one, many = here(*of("fedprotip")), there(tmp_path, monkeypatch, town, *of("fedprotip"))
     assert len(twice) == 2
-    assert model(there) == model(here)
+    assert model(many) == model(one)
 
 
-def test_a_superlink_that_is_gone_for_a_while_is_waited_for(tmp_path, monkeypatch, town):
+def test_a_superlink_that_is_gone_for_a_while_is_waited_for(tmp_path, monkeypatch, here, town):
     town.settle(0, 1, 2)
     gone = []
 
@@ -156,9 +173,9 @@ def test_a_superlink_that_is_gone_for_a_while_is_waited_for(tmp_path, monkeypatc
             raise lost_link()
 
     town.before = cut
-    here, there = both(tmp_path, monkeypatch, town, "method=fedicarl", *short_run("fedicarl"))
+    one, many = here(*of("fedicarl")), there(tmp_path, monkeypatch, town, *of("fedicarl"))
     assert gone
-    assert model(there) == model(here)
+    assert model(many) == model(one)
 
 
 def silent_from(town, task, node):
@@ -169,19 +186,19 @@ def silent_from(town, task, node):
     town.before = hush
 
 
-def test_a_client_that_is_lost_ends_the_run_and_the_same_command_goes_on(tmp_path, monkeypatch, town):
+def test_a_client_that_is_lost_ends_the_run_and_the_same_command_goes_on(tmp_path, monkeypatch, here, town):
     town.settle(0, 1)
     lost = town.settle(2)
     silent_from(town, 1, lost)
     given = (*SMALL, *FLOWER, "transport.deadline=1", "method=fedprotip", *short_run("fedprotip"))
-    here = run_in(tmp_path / "here", *SMALL, "method=fedprotip", *short_run("fedprotip"))
+    one = here(*of("fedprotip"))
     with reached(town, monkeypatch):
         with pytest.raises(UserError, match="client 2 was lost in task 1, round 0: no answer within 1 seconds"):
             run_in(tmp_path / "there", *given)
         town.settle(2)
-        there = run_in(tmp_path / "there", *given)
-    assert model(there) == model(here)
-    assert not any(int(row["lost"]) for row in rows(there))
+        many = run_in(tmp_path / "there", *given)
+    assert model(many) == model(one)
+    assert not any(int(row["lost"]) for row in rows(many))
 
 
 def test_a_partial_round_counts_who_is_lost(tmp_path, monkeypatch, town):
@@ -189,17 +206,17 @@ def test_a_partial_round_counts_who_is_lost(tmp_path, monkeypatch, town):
     silent_from(town, 1, town.settle(2))
     with reached(town, monkeypatch):
         given = ("transport.deadline=1", "transport.minimum=0.6", "method=afl")
-        there = run_in(tmp_path / "there", *SMALL, *FLOWER, *given)
-    assert [row["client"] for row in rows(there) if int(row["lost"])] == ["2"]
-    assert there.record["absences"]["lost"] == 1
-    assert [int(row["up_bytes"]) for row in rows(there) if row["task"] == "1"][2] == 0
+        many = run_in(tmp_path / "there", *SMALL, *FLOWER, *given)
+    assert [row["client"] for row in rows(many) if int(row["lost"])] == ["2"]
+    assert many.record["absences"]["lost"] == 1
+    assert [int(row["up_bytes"]) for row in rows(many) if row["task"] == "1"][2] == 0
 
 
-def test_an_interrupted_server_goes_on_with_what_the_nodes_kept(tmp_path, monkeypatch, town):
+def test_an_interrupted_server_goes_on_with_what_the_nodes_kept(tmp_path, monkeypatch, here, town):
     town.settle(0)
     town.settle(1, 2)
     given = ("method=fedicarl", *short_run("fedicarl"))
-    here = run_in(tmp_path / "here", *SMALL, *given)
+    one = here(*given)
     with reached(town, monkeypatch):
         with interrupted_in(1, monkeypatch):
             run_in(tmp_path / "there", *SMALL, *FLOWER, *given)
@@ -207,8 +224,8 @@ def test_an_interrupted_server_goes_on_with_what_the_nodes_kept(tmp_path, monkey
         town.workers.clear()
         town.settle(0)
         town.settle(1, 2)
-        there = run_in(tmp_path / "there", *SMALL, *FLOWER, *given)
-    assert model(there) == model(here)
+        many = run_in(tmp_path / "there", *SMALL, *FLOWER, *given)
+    assert model(many) == model(one)
 
 
 def test_what_a_node_lost_of_its_clients_ends_the_run_in_one_line(tmp_path, monkeypatch, town):
@@ -219,14 +236,14 @@ def test_what_a_node_lost_of_its_clients_ends_the_run_in_one_line(tmp_path, monk
             run_in(tmp_path / "there", *given)
         town.workers.clear()
         kept = sorted((tmp_path / "nodes").rglob("*.state"))
-        assert [file.name for file in kept] == [f"client-{k}-task-0-round-1.state" for k in range(3)]
+        assert [file.name for file in kept] == [f"client-{k}-task-0-round-2.state" for k in range(3)]
         content = kept[1].read_bytes()
         kept[1].write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         town.settle(0, 1, 2)
         with pytest.raises(UserError, match="client 1 kept in .* is damaged: it does not match its checksum"):
             run_in(tmp_path / "there", *given)
         kept[1].unlink()
-        with pytest.raises(UserError, match="client 1 has not kept .* after task 0, round 1"):
+        with pytest.raises(UserError, match="client 1 has not kept .* after task 0, round 2"):
             run_in(tmp_path / "there", *given)
 
 
@@ -268,7 +285,7 @@ def test_a_first_stage_and_audits_are_refused(tmp_path, monkeypatch, town):
 def test_the_record_says_what_the_nodes_are(tmp_path, monkeypatch, town):
     town.settle(0, 1, 2)
     with reached(town, monkeypatch):
-        there = run_in(tmp_path / "there", *SMALL, *FLOWER, "method=afl")
-    (node,) = json.loads((there.folder / "run.json").read_text())["transport"]["nodes"]
+        many = run_in(tmp_path / "there", *SMALL, *FLOWER, "method=afl")
+    (node,) = json.loads((many.folder / "run.json").read_text())["transport"]["nodes"]
     assert set(node) == {"clients", "fcl_bench", "torch", "threads", "device", "platform"}
-    assert node["threads"] == there.record["environment"]["threads"]
+    assert node["threads"] == many.record["environment"]["threads"]
