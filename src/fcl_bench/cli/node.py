@@ -22,7 +22,8 @@ from fcl_bench.cli.command import DONE, run_command
 from fcl_bench.errors import UserError
 from fcl_bench.files import user_path, writable
 
-log = logging.getLogger(__name__)
+# By its name, which a module that is run as a program has not.
+log = logging.getLogger("fcl_bench.cli.node")
 
 USAGE = """fcl-bench-node KEY=VALUE ...   one node of a federation over Flower (docs/federation.md)
 

@@ -210,7 +210,10 @@ class Flower:
         if answer.error:
             self._homes.leave(asked.node)
             self._again[asked.node] = time.monotonic() + _AGAIN
-            self._notices.tell(f"census {answer.error}", f"a node does not say who lives there: {answer.error}")
+            # Where all clients have one, it is a node that was killed and is still counted as there.
+            level = logging.WARNING if self._homes.homeless() else logging.DEBUG
+            told = f"a node does not say who lives there: {answer.error}"
+            self._notices.tell(f"census {level} {answer.error}", told, level)
             return
         resident = Resident.read(heard(answer.blobs[0]).beside)
         self._homes.enter(asked.node, resident)
