@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fcl_bench.engine.flower.link import Answer, LinkLost
+from fcl_bench.engine.flower.line import Answer, LinkLost
 from fcl_bench.engine.flower.worker import Site, Worker
 from fcl_bench.engine.remote.replies import heard
 from fcl_bench.engine.transports import flower
@@ -45,7 +45,9 @@ class Town:
         self.workers[name] = Worker(own, folder / "nodes", make or (lambda run: site_of(run, known, own)))
         return name
 
-    # What `Link` has.
+    # What `Line` has.
+
+    is_open = False
 
     def open(self) -> None:
         self._waiting.clear()
@@ -91,7 +93,7 @@ class Town:
 def reached(town: Town, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A block in which `transport=flower` finds the town, and waits for nobody longer than it must."""
     with monkeypatch.context() as patch:
-        patch.setattr(flower, "Link", lambda address, authority: town)
+        patch.setattr(flower, "Line", lambda address, authority: town)
         patch.setattr(flower, "require_flower", lambda asked: None)
         patch.setattr("fcl_bench.engine.flower.transport._LOOK", 0.01)
         patch.setattr("fcl_bench.engine.flower.transport._LOOK_FOR_NODES", 0.02)

@@ -22,10 +22,13 @@ class Extractor(ABC):
     Attributes:
         identity: everything besides the data that determines the features (weights' hash, transform, precision).
         cacheable: whether computing the features costs more than reading them back.
+        batch: how many samples go through at a time, where that may change bits; a pass can begin at any multiple of
+            it and give what a whole pass gives. None: nobody need know.
     """
 
     identity: dict[str, str]
     cacheable = False
+    batch: int | None = None
 
     def dimension(self, split: Split) -> int:
         """d, the number of features of a sample."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -35,13 +36,25 @@ class Features:
     cache_hit: bool
 
 
-def extract_features(name: str, extractor: Extractor, dataset: Dataset, cache: FeatureCache | None) -> Features:
+#: What gives the features of a side ("train", "test") of a data set from a given sample on, as `Extractor.batches`.
+Batches = Callable[[Extractor, str, Split, int], Iterator[torch.Tensor]]
+
+
+def alone(extractor: Extractor, side: str, split: Split, start: int) -> Iterator[torch.Tensor]:
+    """The features from this process."""
+    return extractor.batches(split, start)
+
+
+def extract_features(
+    name: str, extractor: Extractor, dataset: Dataset, cache: FeatureCache | None, batches: Batches = alone
+) -> Features:
     """Run the frozen backbone over both splits of `dataset`.
 
     Args:
         name: of the backbone, for messages and file names.
         extractor: the opened backbone.
         cache: where features are kept, or None.
+        batches: does the work.
 
     Raises:
         UserError: an image can't be read, or a feature is not finite.
@@ -51,9 +64,9 @@ def extract_features(name: str, extractor: Extractor, dataset: Dataset, cache: F
         label = "-".join(map(slug, (dataset.name, side, name)))
         if cache is not None and extractor.cacheable:
             key = {**extractor.identity, "data": split.fingerprint}
-            made[side] = cache.get(label, key, len(split), partial(extractor.batches, split))
+            made[side] = cache.get(label, key, len(split), partial(batches, extractor, side, split))
         else:
-            made[side] = _uncached(label, extractor, split)
+            made[side] = _uncached(label, split, batches(extractor, side, split, 0))
         bad = rows_not_finite(made[side].features)
         if len(bad):
             raise UserError(
@@ -75,11 +88,11 @@ def extract_features(name: str, extractor: Extractor, dataset: Dataset, cache: F
     )
 
 
-def _uncached(label: str, extractor: Extractor, split: Split) -> Extraction:
+def _uncached(label: str, split: Split, batches: Iterable[torch.Tensor]) -> Extraction:
     begin = time.perf_counter()
     parts = []
     with progress(len(split), f"extracting {label}", "sample") as bar:
-        for features in extractor.batches(split):
+        for features in batches:
             parts.append(features)
             bar.update(len(features))
     seconds = time.perf_counter() - begin

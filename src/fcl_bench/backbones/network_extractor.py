@@ -40,6 +40,7 @@ class FrozenNetwork(Extractor):
     """
 
     cacheable = True
+    batch: int
 
     def __init__(self, body: torch.nn.Module, dimension: int, precision: str, device: torch.device) -> None:
         if precision == "auto":
@@ -88,12 +89,12 @@ class NetworkExtractor(FrozenNetwork):
         self.identity = {**trainable.identity, **self.identity}
         self._size = trainable.size
         self._standardise = Standardise(trainable.size, trainable.mean, trainable.std)
-        self._batch_size = 256 if device.type == "cuda" else min(256, max(1, _CPU_PIXELS // trainable.size**2))
+        self.batch = 256 if device.type == "cuda" else min(256, max(1, _CPU_PIXELS // trainable.size**2))
 
     def _images(self, split: Split, start: int) -> Iterator[torch.Tensor]:
         pixels = load_pixels(split, self._size)
-        for begin in range(start, len(pixels), self._batch_size):
-            batch = pixels[begin : begin + self._batch_size]
+        for begin in range(start, len(pixels), self.batch):
+            batch = pixels[begin : begin + self.batch]
             yield self._standardise(batch.to(self._device, non_blocking=True))
 
 
@@ -132,7 +133,7 @@ class TimmExtractor(FrozenNetwork):
         self._mean, self._std = (
             _image_of(data_config[name], data_config["input_size"], device) for name in ("mean", "std")
         )
-        self._batch_size = batch_size or (256 if device.type == "cuda" else 4)
+        self.batch = batch_size or (256 if device.type == "cuda" else 4)
         self._workers = workers or available_cores()
 
     def _images(self, split: Split, start: int) -> Iterator[torch.Tensor]:
@@ -146,7 +147,7 @@ class TimmExtractor(FrozenNetwork):
         inputs = split.inputs
         assert not isinstance(inputs, np.ndarray), "ready features have no pixels"
         # Rows of a table are read in pieces, which is quicker; every thread has one of each batch.
-        piece = max(1, self._batch_size // self._workers)
+        piece = max(1, self.batch // self._workers)
 
         def load(indices: range) -> list[np.ndarray]:
             return [self._transform(image.convert("RGB")) for image in decoded(inputs, indices)]
@@ -154,8 +155,8 @@ class TimmExtractor(FrozenNetwork):
         with ThreadPoolExecutor(self._workers) as pool:
             waiting: deque[list[Future[list[np.ndarray]]]] = deque()
             try:
-                for begin in range(start, len(split), self._batch_size):
-                    end = min(begin + self._batch_size, len(split))
+                for begin in range(start, len(split), self.batch):
+                    end = min(begin + self.batch, len(split))
                     pieces = [range(first, min(first + piece, end)) for first in range(begin, end, piece)]
                     waiting.append([pool.submit(load, indices) for indices in pieces])
                     if len(waiting) > BATCHES_AHEAD:

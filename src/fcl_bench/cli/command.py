@@ -47,14 +47,19 @@ def run_command(name: str, work: Callable[[], int], when_interrupted: str = "") 
             sys.stdout.flush()
         return code
     except KeyboardInterrupt as error:
-        number = error.number if isinstance(error, _Ended) else signal.SIGINT
+        code = interrupted(error)
         # A terminal that has hung up takes no more lines.
         with contextlib.suppress(OSError):
             remedy = f" ({when_interrupted})" if when_interrupted else ""
-            print(f"{name}: {_ENDING.get(number, 'interrupted')}{remedy}", file=sys.stderr, flush=True)
-        return 128 + number
+            print(f"{name}: {_ENDING.get(code - 128, 'interrupted')}{remedy}", file=sys.stderr, flush=True)
+        return code
     except Exception as error:
         return report_failure(name, error)[0]
+
+
+def interrupted(error: KeyboardInterrupt) -> int:
+    """The exit code of a process that was interrupted, by one of these signals or by Ctrl-C."""
+    return 128 + (error.number if isinstance(error, _Ended) else signal.SIGINT)
 
 
 @contextlib.contextmanager

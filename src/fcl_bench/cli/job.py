@@ -8,12 +8,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fcl_bench.cli.command import DONE, report_failure
+from fcl_bench.cli.command import DONE, USER_ERROR, interrupted, report_failure
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.sweep.jobs import JobReport, output_path, reported
-from fcl_bench.tracking.console import log_to_terminal, output_to, say
+from fcl_bench.tracking.console import log_to_terminal, output_to, say, silence
+
+if TYPE_CHECKING:
+    from fcl_bench.config import Settings
 
 #: The system's words for storage that is full or closed, whatever library met it.
 _STORAGE = {
@@ -65,6 +68,8 @@ def _carry_out(config: Any, report: JobReport) -> int:
             settings = load_settings(config)
             from fcl_bench.runs.run import run
             from fcl_bench.runs.screen import print_record
+        if settings.transport.follows:
+            return _follow(settings)
         log_to_terminal("fcl-bench")
         if settings.scalars.preview:
             from fcl_bench.runs.preview import preview
@@ -82,6 +87,24 @@ def _carry_out(config: Any, report: JobReport) -> int:
         told = storage_error(error) or _deleted(error, config)
         report.code, report.reason = report_failure("fcl-bench", told or error)
     return report.code
+
+
+def _follow(settings: Settings) -> int:
+    """A process that has clients only, and leaves all that is said and written to the server's."""
+    from fcl_bench.runs.serve import serve
+
+    silence()
+    if settings.scalars.preview:
+        return DONE
+    try:
+        serve(settings)
+    except UserError:
+        if settings.transport.speaks:
+            raise
+        return USER_ERROR
+    except KeyboardInterrupt as error:
+        return interrupted(error)
+    return DONE
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def _work() -> int:
         return DONE
     if arguments[:1] == [_WORKER]:
         return _work_for_good(Path(arguments[1]), parsed(arguments[2:]))
-    from fcl_bench.engine.flower.link import require_flower
+    from fcl_bench.engine.flower.line import require_flower
     from fcl_bench.tracking.console import log_to_terminal
 
     log_to_terminal("fcl-bench-node")
@@ -157,7 +157,7 @@ class _Kept:
 
 def _node(node: NodeArguments, arguments: Sequence[str]) -> int:
     """Keep a SuperNode and a worker going until this process is told to end."""
-    from fcl_bench.engine.flower.link import program, quiet_environment
+    from fcl_bench.engine.flower.line import program, quiet_environment
 
     # A Unix socket's path has room for a hundred letters only.
     folder = Path(tempfile.mkdtemp(prefix="fcl-bench-"))

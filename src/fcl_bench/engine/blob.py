@@ -28,17 +28,26 @@ def packed(message: Message, **beside: Any) -> bytes:
     """
     tensors, bodies = [], []
     for name, tensor in message.items():
-        # Of a matrix in Fortran order the transpose lies in rows.
-        columns = tensor.ndim == 2 and not tensor.is_contiguous() and tensor.T.is_contiguous()
-        rows = (tensor.T if columns else tensor).detach().cpu().contiguous()
-        tensors.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), columns])
-        bodies.append(rows.flatten().view(torch.uint8).numpy().tobytes())
+        order = _order(tensor)
+        rows = tensor.detach().permute(order).cpu().contiguous()
+        tensors.append([name, str(tensor.dtype).removeprefix("torch."), list(rows.shape), order])
+        bodies.append(rows.flatten().view(torch.uint8).numpy().data)
     about = {name: getattr(message, name) for name in _PLAIN} | {name: sorted(getattr(message, name)) for name in _SETS}
     header = json.dumps({"tensors": tensors, "message": about, "beside": beside}).encode()
     return b"".join([len(header).to_bytes(_HEADER_LENGTH, "little"), header, *bodies])
 
 
-def unpacked(blob: bytes) -> tuple[Message, dict[str, Any]]:
+def _order(tensor: torch.Tensor) -> list[int]:
+    """The order of its sides in which a tensor lies in rows: other than theirs in Fortran order, or channels last."""
+    sides = list(range(tensor.ndim))
+    if tensor.is_contiguous():
+        return sides
+    strides = tensor.stride()
+    order = sorted(sides, key=lambda side: -strides[side])
+    return order if tensor.permute(order).is_contiguous() else sides
+
+
+def unpacked(blob: bytes | memoryview) -> tuple[Message, dict[str, Any]]:
     """The message, and what its header said beside it.
 
     Raises:
@@ -48,10 +57,10 @@ def unpacked(blob: bytes) -> tuple[Message, dict[str, Any]]:
     if len(blob) < start:
         raise ValueError(f"a message of {len(blob)} bytes ends within its header")
     try:
-        header = json.loads(blob[_HEADER_LENGTH:start])
+        header = json.loads(bytes(blob[_HEADER_LENGTH:start]))
         tensors, about, beside = header["tensors"], header["message"], header["beside"]
         found = {}
-        for name, kind, shape, columns in tensors:
+        for name, kind, shape, order in tensors:
             dtype = getattr(torch, kind)
             size = torch.Size(shape).numel() * dtype.itemsize
             if len(blob) < start + size:
@@ -61,10 +70,10 @@ def unpacked(blob: bytes) -> tuple[Message, dict[str, Any]]:
                 if size
                 else torch.empty(0, dtype=dtype)
             )
-            found[name] = body.reshape(shape[::-1]).T if columns else body.reshape(shape)
+            found[name] = body.reshape(shape).permute([order.index(side) for side in range(len(shape))])
             start += size
         message = Message(found, **_known(about))
-    except (TypeError, KeyError, AttributeError, RuntimeError) as error:
+    except (TypeError, KeyError, AttributeError, RuntimeError, IndexError) as error:
         raise ValueError(f"the bytes are no message: {error}") from error
     if start != len(blob):
         raise ValueError(f"{len(blob) - start} bytes follow the message")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import uuid
 from collections.abc import Collection, Mapping
@@ -40,8 +41,9 @@ class Keeper:
         for old in self.folder.iterdir():
             if old.name not in (tag, self._last):
                 shutil.rmtree(old / self._process, ignore_errors=True)
-                if not any(old.iterdir()):
-                    shutil.rmtree(old, ignore_errors=True)
+                # Whichever process is the last one that leaves it.
+                with contextlib.suppress(OSError):
+                    old.rmdir()
         self._last = tag
 
     def restore(self, tag: str, clients: Collection[int]) -> dict[str, torch.Tensor]:

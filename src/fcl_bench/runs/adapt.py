@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Protocol, cast
@@ -115,6 +115,7 @@ class Adapted:
         accuracy: of the network with its own head on the first task's test set, percent; None if that is empty.
         seconds: spent on it in this run.
         hit: whether it was there already.
+        tensors, heads: what the network is made of (see `frozen_body`).
     """
 
     body: torch.nn.Module
@@ -122,6 +123,8 @@ class Adapted:
     accuracy: float | None
     seconds: float
     hit: bool
+    tensors: Mapping[str, torch.Tensor]
+    heads: list[int]
 
     def record(self, weights: str | None) -> Adaptation:
         """Its part of the run record, given the hash of the adapted network."""
@@ -189,11 +192,25 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
     ledger, server = state.ledger, cast(GradientServer, federation.server)
     ledger.rename_stages(STAGE)
     accuracy = metrics(state.answers["correct"], np.array([len(first.test[0])]))["accuracy"][0]
+    tensors = {name: value for name, value in server.network.state().items() if name.startswith("body.")}
+    heads = list(server.heads.sizes)
+    body = frozen_body(plan, tensors, heads)
+    return Adapted(body, ledger, accuracy, time.perf_counter() - begin, hit, tensors, heads)
+
+
+def frozen_body(plan: Plan, tensors: Mapping[str, torch.Tensor], heads: list[int]) -> torch.nn.Module:
+    """The adapted network without its head, in evaluation mode, on the CPU.
+
+    Args:
+        plan: of the run.
+        tensors: what the first stage trained of it.
+        heads: classes of each of its heads, with which a method may add to the body.
+    """
+    method = _stage(plan).method()
     network = method.build_network(plan.problem)
-    method.grow(network, server.heads.sizes, head_seed(plan.problem))
-    network.load({name: value for name, value in server.network.state().items() if name.startswith("body.")})
-    body = network.body.eval().requires_grad_(False)
-    return Adapted(body, ledger, accuracy, time.perf_counter() - begin, hit)
+    method.grow(network, heads, head_seed(plan.problem))
+    network.load(dict(tensors))
+    return network.body.eval().requires_grad_(False)
 
 
 def first_stage_clients(plan: Plan) -> Clients:

@@ -12,6 +12,7 @@ from fcl_bench.backbones.cache import FeatureCache
 from fcl_bench.backbones.extract import Features, extract_features
 from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.data.images.pixels import load_pixels
+from fcl_bench.data.sources.base import Split
 from fcl_bench.engine.transports.base import Link
 from fcl_bench.errors import UserError
 from fcl_bench.files import user_path, writable
@@ -59,18 +60,26 @@ def prepare_inputs(plan: Plan, folder: Path, link: Link) -> Inputs:
         assert problem.network is not None
         adapted = adapt(plan, lambda: load_images(plan), kept or folder / "checkpoint", link)
         extractor = NetworkExtractor(adapted.body, problem.network, problem.device)
+        link.hand_on(adapted.tensors, adapted.heads)
     cache = None if kept is None else FeatureCache(kept)
-    features = extract_features(settings.backbone.name, extractor, plan.dealt.dataset, cache)
+    features = extract_features(settings.backbone.name, extractor, plan.dealt.dataset, cache, link.batches)
     require_range(features, problem.dtype, problem.wire.dtype)
     return Inputs(features.train, features.test, features, adapted, extractor.identity.get("weights"))
 
 
 def load_images(plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
     """Training and test images of the data set, at a size that the network can take."""
+    return training_images(plan), _images(plan, plan.dealt.dataset.test)
+
+
+def training_images(plan: Plan) -> torch.Tensor:
+    """The training images alone, for a process of clients."""
+    return _images(plan, plan.dealt.dataset.train)
+
+
+def _images(plan: Plan, split: Split) -> torch.Tensor:
     assert plan.problem.network is not None
-    dataset, size = plan.dealt.dataset, plan.problem.network.size
-    train, test = (load_pixels(split, size, what=f"data={dataset.name}") for split in (dataset.train, dataset.test))
-    return train, test
+    return load_pixels(split, plan.problem.network.size, what=f"data={plan.dealt.dataset.name}")
 
 
 def _cache_folder(plan: Plan) -> Path | None:

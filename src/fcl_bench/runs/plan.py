@@ -112,11 +112,19 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
     identity = run_id({**settings.identity(), **data, "features": features})
     plan = Plan(settings, dealt, extractor, problem, features, identity, fingerprint)
     settings.faults.check(scalars.clients, scalars.tasks)
-    if (settings.faults.fails or scalars.drops) and against_theory(settings.method, problem) is not None:
+    partial = settings.transport.minimum is not None
+    if (settings.faults.fails or scalars.drops or partial) and against_theory(settings.method, problem) is not None:
         key = f"faults={settings.faults.name}" if settings.faults.fails else f"on_bad_upload={scalars.on_bad_upload}"
+        key = key if settings.faults.fails or scalars.drops else f"transport.minimum={settings.transport.minimum:g}"
         raise UserError(
             f"{key}: the bounds compare with all samples, of which some never come",
             "faults=none on_bad_upload=fail, or method.bounds=false and method.theory=0",
+        )
+    transport = settings.transport
+    if not transport.sees_everything and (scalars.drift or against_theory(settings.method, problem) is not None):
+        raise UserError(
+            f"transport={transport.name}: audits need all clients' data in one process",
+            "drift=0, method.bounds=false and method.theory=0, or transport=in_process",
         )
     settings.adapt.check(problem, plan.classes_per_task[:1])
     settings.method.check(problem, plan.classes_per_task)

@@ -21,7 +21,6 @@ from fcl_bench.engine.faults.transport import Faulty
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.metrics import pooled_after
 from fcl_bench.engine.transports.base import Link
-from fcl_bench.engine.transports.flower import OverFlower
 from fcl_bench.errors import UserError
 from fcl_bench.files import locked, special, user_path, writable
 from fcl_bench.runs.clients import clients_of
@@ -58,8 +57,13 @@ def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
         UserError: the input can't work, or the run's folder holds what another run or another version of the program
             made; the folder is then as it was, but for the log.
     """
+    with settings.transport.connect() as link:
+        return _run(settings, tracking, link)
+
+
+def _run(settings: Settings, tracking: Tracking | None, link: Link) -> Outcome:
     begin = time.perf_counter()
-    plan = _planned(settings)
+    plan = _planned(settings, link)
     environment.reset_peak_memory(plan.problem.device)
     out = settings.scalars.out
     runs = writable(f"out={out}", user_path("out", out) / "runs")
@@ -75,20 +79,17 @@ def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
         folder.clear(keep_checkpoint=True)
         try:
             with _logged_to(writable(f"out={out}", folder.path) / "run.log"):
-                record = _carry_out(plan, folder, begin, tracking or NoTracking())
+                record = _carry_out(plan, folder, begin, tracking or NoTracking(), link)
                 return Outcome(record, folder.path, was_complete=False)
         except UserError:
             folder.remove_if_empty()
             raise
 
 
-def _planned(settings: Settings) -> Plan:
+def _planned(settings: Settings, link: Link) -> Plan:
     """The plan; of data that stay at the clients' sites, once these have told the hash of theirs."""
     plan = make_plan(settings)
-    if not isinstance(settings.transport, OverFlower) or not plan.dealt.dataset.elsewhere:
-        return plan
-    with settings.transport.connect() as nodes:
-        return make_plan(settings, nodes.data_of(clients_of(plan)))
+    return make_plan(settings, link.data_of(clients_of(plan))) if plan.dealt.dataset.elsewhere else plan
 
 
 def _refuse_others(folder: RunFolder) -> None:
@@ -113,13 +114,9 @@ def _refuse_others(folder: RunFolder) -> None:
             raise UserError(f"run folder {folder.path} holds {what} of another run, {run}", remedy)
 
 
-def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking) -> RunRecord:
-    with plan.settings.transport.connect() as link:
-        return _federate(plan, folder, begin, tracking, link)
-
-
-def _federate(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link: Link) -> RunRecord:
+def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link: Link) -> RunRecord:
     settings, dealt = plan.settings, plan.dealt
+    link.begin(plan.id, plan.problem.device)
     inputs = prepare_inputs(plan, folder.path, link)
     method, problem = settings.method, plan.problem
     transport = link.federate(clients_of(plan), inputs.train, folder.checkpoint.folder / "clients")

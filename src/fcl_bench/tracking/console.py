@@ -115,6 +115,19 @@ class Notices:
             self._log.log(level, text)
 
 
+def silence() -> None:
+    """Nothing more is said by the package or by libraries' warnings: another process speaks for this one."""
+    package = logging.getLogger("fcl_bench")
+    package.addHandler(logging.NullHandler())
+    package.propagate = False
+    warnings.simplefilter("ignore")
+    _quiet.append(True)
+
+
+#: Holds something once nothing is to be said any more.
+_quiet: list[bool] = []
+
+
 def progress(total: int, what: str, unit: str, done: int = 0) -> tqdm:
     """A bar with rate and time left on stderr, shown only once two seconds have passed.
 
@@ -132,6 +145,7 @@ def progress(total: int, what: str, unit: str, done: int = 0) -> tqdm:
     live = sys.stderr.isatty()
     return tqdm(
         total=total,
+        disable=bool(_quiet),
         desc=what,
         unit=f" {unit}",
         unit_scale=unit == "B",

@@ -47,7 +47,7 @@ class Resident(NamedTuple):
         """For run.json."""
         census = self.census
         return {
-            **{"clients": census.clients, "fcl_bench": census.package, "torch": census.torch},
+            **{"clients": census.clients, "fcl_bench": census.package, "torch": census.torch_version},
             **{"threads": census.threads, "device": census.device, "platform": self.platform},
         }
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.flower.homes import Homes, Resident
-from fcl_bench.engine.flower.link import Answer, Link, LinkLost
+from fcl_bench.engine.flower.line import Answer, Line, LinkLost
 from fcl_bench.engine.flower.turns import Asked, Tag, tags_of, tags_tensor
 from fcl_bench.engine.keeper import as_state, tag_of
 from fcl_bench.engine.node import Late, Lost, Reply
@@ -73,7 +73,7 @@ class Flower:
     deadline. What a client keeps goes by the number of its turn, so that a turn done twice is one turn.
 
     Args:
-        link: to the SuperLink.
+        line: to the SuperLink, open.
         run: what a node needs to take part, as JSON.
         homes: that nobody has entered yet.
         deadline: seconds that a round waits for its replies.
@@ -82,8 +82,8 @@ class Flower:
 
     everything = None
 
-    def __init__(self, link: Link, run: dict[str, Any], homes: Homes, deadline: float, apart: bool = False) -> None:
-        self._link, self._run, self._homes, self._deadline, self._apart = link, run, homes, deadline, apart
+    def __init__(self, line: Line, run: dict[str, Any], homes: Homes, deadline: float, apart: bool = False) -> None:
+        self._line, self._run, self._homes, self._deadline, self._apart = line, run, homes, deadline, apart
         self.clients = homes.samples.shape[1]
         self._asked: dict[str, _Asked] = {}
         #: After which turn each client kept what it keeps: now, when the server's last checkpoint was saved, and, of
@@ -162,7 +162,7 @@ class Flower:
         self._homes.forget()
         while time.monotonic() < until:
             try:
-                return self._link.open()
+                return self._line.open()
             except LinkLost as lost:
                 reason = lost
             time.sleep(1.0)
@@ -179,7 +179,7 @@ class Flower:
         self._look(at_hand)
 
     def _push(self, node: str, seconds: float, request: bytes, clients: frozenset[int] = frozenset()) -> None:
-        name = self._link.push(node, seconds, request)
+        name = self._line.push(node, seconds, request)
         if name is None:
             self._homes.leave(node)
         else:
@@ -187,7 +187,7 @@ class Flower:
 
     def _look(self, at_hand: _Round | None = None) -> None:
         """Take the answers that are there; ask nodes that are new, and those that are slow, who they are."""
-        for answer in self._link.pull(list(self._asked)):
+        for answer in self._line.pull(list(self._asked)):
             asked = self._asked.pop(answer.message, None)
             if asked is None:
                 continue
@@ -201,7 +201,7 @@ class Flower:
         self._looked = now
         counted = {asked.node for asked in self._asked.values() if not asked.clients and now - asked.since < _CENSUS}
         slow = {asked.node for asked in self._asked.values() if asked.clients and now - asked.since > _SLOW}
-        for node in self._link.nodes():
+        for node in self._line.nodes():
             fresh = node not in self._homes and now >= self._again.get(node, now)
             if node not in counted and (fresh or node in slow):
                 self._push(node, _CENSUS, said("census", run=self._run))
@@ -265,7 +265,7 @@ class Flower:
                 self._push(node, _FORGET, said("forget", run=self._run), frozenset({-1}))
             until = time.monotonic() + _FORGET
             while self._asked and time.monotonic() < until:
-                for answer in self._link.pull(list(self._asked)):
+                for answer in self._line.pull(list(self._asked)):
                     self._asked.pop(answer.message, None)
                 time.sleep(_LOOK)
         except LinkLost as lost:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ class Census:
     Attributes:
         process: its name, for messages ("rank 1").
         run, stage: identity of what is under way, and which of its federations.
-        package, torch: versions.
+        package, torch_version: versions.
         threads: of torch on the CPU: sums round by them.
         device: "cpu", or the GPU's model.
         clients: who lives there, ascending.
@@ -35,7 +35,7 @@ class Census:
     run: str
     stage: str
     package: str
-    torch: str
+    torch_version: str
     threads: int
     device: str
     clients: list[int]
@@ -48,18 +48,21 @@ class Census:
         """Of the process that runs this, in which `own` live."""
         own = sorted(own)
         counts = [clients.samples(task) for task in range(clients.tasks)]
+        return replace(
+            cls.here(process, clients.run, clients.problem.device),
+            stage=clients.stage,
+            clients=own,
+            samples=[samples[own].tolist() for samples, _ in counts],
+            labelled=[labelled[own].tolist() for _, labelled in counts],
+            raw=None if raw is None else raw.state(),
+        )
+
+    @classmethod
+    def here(cls, process: str, run: str, device: torch.device) -> Census:
+        """Of this process before it knows its clients."""
+        kind = environment.device_kind(device)
         return cls(
-            process,
-            clients.run,
-            clients.stage,
-            fcl_bench.__version__,
-            torch.__version__,
-            torch.get_num_threads(),
-            environment.device_kind(clients.problem.device),
-            own,
-            [samples[own].tolist() for samples, _ in counts],
-            [labelled[own].tolist() for _, labelled in counts],
-            None if raw is None else raw.state(),
+            process, run, "", fcl_bench.__version__, torch.__version__, torch.get_num_threads(), kind, [], [], []
         )
 
     def state(self) -> dict[str, Any]:
@@ -70,7 +73,7 @@ class Census:
 #: What both ends must have in common: its name in `Census`, the words for it, and what would work.
 _SAME = {
     "package": ("fcl-bench", "the same version everywhere"),
-    "torch": ("torch", "the same version everywhere"),
+    "torch_version": ("torch", "the same version everywhere"),
     "run": ("the run", "the same command, data and device everywhere"),
     "stage": ("the stage", "the same command everywhere"),
     "threads": ("threads:", "the same OMP_NUM_THREADS everywhere, since sums round by the number of threads"),

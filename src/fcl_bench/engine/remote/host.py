@@ -42,14 +42,14 @@ class Host:
     def answers(self, request: Said) -> Iterator[bytes]:
         """What is answered to a request: one blob, or one for each turn. Work is done as they are asked for."""
         beside = request.beside
-        for client in beside.get("refused", ()):
+        for client in filter(self._has, beside.get("refused", ())):
             self.node.take_back(client)
         if request.kind == "census":
             yield said("census", **self.census.state())
         elif request.kind == "exchange":
             self.node.settle()
             broadcast = on(request.message, self._device)
-            for client in beside["clients"]:
+            for client in filter(self._has, beside["clients"]):
                 yield reply_said(self.node.turn(client, broadcast))
         elif request.kind == "save":
             self.save(beside["tag"])
@@ -60,6 +60,9 @@ class Host:
         else:
             raise ValueError(f"{request.kind} is nothing that a process of clients does")
 
+    def _has(self, client: int) -> bool:
+        return client in self.own
+
     def save(self, tag: str) -> None:
         """Keep the clients' states on this process's disk."""
         self._keeper.save(tag, self.own, self.node.state_dict())
@@ -69,7 +72,7 @@ class Host:
         self.node.load_state_dict(resolved(states, self.own, self._keeper))
 
 
-def answered(blob: bytes, answers: Callable[[Said], Iterator[bytes]]) -> Iterator[bytes]:
+def answered(blob: bytes | memoryview, answers: Callable[[Said], Iterator[bytes]]) -> Iterator[bytes]:
     """What a process answers to a request; an error is an answer, too, and the last one."""
     try:
         yield from answers(heard(blob))

@@ -36,10 +36,11 @@ class Said:
 
 def said(kind: str, message: Message | None = None, **beside: Any) -> bytes:
     """A request or an answer as bytes."""
+    # A message without tensors says something, too.
     return packed(Message({}) if message is None else message, kind=kind, **beside)
 
 
-def heard(blob: bytes) -> Said:
+def heard(blob: bytes | memoryview) -> Said:
     """What `said` returned.
 
     Raises:

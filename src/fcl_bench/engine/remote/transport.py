@@ -30,12 +30,13 @@ class Post(Protocol):
         names: of the processes, for messages.
     """
 
-    names: Sequence[str]
+    @property
+    def names(self) -> Sequence[str]: ...
 
     def send(self, process: int, request: bytes) -> None:
         """Raises `Gone` if nobody is there any more."""
 
-    def receive(self, process: int) -> bytes:
+    def receive(self, process: int) -> bytes | memoryview:
         """The next answer of a process. Raises `Gone` where none will come."""
 
 
@@ -85,13 +86,17 @@ class Remote:
     def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late]:
         self._last = broadcast.task, broadcast.round
         gone: dict[int, str] = {}
-        for process in dict.fromkeys(self._homes[client] for client in present):
-            if process >= 0:
-                own = [client for client in present if self._homes[client] == process]
-                try:
-                    self._ask(process, "exchange", broadcast, clients=own)
-                except Gone as error:
-                    gone[process] = str(error)
+        asked = sorted({home for client in present if (home := self._homes[client]) >= 0})
+        # One request for all: each process finds its own clients in it.
+        request = (
+            said("exchange", broadcast, clients=list(present), refused=self._to_take_back(asked)) if asked else b""
+        )
+        for process in asked:
+            try:
+                self._post.send(process, request)
+            except Gone as error:
+                gone[process] = str(error)
+        del request
         if self._local is not None:
             self._local.node.settle()
         for client in present:
@@ -141,10 +146,11 @@ class Remote:
         if self._local is not None:
             self._local.restore(dict(states_of(states, self._local.own)))
 
+    def _to_take_back(self, processes: Sequence[int]) -> list[int]:
+        return [client for process in processes for client in self._refused.pop(process, ())]
+
     def _ask(self, process: int, kind: str, message: Message | None = None, **beside: object) -> None:
-        if refused := self._refused.pop(process, None):
-            beside["refused"] = refused
-        self._post.send(process, said(kind, message, **beside))
+        self._post.send(process, said(kind, message, **beside, refused=self._to_take_back([process])))
 
     def _hear(self, process: int, kind: str) -> Said:
         answer = heard(self._post.receive(process))

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 
+from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.config import knob
+from fcl_bench.data.sources.base import Split
 from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.remote.replies import Said
 from fcl_bench.engine.transport import Transport
 
 
-class Link(Protocol):
+class Link(ABC):
     """The processes of one run, for as long as it is at work."""
 
+    def begin(self, run: str, device: torch.device) -> None:  # noqa: B027
+        """A run of this id is to be done on this device: nothing of it is under way yet.
+
+        Raises:
+            UserError: processes differ in what changes results.
+        """
+
+    @abstractmethod
     def federate(self, clients: Clients, inputs: torch.Tensor, keep: Path) -> Transport:
         """The transport of one federation; the first stage is one of its own.
 
@@ -30,10 +42,27 @@ class Link(Protocol):
             UserError: processes differ in what changes results, or one is gone.
         """
 
+    def batches(self, extractor: Extractor, side: str, split: Split, start: int) -> Iterator[torch.Tensor]:
+        """What `extractor.batches(split, start)` gives, from all processes that can help; `side`: train or test."""
+        return extractor.batches(split, start)
+
+    def hand_on(self, network: Mapping[str, torch.Tensor], sizes: list[int]) -> None:  # noqa: B027
+        """Give processes that extract features the network that the first stage trained.
+
+        Args:
+            network: its tensors.
+            sizes: classes of each of its heads.
+        """
+
+    @abstractmethod
     def about(self) -> dict[str, Any]:
         """What run.json says of the processes, beside the transport's name."""
 
-    def complete(self) -> None:
+    def data_of(self, clients: Clients) -> str:
+        """Hash of the samples that stay at the clients' sites; of a transport that `reaches_sites`."""
+        raise TypeError(f"{type(self).__name__} reaches no sites")
+
+    def complete(self) -> None:  # noqa: B027
         """The run is complete, and written: nothing that its clients kept is needed any more."""
 
 
@@ -55,6 +84,29 @@ class Reach(ABC):
     sees_everything: ClassVar[bool] = False
     reaches_sites: ClassVar[bool] = False
     minimum: ClassVar[float | None] = None
+
+    @property
+    def follows(self) -> bool:
+        """Whether this process has clients only, and does what another one asks for."""
+        return False
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process tells the user what went wrong, rather than leave that to another one."""
+        return True
+
+    @property
+    def process(self) -> str:
+        """Name of this process, for messages."""
+        return "this process"
+
+    def residents(self, clients: int) -> Sequence[int]:
+        """Who of K clients lives in this process, ascending."""
+        return range(clients)
+
+    def follow(self, answers: Callable[[Said], Iterator[bytes]]) -> None:
+        """Answer the server's process until the run is over; of a process that `follows`."""
+        raise TypeError(f"transport={self.name} has the server in this process")
 
     @abstractmethod
     def connect(self) -> AbstractContextManager[Link]:

@@ -13,11 +13,11 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.flower.homes import Homes, Resident
-from fcl_bench.engine.flower.link import Link, LinkLost, require_flower
+from fcl_bench.engine.flower.line import Line, LinkLost, require_flower
 from fcl_bench.engine.flower.transport import Flower
 from fcl_bench.engine.remote.census import Census, require_alike
 from fcl_bench.engine.transport import Transport
-from fcl_bench.engine.transports.base import PartialRounds
+from fcl_bench.engine.transports.base import Link, PartialRounds
 from fcl_bench.errors import UserError
 from fcl_bench.files import json_hash, user_path
 
@@ -25,16 +25,16 @@ from fcl_bench.files import json_hash, user_path
 _DEADLINE = 600.0
 
 
-class Federated:
+class Federated(Link):
     """The nodes of one run.
 
     Args:
-        link: to the SuperLink.
+        line: to the SuperLink, not open yet: a run that is complete needs none.
         deadline: seconds that a round waits for its replies.
     """
 
-    def __init__(self, link: Link, deadline: float) -> None:
-        self._link, self._deadline = link, deadline
+    def __init__(self, line: Line, deadline: float) -> None:
+        self._line, self._deadline = line, deadline
         self._residents: list[Resident] = []
         self._transport: Flower | None = None
 
@@ -46,10 +46,16 @@ class Federated:
         return self._transport
 
     def data_of(self, clients: Clients) -> str:
-        """Hash of the nodes' hashes of their data, in the order of the clients. Raises what `federate` raises."""
+        """See `Link`: of the nodes' hashes of their data, in the order of the clients."""
         return json_hash(self._reached(clients).data)
 
     def _reached(self, clients: Clients) -> Flower:
+        try:
+            if not self._line.is_open:
+                self._line.open()
+        except LinkLost as lost:
+            remedy = "transport.link=HOST:PORT of a flower-superlink that runs on this machine (docs/federation.md)"
+            raise UserError(str(lost), remedy) from lost
         run: dict[str, Any] = {"id": clients.run, "stage": clients.stage, "config": dict(clients.config)}
         here = Census.of("the server", clients, [])
         if clients.elsewhere:
@@ -65,7 +71,7 @@ class Federated:
             require_alike(here, [alike])
 
         homes = Homes(clients.count, clients.tasks, check)
-        transport = Flower(self._link, run, homes, self._deadline, apart=clients.elsewhere)
+        transport = Flower(self._line, run, homes, self._deadline, apart=clients.elsewhere)
         self._residents = transport.open()
         return transport
 
@@ -102,12 +108,5 @@ class OverFlower(PartialRounds):
         authority = None if self.ca is None else user_path("transport.ca", self.ca)
         if authority is not None and not authority.is_file():
             raise UserError(f"transport.ca={self.ca} is no file", "the certificate of the authority, in PEM")
-        with closing(Link(self.link, authority)) as link:
-            try:
-                link.open()
-            except LinkLost as lost:
-                raise UserError(
-                    f"transport.link={self.link}: {lost}",
-                    "flower-superlink running on this machine (docs/federation.md)",
-                ) from lost
-            yield Federated(link, _DEADLINE if self.deadline is None else self.deadline)
+        with closing(Line(self.link, authority)) as line:
+            yield Federated(line, _DEADLINE if self.deadline is None else self.deadline)

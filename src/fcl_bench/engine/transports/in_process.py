@@ -16,7 +16,7 @@ from fcl_bench.engine.transport import InProcess, Transport
 from fcl_bench.engine.transports.base import Link, Reach
 
 
-class Here:
+class Here(Link):
     """The one process."""
 
     def federate(self, clients: Clients, inputs: torch.Tensor, keep: Path) -> Transport:
@@ -26,9 +26,6 @@ class Here:
     def about(self) -> dict[str, Any]:
         """See `Link`."""
         return {"processes": 1}
-
-    def complete(self) -> None:
-        """See `Link`. The folder goes with the server's checkpoint."""
 
 
 @dataclass

@@ -61,7 +61,7 @@ def quiet_environment(home: Path) -> dict[str, str]:
     return {**os.environ, **own}
 
 
-class Link:
+class Line:
     """A line to a SuperLink, through a ServerApp that relays.
 
     Args:
@@ -73,7 +73,7 @@ class Link:
         self._address, self._authority = address, authority
         # A Unix socket's path has room for a hundred letters, which a run's folder may exceed.
         self._folder = Path(tempfile.mkdtemp(prefix="fcl-bench-"))
-        self._line: socket.socket | None = None
+        self._socket: socket.socket | None = None
 
     def open(self) -> None:
         """Start the relay, in place of one that is lost.
@@ -88,13 +88,18 @@ class Link:
             self._start(path)
             listener.settimeout(_START)
             try:
-                self._line, _ = listener.accept()
+                self._socket, _ = listener.accept()
             except TimeoutError as error:
                 raise LinkLost(
                     f"no ServerApp of the SuperLink at {self._address} came within {_START:g} seconds; it has to run on"
                     " this machine, as this user, with fcl-bench installed"
                 ) from error
-        self._line.settimeout(None)
+        self._socket.settimeout(None)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a relay."""
+        return self._socket is not None
 
     def _start(self, path: Path) -> None:
         """Have the SuperLink run the relay, by Flower's own command."""
@@ -146,11 +151,11 @@ class Link:
             yield Answer(reply["message"], own, reply["error"])
 
     def _asked(self, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> frames.Frame:
-        if self._line is None:
+        if self._socket is None:
             raise LinkLost(f"there is no line to {self._address}")
         try:
-            frames.send(self._line, header, blobs)
-            answer = frames.receive(self._line)
+            frames.send(self._socket, header, blobs)
+            answer = frames.receive(self._socket)
         except OSError as error:
             answer, reason = None, f": {first_line(error)}"
         else:
@@ -161,9 +166,9 @@ class Link:
         return answer
 
     def _hang_up(self) -> None:
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
     def close(self) -> None:
         """End the relay."""

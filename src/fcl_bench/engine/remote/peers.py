@@ -1,0 +1,103 @@
+"""Other ranks of torch.distributed as peers that take and bring bytes. No object is ever pickled on the way."""
+
+from __future__ import annotations
+
+import threading
+from queue import Empty, SimpleQueue
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from fcl_bench.engine.remote.transport import Gone
+from fcl_bench.errors import first_line
+
+#: The length that tells a peer that nothing more will come.
+_END = 0
+#: Why a process that was killed answers no more.
+CLOSED = "its connection closed"
+
+
+class Peer:
+    """Another rank.
+
+    A thread reads what it sends, one message ahead of whoever takes it: so a rank computes while its last upload waits,
+    there are never more than two of its uploads in this process, and waiting for it can be interrupted, which a wait in
+    torch's own code cannot.
+
+    Args:
+        rank: its number.
+        name: for messages.
+    """
+
+    def __init__(self, rank: int, name: str) -> None:
+        self.name = name
+        #: Whether it has said that nothing more will come.
+        self.ended = False
+        self._rank = rank
+        self._inbox: SimpleQueue[torch.Tensor | str] = SimpleQueue()
+        self._room = threading.Semaphore(1)
+        self._gone, self._leaving = "", False
+        self._thread = threading.Thread(target=self._read, name=f"reads {name}", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                length = torch.zeros(1, dtype=torch.int64)
+                dist.recv(length, self._rank)
+                if int(length) == _END:
+                    self.ended = True
+                    self._inbox.put("it has come to its end")
+                    return
+                self._room.acquire()
+                body = torch.empty(int(length), dtype=torch.uint8)
+                dist.recv(body, self._rank)
+                if self._leaving:
+                    self._room.release()
+                else:
+                    self._inbox.put(body)
+        except (RuntimeError, ValueError) as error:
+            self._inbox.put(_reason(error))
+
+    def send(self, blob: bytes) -> None:
+        """Returns when the peer has it, or its thread is about to. Raises `Gone` if it is there no more."""
+        try:
+            dist.send(torch.tensor([len(blob)]), self._rank)
+            # A view: torch would warn of memory that it may not write to.
+            dist.send(torch.from_numpy(np.frombuffer(bytearray(blob), dtype=np.uint8)), self._rank)
+        except RuntimeError as error:
+            raise Gone(_reason(error)) from error
+
+    def receive(self, seconds: float | None = None) -> memoryview:
+        """The next message. Raises `Gone` if none will come, or none has come in time."""
+        if self._gone:
+            raise Gone(self._gone)
+        try:
+            body = self._inbox.get(timeout=seconds)
+        except Empty:
+            raise Gone("it does not answer") from None
+        if isinstance(body, str):
+            self._gone = body
+            raise Gone(body)
+        self._room.release()
+        return body.numpy().data
+
+    def end(self) -> None:
+        """Say that nothing more will come. Whether the peer is there still does not matter."""
+        try:
+            dist.send(torch.tensor([_END]), self._rank)
+        except RuntimeError:
+            return
+
+    def await_end(self, seconds: float) -> None:
+        """Wait until the peer has said so, too, so that its connection may be closed; what else it says is dropped."""
+        self._leaving = True
+        self._room.release()
+        self._thread.join(seconds)
+
+
+def _reason(error: Exception) -> str:
+    """The words of torch's own that tell a user something: [file:line] and addresses are left out."""
+    text = first_line(error)
+    return CLOSED if "closed by peer" in text or "reset" in text else text

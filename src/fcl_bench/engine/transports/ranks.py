@@ -1,0 +1,240 @@
+"""`transport=ranks`: the processes that torchrun or Slurm started, over torch.distributed."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from fcl_bench.backbones.backbone import Extractor
+from fcl_bench.config import knob
+from fcl_bench.data.sources.base import Split
+from fcl_bench.engine.clients import Clients, home, residents
+from fcl_bench.engine.keeper import Keeper
+from fcl_bench.engine.remote.census import Census, require_alike
+from fcl_bench.engine.remote.host import Host, answered
+from fcl_bench.engine.remote.peers import CLOSED, Peer
+from fcl_bench.engine.remote.placing import Place, place
+from fcl_bench.engine.remote.replies import Said, heard, said
+from fcl_bench.engine.remote.transport import Gone, Remote, lost
+from fcl_bench.engine.transport import Transport
+from fcl_bench.engine.transports.base import Link, Reach
+from fcl_bench.errors import UserError, first_line
+from fcl_bench.protocol.message import Message
+
+#: Longer than any turn or evaluation: that a process is alive is seen by its connection, not by a clock.
+_PATIENCE = datetime.timedelta(days=30)
+#: How long a process that leaves waits for the others to say that they do, too.
+_FAREWELL = 5.0
+
+
+def _has_gone(server: Peer) -> bool:
+    """Whether rank 0 leaves without a word, in the next few seconds."""
+    begin = time.monotonic()
+    while (left := begin + _FAREWELL - time.monotonic()) > 0:
+        try:
+            server.receive(left)
+        except Gone as error:
+            return not server.ended and str(error) == CLOSED
+    return False
+
+
+def rank_name(rank: int) -> str:
+    return f"rank {rank}"
+
+
+class ServersRank(Link):
+    """Rank 0: the server, and its share of the clients."""
+
+    def __init__(self, where: Place) -> None:
+        self._size = where.size
+        self._peers = {rank: Peer(rank, rank_name(rank)) for rank in range(1, where.size)}
+        self.names = [rank_name(rank) for rank in range(where.size)]
+        self._censuses: list[Census] = []
+
+    def send(self, process: int, request: bytes) -> None:
+        """See `Post`."""
+        self._peers[process].send(request)
+
+    def receive(self, process: int) -> memoryview:
+        """See `Post`."""
+        return self._peers[process].receive()
+
+    def begin(self, run: str, device: torch.device) -> None:
+        for rank in self._peers:
+            self._ask(rank, said("plan"))
+        self._censuses = [Census(**self._hear(rank, "plan").beside) for rank in self._peers]
+        own = Census.here("the server", run, device)
+        require_alike(own, self._censuses)
+
+    def federate(self, clients: Clients, inputs: torch.Tensor, keep: Path) -> Transport:
+        for rank in self._peers:
+            message = None
+            if inputs.is_floating_point():
+                rows = clients.rows(residents(rank, self._size, clients.count))
+                message = Message({"inputs": inputs[torch.from_numpy(rows)]})
+            self._ask(rank, said("open", message, stage=clients.stage, keep=str(keep.absolute())))
+            del message
+        own = residents(0, self._size, clients.count)
+        samples = inputs[torch.from_numpy(clients.rows(own))]
+        local = Host(rank_name(0), clients, own, samples, Keeper(keep, clients.run, "rank-0"))
+        for rank in self._peers:
+            self._hear(rank, "opened")
+        homes = [home(client, self._size) or -1 for client in range(clients.count)]
+        return Remote(clients, self, homes, local)
+
+    def batches(self, extractor: Extractor, side: str, split: Split, start: int) -> Iterator[torch.Tensor]:
+        batch = extractor.batch
+        if batch is None or len(split) - start < self._size * batch:
+            yield from extractor.batches(split, start)
+            return
+        # Shares begin where a batch does, so that every batch is the one that a single process has.
+        steps = -(-(len(split) - start) // batch)
+        ends = [min(start + steps * (rank + 1) // self._size * batch, len(split)) for rank in range(self._size)]
+        for rank in self._peers:
+            self._ask(rank, said("extract", side=side, start=ends[rank - 1], end=ends[rank]))
+        done = start
+        for features in extractor.batches(split, start):
+            yield features
+            done += len(features)
+            if done >= ends[0]:
+                break
+        for rank in self._peers:
+            yield self._hear(rank, "features").message["features"]
+
+    def hand_on(self, network: Mapping[str, torch.Tensor], sizes: list[int]) -> None:
+        for rank in self._peers:
+            self._ask(rank, said("network", Message(dict(network)), sizes=sizes))
+        for rank in self._peers:
+            self._hear(rank, "taken")
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "processes": self._size,
+            "backend": dist.get_backend(),
+            "ranks": [
+                {
+                    "name": other.process,
+                    "fcl_bench": other.package,
+                    "torch": other.torch_version,
+                    "threads": other.threads,
+                }
+                for other in self._censuses
+            ],
+        }
+
+    def _ask(self, rank: int, request: bytes) -> None:
+        try:
+            self.send(rank, request)
+        except Gone as error:
+            raise lost(rank_name(rank), error) from error
+
+    def _hear(self, rank: int, kind: str) -> Said:
+        try:
+            answer = heard(self.receive(rank))
+        except Gone as error:
+            raise lost(rank_name(rank), error) from error
+        if answer.kind != kind:
+            raise ValueError(f"{rank_name(rank)} answered {answer.kind}, not {kind}")
+        return answer
+
+    def close(self) -> None:
+        """Send the others home."""
+        for peer in self._peers.values():
+            peer.end()
+        for peer in self._peers.values():
+            peer.await_end(_FAREWELL)
+
+
+@dataclass
+class OverRanks(Reach):
+    """The clients dealt to the ranks that torchrun or Slurm started; rank 0 has the server, too.
+
+    Args:
+        meeting: seconds within which all ranks have to be there.
+    """
+
+    name: ClassVar[str] = "ranks"
+
+    meeting: float = knob(300.0, above=0, identity=False)
+
+    @property
+    def follows(self) -> bool:
+        return place().rank > 0
+
+    @property
+    def process(self) -> str:
+        return rank_name(place().rank)
+
+    def residents(self, clients: int) -> range:
+        where = place()
+        return residents(where.rank, where.size, clients)
+
+    @contextmanager
+    def connect(self) -> Iterator[Link]:
+        where = place()
+        with self._group(where):
+            link = ServersRank(where)
+            try:
+                yield link
+            finally:
+                link.close()
+
+    def follow(self, answers: Callable[[Said], Iterator[bytes]]) -> None:
+        """Answer rank 0 until it says that the run is over. Raises a `UserError` where it has gone without a word."""
+        where = place()
+        with self._group(where):
+            server = Peer(0, rank_name(0))
+            try:
+                self._serve(server, answers)
+            except Gone as error:
+                if not server.ended:
+                    raise lost(rank_name(0), error) from error
+            except KeyboardInterrupt:
+                # Of a signal that all ranks got rank 0 tells; unless it is what the signal is about.
+                if where.rank == 1 and _has_gone(server):
+                    raise lost(rank_name(0), Gone(CLOSED)) from None
+                raise
+            server.end()
+
+    @staticmethod
+    def _serve(server: Peer, answers: Callable[[Said], Iterator[bytes]]) -> None:
+        while True:
+            for blob in answered(server.receive(), answers):
+                if server.ended:
+                    return
+                server.send(blob)
+
+    @property
+    def speaks(self) -> bool:
+        # Of what happens to rank 0 somebody has to tell.
+        return place().rank <= 1
+
+    @contextmanager
+    def _group(self, where: Place) -> Iterator[None]:
+        """The process group, and a GPU of this process's own where there are GPUs."""
+        if torch.cuda.is_available():
+            torch.cuda.set_device(where.local % torch.cuda.device_count())
+        os.environ |= {"MASTER_ADDR": where.address, "MASTER_PORT": str(where.port)}
+        meeting = datetime.timedelta(seconds=self.meeting)
+        try:
+            store, _, _ = next(dist.rendezvous("env://", where.rank, where.size, timeout=meeting))
+            store.set_timeout(meeting)
+            dist.init_process_group("gloo", store=store, rank=where.rank, world_size=where.size, timeout=_PATIENCE)
+        except (RuntimeError, ValueError, dist.DistError) as error:
+            raise UserError(
+                f"the {where.size} ranks did not meet at {where.address}:{where.port}: {first_line(error)}",
+                "the same command on all of them, or a larger transport.meeting",
+            ) from error
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()

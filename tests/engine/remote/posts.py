@@ -1,0 +1,63 @@
+"""Processes of clients without processes: each is a `Host` that gets and gives bytes, as over a wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from fcl_bench.engine.clients import Clients, home, residents
+from fcl_bench.engine.keeper import Keeper
+from fcl_bench.engine.remote.host import Host, answered
+from fcl_bench.engine.remote.transport import Gone, Remote
+
+
+class Posts:
+    """A post whose processes compute an answer when it is asked for; `gone`: those that are there no more."""
+
+    def __init__(self, hosts: list[Host]) -> None:
+        self.hosts = hosts
+        self.names = [f"process {number}" for number in range(len(hosts))]
+        self.gone: set[int] = set()
+        self.sent: list[tuple[int, int]] = []
+        self._answers: dict[int, list[Iterator[bytes]]] = {number: [] for number in range(len(hosts))}
+
+    def send(self, process: int, request: bytes) -> None:
+        if process in self.gone:
+            raise Gone("its cable was cut")
+        self.sent.append((process, len(request)))
+        self._answers[process].append(answered(request, self.hosts[process].answers))
+
+    def receive(self, process: int) -> bytes:
+        if process in self.gone:
+            raise Gone("its cable was cut")
+        while self._answers[process]:
+            if (blob := next(self._answers[process][0], None)) is not None:
+                return blob
+            del self._answers[process][0]
+        raise AssertionError(f"process {process} has nothing to answer")
+
+
+class Remotes:
+    """Makes transports of what `InProcess.of` takes: the first process is the server's own if `local`."""
+
+    def __init__(self, folder: Path, processes: int = 2, local: bool = True, spoilt: bool = True) -> None:
+        self.folder, self.processes, self.local, self.spoilt = folder, processes, local, spoilt
+        self.post: Posts | None = None
+
+    def __call__(self, method, problem, holdings, columns, labelled, inputs, middleware=()) -> Remote:
+        clients = Clients(method, problem, holdings, columns, labelled, middleware, run="a run")
+        hosts = []
+        for process in range(self.processes):
+            own = residents(process, self.processes, clients.count)
+            rows = torch.from_numpy(clients.rows(own))
+            theirs = torch.full_like(inputs, torch.nan if inputs.is_floating_point() else 255)
+            theirs[rows] = inputs[rows]
+            keeper = Keeper(self.folder, clients.run, f"process-{process}")
+            hosts.append(Host(f"process {process}", clients, own, theirs[rows], keeper))
+        self.post = Posts(hosts)
+        homes = [home(client, self.processes) for client in range(clients.count)]
+        if self.local:
+            homes = [process or -1 for process in homes]
+        return Remote(clients, self.post, homes, hosts[0] if self.local else None)

@@ -1,0 +1,321 @@
+"""Clients in other processes: the bits of one process, what clients keep, uploads left out, processes that go."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from fcl_bench.engine.clients import Clients, home, residents
+from fcl_bench.engine.keeper import Keeper, as_state, new_tag
+from fcl_bench.engine.node import Node
+from fcl_bench.engine.remote.census import Census, counted, require_alike
+from fcl_bench.engine.remote.replies import heard, said
+from fcl_bench.engine.transport import InProcess
+from fcl_bench.errors import UserError
+from fcl_bench.methods.closed_form.fedran import FedRAN
+from fcl_bench.methods.gradient.fedprotip import FedProTIP
+from fcl_bench.methods.gradient.scaffold import Scaffold
+from fcl_bench.protocol.message import Message
+from tests.engine.counting import federation
+from tests.engine.remote.posts import Remotes
+from tests.engine.test_transport import training
+from tests.methods.harness import problem_of
+from tests.methods.test_fedprotip_tip import UPDATED
+from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
+
+SIZES = [[9, 4, 5], [5, 8, 3]]
+CASES = {
+    "fedran": lambda: (FedRAN(M=12, rank=3, ssl=True, tau=-1.0), problem_of(6), feature_tasks(0, [2, 2], SIZES)),
+    "fedprotip": lambda: (
+        FedProTIP(training=training(), frozen_stages=1, tip=UPDATED, columns=8),
+        tiny_problem(),
+        image_tasks(np.random.default_rng(0), [2, 2], SIZES),
+    ),
+    "scaffold": lambda: (
+        Scaffold(training=training()),
+        tiny_problem(),
+        image_tasks(np.random.default_rng(0), [2, 2], SIZES),
+    ),
+}
+#: Client 1 of task 0 knows no label.
+UNLABELLED = {"fedran": [(0, 1)]}
+
+
+def made(case: str, transport):
+    return federation_of(*CASES[case](), transport=transport, unlabelled=UNLABELLED.get(case, []))
+
+
+def bits(run) -> dict[str, torch.Tensor]:
+    return {**run.server.state_dict(), **run.server.model()}
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def rows(run) -> list[tuple]:
+    return [dataclasses.astuple(dataclasses.replace(row, client_seconds=0.0)) for row in run.state.ledger.uploads]
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["with the server", "apart"])
+@pytest.mark.parametrize("case", CASES)
+def test_processes_that_know_their_own_clients_alone_give_the_same_bits(case, local, tmp_path):
+    """The samples of all other clients are NaN, or white, before a process takes its own; then it has no others."""
+    alone, remotes = made(case, InProcess.of), Remotes(tmp_path, processes=2, local=local)
+    apart = made(case, remotes)
+    alone.run(lambda _: None)
+    apart.run(lambda _: None)
+    assert same(bits(alone), bits(apart))
+    assert rows(alone) == rows(apart)
+    ledgers = [run.state.ledger for run in (alone, apart)]
+    assert ledgers[0].told_alone() == ledgers[1].told_alone()
+    assert ledgers[0].communication() == ledgers[1].communication()
+    for process, host in enumerate(remotes.post.hosts):
+        own = [len(clients[k]) for clients in host.node.data.holdings for k in range(3)]
+        assert own == [size if home(k, 2) == process else 0 for clients in SIZES for k, size in enumerate(clients)]
+        assert len(host.node.data._inputs) == sum(own)
+
+
+def test_the_test_above_can_fail(tmp_path):
+    """One sample of a client in another's place changes bits."""
+
+    class Swapped(Remotes):
+        def __call__(self, method, problem, holdings, columns, labelled, inputs, middleware=()):
+            inputs = inputs.clone()
+            inputs[0] += 1e-6
+            return super().__call__(method, problem, holdings, columns, labelled, inputs, middleware)
+
+    alone, apart = made("fedran", InProcess.of), made("fedran", Swapped(tmp_path))
+    alone.run(lambda _: None)
+    apart.run(lambda _: None)
+    assert not same(bits(alone), bits(apart))
+
+
+@pytest.mark.parametrize("case", ["fedprotip", "scaffold"])
+@pytest.mark.parametrize("after", ["two processes", "three processes", "one process"])
+def test_what_clients_keep_is_saved_where_they_are_and_any_number_of_processes_goes_on(case, after, tmp_path):
+    whole = made(case, InProcess.of)
+    whole.run(lambda _: None)
+    saved = {}
+
+    def stop(run):
+        saved.update(state=run.save())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made(case, Remotes(tmp_path)).run(stop)
+    state, tensors = saved["state"]
+    assert [name for name in tensors if name.startswith("client.")] == ["client.elsewhere"]
+    if after == "one process":
+
+        def again(*parts):
+            return InProcess(InProcess.of(*parts)._node, Keeper(tmp_path, "a run"))
+    else:
+        again = Remotes(tmp_path, processes=2 if after == "two processes" else 3)
+    resumed = made(case, again)
+    resumed.restore(state, {name: value.clone() for name, value in tensors.items()})
+    resumed.run(lambda _: None)
+    assert same(bits(whole), bits(resumed))
+
+
+def test_processes_go_on_from_what_one_process_kept(tmp_path):
+    whole, saved = made("scaffold", InProcess.of), []
+    whole.run(lambda run: saved.append(copy.deepcopy(run.save())) if not saved else None)
+    state, tensors = saved[0]
+    resumed = made("scaffold", Remotes(tmp_path))
+    resumed.restore(state, tensors)
+    resumed.run(lambda _: None)
+    assert same(bits(whole), bits(resumed))
+
+
+@pytest.mark.parametrize("damage", ["gone", "another run's", "another save's"])
+def test_a_run_whose_clients_lost_what_they_kept_stops_with_a_line(damage, tmp_path):
+    saved = []
+    made("scaffold", Remotes(tmp_path)).run(lambda run: saved.append(run.save()) if not saved else None)
+    state, tensors = saved[0]
+    if damage == "gone":
+        for folder in tmp_path.glob("*/process-1"):
+            (folder / "state.json").unlink()
+    elif damage == "another run's":
+        for file in tmp_path.glob("*/process-1/state.json"):
+            file.write_text(file.read_text().replace("a run", "b run"))
+    else:
+        tensors = {**tensors, "client.elsewhere": as_state(new_tag(0, 1))["elsewhere"]}
+    with pytest.raises(UserError, match=r"lacks what [12] clients kept, client \d for one \("):
+        made("scaffold", Remotes(tmp_path)).restore(state, tensors)
+
+
+def test_a_process_keeps_its_last_two_saves(tmp_path):
+    """The server may be killed before it has its own."""
+    keeper = Keeper(tmp_path, "a run", "one")
+    tags = [new_tag(0, round_) for round_ in range(3)]
+    assert len(set(tags) | {new_tag(0, 0)}) == 4
+    for number, tag in enumerate(tags):
+        keeper.save(tag, [0, 2], {"0.x": torch.tensor(number), "2.x": torch.tensor(-number)})
+    assert {entry.name for entry in tmp_path.iterdir()} == set(tags[1:])
+    again = Keeper(tmp_path, "a run", "one")
+    assert again.restore(tags[1], [2]) == {"2.x": torch.tensor(-1)}
+    again.save(new_tag(0, 3), [0, 2], {})
+    assert tags[1] in {entry.name for entry in tmp_path.iterdir()}, "until the server has the next"
+    assert tags[2] not in {entry.name for entry in tmp_path.iterdir()}
+
+
+def test_no_more_than_one_upload_of_each_process_is_made_before_it_is_asked_for(tmp_path, monkeypatch):
+    turns, taken = [], []
+    turn = Node.turn
+    monkeypatch.setattr(Node, "turn", lambda self, client, sent: (turns.append(client), turn(self, client, sent))[1])
+    run = made("fedran", Remotes(tmp_path, local=False))
+    absorb = run.server.absorb
+    run.server.absorb = lambda client, upload: (taken.append(len(turns)), absorb(client, upload))[1]
+    run.run(lambda _: None)
+    assert taken == list(range(1, len(turns) + 1))
+
+
+def test_a_broadcast_goes_once_to_each_process_and_not_to_those_without_a_participant(tmp_path):
+    remotes = Remotes(tmp_path, processes=3, local=False)
+    run = made("fedran", remotes)
+    run.run(lambda _: None)
+    asked = Counter(process for process, _ in remotes.post.sent)
+    # The census; then client 1 has no label in task 0.
+    assert asked == {0: 1 + 2, 1: 1 + 1, 2: 1 + 2}
+
+
+def objecting_to_the_fifth(server) -> None:
+    """The fifth upload is found to contradict itself."""
+    objection, seen = server.objection, []
+
+    def found(upload):
+        seen.append(upload)
+        return "it is the fifth" if len(seen) == 5 else objection(upload)
+
+    server.objection = found
+
+
+def test_clients_whose_uploads_are_refused_keep_what_they_kept_before(tmp_path):
+    """Also where the refusal comes after turns of other clients of the same process."""
+    kept = []
+    for transport in (InProcess.of, Remotes(tmp_path, local=False, processes=1)):
+        problem, tasks = tiny_problem(), image_tasks(np.random.default_rng(0), [2], [[9, 4, 5]])
+        run = federation_of(Scaffold(training=training()), problem, tasks, transport=transport, drops=True)
+        objecting_to_the_fifth(run.server)
+        run.run(lambda _: None)
+        node = run.transport._node if transport == InProcess.of else transport.post.hosts[0].node
+        if transport != InProcess.of:
+            # The last round's refusals travel with the next request.
+            run.transport.state_dict()
+        kept.append((node.state_dict(), run.state.ledger.dropped()))
+    assert kept[0][1] == kept[1][1] == [(1, 1)]
+    assert same(kept[0][0], kept[1][0])
+
+
+def test_a_process_that_goes_ends_the_run_or_leaves_a_partial_round(tmp_path):
+    for minimum, share in ((None, ""), (0.7, "; 2 of 3 clients are left, and transport.minimum=0.7"), (0.5, None)):
+        remotes = Remotes(tmp_path)
+        run = made("fedran", remotes)
+        run._minimum = minimum
+        whole = run.transport.exchange
+
+        def cut(present, broadcast, remotes=remotes, whole=whole):
+            if broadcast.task == 1:
+                remotes.post.gone.add(1)
+            return whole(present, broadcast)
+
+        run.transport.exchange = cut
+        if share is None:
+            run.run(lambda _: None)
+            assert run.state.absences["lost"] == 1
+            assert [(row.task, row.client) for row in run.state.ledger.uploads if row.lost] == [(1, 1)]
+            continue
+        with pytest.raises(UserError) as told:
+            run.run(lambda _: None)
+        line = f"client 1 was lost in task 1, round 0: its cable was cut{share} (the same command goes on"
+        assert str(told.value).startswith(line)
+
+
+def test_errors_of_a_process_are_told_in_its_words(tmp_path):
+    """A user's as the user's; others with where they came from."""
+    remotes = Remotes(tmp_path)
+    run, _ = federation(transport=remotes)
+    client = remotes.post.hosts[1].node._client
+
+    def wrong(shard, broadcast, state):
+        raise UserError("wire.dtype=float16 can't hold it", "wire.dtype=float64")
+
+    client.update = wrong
+    with pytest.raises(UserError, match=r"^wire.dtype=float16 can't hold it \(wire.dtype=float64\)$"):
+        run.run(lambda _: None)
+    run, _ = federation(transport=remotes)
+    remotes.post.hosts[1].node._client.update = lambda *_: 1 / 0
+    with pytest.raises(RuntimeError, match="ZeroDivisionError: division by zero"):
+        run.run(lambda _: None)
+
+
+def test_audits_are_refused_over_processes(tmp_path):
+    from fcl_bench.audits.drift import FeatureDrift
+
+    with pytest.raises(UserError, match="the audits drift need the clients' data, which stay where they are"):
+        federation(transport=Remotes(tmp_path), audits={"drift": FeatureDrift(3, 0, [[], []])})
+
+
+def test_a_message_without_tensors_keeps_what_it_says():
+    """It is false as a mapping is."""
+    heard_of = heard(said("exchange", Message({}, "ask", task=3, round=2), clients=[1]))
+    assert (heard_of.message.stage, heard_of.message.task, heard_of.message.round) == ("ask", 3, 2)
+    assert (heard_of.kind, heard_of.beside) == ("exchange", {"clients": [1]})
+
+
+CENSUS = Census("the server", "id", "run", "0.3", "2.8", 1, "cpu", [], [], [])
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"package": "0.2"}, "rank 1 has fcl-bench 0.2, the server 0.3 (the same version everywhere)"),
+        ({"torch_version": "2.7"}, "rank 1 has torch 2.7, the server 2.8 (the same version everywhere)"),
+        ({"run": "other"}, "rank 1 has the run other, the server id (the same command, data and device everywhere)"),
+        (
+            {"threads": 4, "package": "0.2"},
+            "rank 1 has fcl-bench 0.2, the server 0.3; rank 1 has threads: 4, the server 1 (the same version"
+            " everywhere; the same OMP_NUM_THREADS everywhere, since sums round by the number of threads)",
+        ),
+    ],
+)
+def test_processes_that_differ_are_told_in_one_line(change, line):
+    require_alike(CENSUS, [dataclasses.replace(CENSUS, process="rank 1")])
+    with pytest.raises(UserError) as told:
+        require_alike(CENSUS, [dataclasses.replace(CENSUS, process="rank 1", **change)])
+    assert str(told.value) == line
+
+
+def test_every_client_lives_once():
+    def lives(process, *clients):
+        counts = [[1] * len(clients)]
+        return dataclasses.replace(CENSUS, process=process, clients=list(clients), samples=counts, labelled=counts)
+
+    samples, _ = counted([lives("a", 0, 2), lives("b", 1)], 3, 1)
+    assert samples.tolist() == [[1, 1, 1]]
+    for processes, line in (
+        ([lives("a", 0, 2)], "client 1 lives nowhere, 1 of 3 clients do"),
+        ([lives("a", 0, 1, 2), lives("b", 1)], "client 1 lives in a and in b"),
+        ([lives("a", 0, 1, 2, 3)], "a has client 3"),
+    ):
+        with pytest.raises(UserError, match=line):
+            counted(processes, 3, 1)
+    for processes in (1, 2, 3, 7):
+        homes = [k for process in range(processes) for k in residents(process, processes, 5)]
+        assert sorted(homes) == list(range(5))
+        assert all(k in residents(home(k, processes), processes, 5) for k in range(5))
+
+
+def test_a_census_counts_what_the_clients_have():
+    shards = [[np.array([0, 1]), np.array([2])], [np.array([3]), np.array([4, 5])]]
+    labelled = np.array([True, False, True, True, True, False])
+    clients = Clients(FedRAN(), problem_of(6), shards, np.zeros(6, dtype=int), labelled, run="id")
+    census = Census.of("rank 1", clients, [1])
+    assert (census.clients, census.samples, census.labelled) == ([1], [[1], [2]], [[1], [1]])
+    assert Census(**census.state()) == census
