@@ -178,7 +178,7 @@ def _node(node: NodeArguments, arguments: Sequence[str]) -> int:
             with told.open("ab") as file:
                 return _child(command, quiet_environment(folder), file)
 
-        kept.append(_Kept("SuperNode", supernode))
+        kept.append(_Kept(f"SuperNode (see {told})", supernode))
         while True:
             for process in kept:
                 process.look()

@@ -124,7 +124,9 @@ class Line:
         except (subprocess.TimeoutExpired, ValueError) as error:
             raise LinkLost(f"flwr run says nothing of use about {self._address}") from error
         if not told.get("success"):
-            raise LinkLost(f"the SuperLink at {self._address}: {first_line(told.get('error-message', done.stderr))}")
+            # The last line says what is wrong; those before it say what was tried.
+            reason = [line for line in str(told.get("error-message", done.stderr)).splitlines() if line.strip()][-1:]
+            raise LinkLost(f"the SuperLink at {self._address}: {' '.join(reason) or 'flwr run failed'}")
 
     def nodes(self) -> list[str]:
         """The SuperNodes that the SuperLink counts as there, by their numbers."""
