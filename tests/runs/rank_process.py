@@ -7,6 +7,7 @@ in the task `dies` begins. The runs are done one after the other, so that torch 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -34,6 +35,7 @@ def doomed(task: int) -> None:
 
 def main(plan: Path) -> int:
     fcl_bench.runs.run.drawn = lambda *_: {}
+    logging.getLogger("fcl_bench").setLevel(logging.INFO)
     code = 0
     for number, asked in enumerate(json.loads(plan.read_text())):
         if asked.get("rank") == int(os.environ["RANK"]):

@@ -73,8 +73,9 @@ def features(tmp_path_factory) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def alone(monkeypatch):
-    """A run in this process."""
+def alone(monkeypatch, caplog):
+    """A run in this process, with its notes in run.log."""
+    caplog.set_level("INFO", logger="fcl_bench")
     monkeypatch.setattr("fcl_bench.runs.run.drawn", lambda *_: {})
     return run_in
 

@@ -93,9 +93,9 @@ def _follow(settings: Settings) -> int:
     """A process that has clients only, and leaves all that is said and written to the server's."""
     from fcl_bench.runs.serve import serve
 
-    silence()
     if settings.scalars.preview:
         return DONE
+    silence()
     try:
         serve(settings)
     except UserError:
