@@ -7,16 +7,15 @@ import shlex
 
 import pytest
 
+from fcl_bench.cli.node import parsed
 from tests.conftest import REPOSITORY
 from tests.small_methods import ALIASES, NAMES
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
-COMMANDS = [
-    line.split(" #")[0].strip()
-    for page in PAGES
-    for line in page.read_text().splitlines()
-    if line.startswith("    fcl-bench")
-]
+LINES = [line.split(" #")[0].strip() for page in PAGES for line in page.read_text().splitlines() if line[:4] == " " * 4]
+COMMANDS = [line for line in LINES if re.match(r"fcl-bench(?!-node)", line)]
+#: What is typed at a node.
+NODES = [typed.strip() for line in LINES for typed in re.findall(r"^fcl-bench-node ([^&;]+)", line)]
 
 
 def test_the_readme_holds_its_commands():
@@ -40,6 +39,11 @@ def test_every_command_composes_and_passes_the_checks(line, command, tmp_path, m
     # Of what a sweep lists the first; a value in brackets is one list.
     jobs = [re.split(r",(?![^\[{]*[]}])", argument)[0] for argument in arguments if argument != "-m"]
     load_settings(composed(jobs))
+
+
+@pytest.mark.parametrize("line", sorted(set(NODES)))
+def test_every_line_of_a_node_is_one_that_it_takes(line):
+    assert parsed(shlex.split(line)).clients
 
 
 def test_the_make_targets_exist_and_ci_calls_the_readmes_test_command():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,6 +42,9 @@ class Clients:
         middleware: what messages pass through on the clients' side before the wire codec.
         run: identity of what is under way; both ends compare it.
         stage: which of the run's federations it is: "run", or "adapt" for the first stage.
+        config: the run's resolved configuration, for a node that was not started with it.
+        classes: of samples that stay at the clients' sites, [task] -> the columns of its classes; empty: the samples
+            are those of one data set.
     """
 
     method: Method
@@ -51,6 +55,13 @@ class Clients:
     middleware: Sequence[Middleware] = ()
     run: str = ""
     stage: str = "run"
+    config: Mapping[str, Any] = field(default_factory=dict)
+    classes: Sequence[Sequence[int]] = ()
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the samples stay at the clients' sites: the server has none, and nobody knows the truth."""
+        return bool(self.classes)
 
     @property
     def count(self) -> int:
@@ -95,7 +106,8 @@ class Clients:
             ]
         data = ClientData(self.problem, holdings, np.where(labelled, columns, UNKNOWN), inputs, numbers)
         chain = Chain([*self.middleware, Codec.of_clients(self.problem)])
-        return Node(self.method.client(self.problem), self.problem, data, chain, self._right)
+        truth = None if self.elsewhere else self._right
+        return Node(self.method.client(self.problem), self.problem, data, chain, truth)
 
     def _right(self, numbers: np.ndarray, guesses: torch.Tensor) -> int:
         """How many of the labels that a client gave these samples are true: the engine knows."""

@@ -223,6 +223,14 @@ class Node:
         else:
             self._states[client] = state
 
+    def keeps(self, client: int) -> State:
+        """What one client keeps."""
+        return self._states.get(client, {})
+
+    def resume(self, client: int, state: State) -> None:
+        """Have one client go on from what it kept."""
+        self._states[client] = {name: value.to(self._problem.device) for name, value in state.items()}
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What the clients keep: `<client>.<name>`."""
         return {f"{client}.{name}": value for client, state in self._states.items() for name, value in state.items()}

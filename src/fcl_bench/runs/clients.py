@@ -10,4 +10,10 @@ def clients_of(plan: Plan) -> Clients:
     """The clients of the run itself. What messages pass through on their side belongs here: `middleware`."""
     dealt = plan.dealt
     columns = dealt.stream.train_columns
-    return Clients(plan.settings.method, plan.problem, dealt.shards, columns, dealt.labelled, run=plan.id)
+    classes = [task.columns for task in dealt.stream.tasks] if dealt.dataset.elsewhere else []
+    return Clients(
+        *(plan.settings.method, plan.problem, dealt.shards, columns, dealt.labelled),
+        run=plan.id,
+        config=plan.settings.resolved,
+        classes=classes,
+    )

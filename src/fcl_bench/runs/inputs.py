@@ -102,7 +102,7 @@ def require_range(features: Features, dtype: torch.dtype, wire: torch.dtype) -> 
     """
     sizes = [_row_sizes(side) for side in (features.train, features.test)]
     largest = max(float(rows.max()) for rows in sizes if len(rows))
-    n, d = features.train.shape
+    n, d = max(len(features.train), 1), features.train.shape[1]
     # 1e6 leaves room for a random projection of any usual width.
     if largest > (torch.finfo(dtype).max / (n * d * 1e6)) ** 0.5:
         raise UserError(
@@ -119,7 +119,9 @@ def require_range(features: Features, dtype: torch.dtype, wire: torch.dtype) -> 
                 f"features of size {largest:.3g} underflow statistics in {_named(key, kind)}",
                 "features of a larger scale" + (f", or {key}=float64" if kind != torch.float64 else ""),
             )
-    _tell_outlier(sizes[0], max(torch.finfo(kind).eps if kind == torch.float64 else _FLOAT32 for kind in (dtype, wire)))
+    if len(sizes[0]):  # not of training samples that are elsewhere
+        rounding = max(torch.finfo(kind).eps if kind == torch.float64 else _FLOAT32 for kind in (dtype, wire))
+        _tell_outlier(sizes[0], rounding)
 
 
 def _row_sizes(side: torch.Tensor) -> torch.Tensor:

@@ -13,13 +13,14 @@ import torch
 from fcl_bench import environment
 from fcl_bench.audits.chosen import against_theory
 from fcl_bench.backbones.backbone import Extractor
+from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.config import Settings
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.data.partitions.label_rate import keep_labels
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.errors import UserError
-from fcl_bench.files import slug
+from fcl_bench.files import json_hash, slug
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from fcl_bench.randomness import generator
@@ -58,6 +59,7 @@ class Plan:
         problem: what both halves of the method know, the device included.
         identity: everything that determines the features, or the network that training starts from.
         id: of the run.
+        fingerprint: hash of the data, those at the clients' sites included.
     """
 
     settings: Settings
@@ -66,6 +68,7 @@ class Plan:
     problem: Problem
     identity: dict[str, str]
     id: str
+    fingerprint: str
 
     @property
     def classes_per_task(self) -> list[int]:
@@ -79,8 +82,13 @@ class Plan:
         return "-".join(map(slug, (settings.method.name, settings.data.name, settings.backbone.name, self.id)))
 
 
-def make_plan(settings: Settings) -> Plan:
-    """Settle all of it. Raises a `UserError` for whatever can't work."""
+def make_plan(settings: Settings, sites: str = "") -> Plan:
+    """Settle all of it. Raises a `UserError` for whatever can't work.
+
+    Args:
+        settings: the whole configuration.
+        sites: hash of the data at the clients' sites, of a data set that is elsewhere; "": not known yet.
+    """
     scalars = settings.scalars
     device = environment.choose_device(scalars.device)
     if settings.method.trains_network and settings.adapt.trains_network:
@@ -90,6 +98,11 @@ def make_plan(settings: Settings) -> Plan:
         )
     dealt = deal(settings)
     dataset = dealt.dataset
+    if dataset.elsewhere and not settings.transport.reaches_sites:
+        raise UserError(
+            f"data={dataset.name} stays at the clients' sites, and transport={settings.transport.name} has none",
+            "transport=flower, or data=features for one file with everything",
+        )
     extractor = network = None
     if settings.method.trains_network or settings.adapt.trains_network:
         network = settings.backbone.trainable(dataset, scalars.seed)
@@ -97,12 +110,11 @@ def make_plan(settings: Settings) -> Plan:
     else:
         extractor = settings.backbone.open(dataset, device, scalars.seed)
         inputs, features = extractor.dimension(dataset.train), extractor.identity
-    wire = WireFormat(**{**dataclasses.asdict(scalars.wire), "dtype": WIRE_DTYPES[scalars.wire.dtype]})
-    dtype, recurring = getattr(torch, scalars.dtype), dealt.stream.recurring
-    problem = Problem(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring)
-    data = {"data_fingerprint": dataset.fingerprint, "device": environment.device_kind(device)}
+    problem = problem_of(settings, inputs, device, dealt.stream.recurring, network)
+    fingerprint = json_hash([dataset.fingerprint, sites]) if dataset.elsewhere else dataset.fingerprint
+    data = {"data_fingerprint": fingerprint, "device": environment.device_kind(device)}
     identity = run_id({**settings.identity(), **data, "features": features})
-    plan = Plan(settings, dealt, extractor, problem, features, identity)
+    plan = Plan(settings, dealt, extractor, problem, features, identity, fingerprint)
     settings.faults.check(scalars.clients, scalars.tasks)
     partial = settings.transport.minimum is not None
     if (settings.faults.fails or scalars.drops or partial) and against_theory(settings.method, problem) is not None:
@@ -139,6 +151,24 @@ def _check_tree(settings: Settings, problem: Problem) -> None:
             " their way",
             "transport=in_process, or method=stsa, afl, fedran, centred_sketch, fedlda, fedncm or finetune",
         )
+
+
+def problem_of(
+    settings: Settings, inputs: int, device: torch.device, recurring: bool, network: Trainable | None = None
+) -> Problem:
+    """What both halves of the method know.
+
+    Args:
+        settings: the whole configuration.
+        inputs: d.
+        device: of this process.
+        recurring: whether classes of a task may come back in later ones.
+        network: what training starts from.
+    """
+    scalars = settings.scalars
+    wire = WireFormat(**{**dataclasses.asdict(scalars.wire), "dtype": WIRE_DTYPES[scalars.wire.dtype]})
+    dtype = getattr(torch, scalars.dtype)
+    return Problem(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring)
 
 
 def deal(settings: Settings) -> Dealt:

@@ -53,7 +53,7 @@ def run_record(
         "beta": settings.beta,
         "clients": scalars.clients,
         "tasks": scalars.tasks,
-        "data_fingerprint": dataset.fingerprint,
+        "data_fingerprint": plan.fingerprint,
         "data_origin": dataset.origin,
         "unseen_test_samples": plan.dealt.stream.unseen_tests,
         "class_samples": plan.dealt.stream.class_samples.tolist(),
@@ -137,7 +137,7 @@ def _cumulative_seconds(federation: Federation, inputs: Inputs) -> list[float]:
     """Of all clients and the server up to each task; every sample has the same share of what extraction cost."""
     cost = inputs.features.cost / (len(inputs.train) + len(inputs.test)) if inputs.features else 0.0
     totals = [federation.state.ledger.task_totals(task.index) for task in federation.stream.tasks]
-    samples = [len(indices) for indices in federation.stream.train]
+    samples = [int(federation.transport.samples(task.index)[0].sum()) for task in federation.stream.tasks]
     seconds = [
         total["client_seconds"] + total["server_seconds"] + cost * count
         for total, count in zip(totals, samples, strict=True)

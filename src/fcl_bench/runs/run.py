@@ -63,7 +63,7 @@ def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
 
 def _run(settings: Settings, tracking: Tracking | None, link: Link) -> Outcome:
     begin = time.perf_counter()
-    plan = make_plan(settings)
+    plan = _planned(settings, link)
     environment.reset_peak_memory(plan.problem.device)
     out = settings.scalars.out
     runs = writable(f"out={out}", user_path("out", out) / "runs")
@@ -84,6 +84,12 @@ def _run(settings: Settings, tracking: Tracking | None, link: Link) -> Outcome:
         except UserError:
             folder.remove_if_empty()
             raise
+
+
+def _planned(settings: Settings, link: Link) -> Plan:
+    """The plan; of data that stay at the clients' sites, once these have told the hash of theirs."""
+    plan = make_plan(settings)
+    return make_plan(settings, link.data_of(clients_of(plan))) if plan.dealt.dataset.elsewhere else plan
 
 
 def _refuse_others(folder: RunFolder) -> None:
@@ -151,7 +157,7 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, 
         # Before the record is written: a run that is killed in between tells it again.
         told = {"metrics": record["metrics"], "communication": record["communication"], "runtime": record["runtime"]}
         tracker.finish(numbers(told))
-    return folder.write(
+    written = folder.write(
         record,
         settings.resolved,
         run_tables(federation, record["metrics"], inputs.adapted),
@@ -159,6 +165,8 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, 
         {**federation.server.model(), "class_order": torch.from_numpy(dealt.stream.class_order)},
         drawn(record, federation),
     )
+    link.complete()
+    return written
 
 
 def drawn(record: Result, federation: Federation) -> dict[str, bytes]:

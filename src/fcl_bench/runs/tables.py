@@ -60,7 +60,12 @@ def _tasks(federation: Federation, metrics: Metrics) -> Table:
         labels, totals = ledger.labels(task.index), ledger.task_totals(task.index)
         rows.append(
             [
-                *(task.index, task.columns_seen, len(task.columns), len(stream.train[task.index])),
+                *(
+                    task.index,
+                    task.columns_seen,
+                    len(task.columns),
+                    int(federation.transport.samples(task.index)[0].sum()),
+                ),
                 *(labels["labelled"], labels["accepted"], "" if labels["right"] is None else labels["right"]),
                 *(len(stream.test[task.index]), *series[task.index], *totals.values()),
                 totals["client_seconds"] / ledger.clients + totals["server_seconds"],

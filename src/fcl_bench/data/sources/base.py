@@ -41,6 +41,7 @@ class Dataset:
     Attributes:
         domain_names: of the numbers in `domains`, in order; empty where the source has none.
         origin: which files these are ("uoft-cs/cifar100 at aadb3af..."); empty where the name says it all.
+        elsewhere: whether the training samples stay at the clients' sites, so that there are none here.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Dataset:
     test: Split
     domain_names: tuple[str, ...] = field(default=(), kw_only=True)
     origin: str = field(default="", kw_only=True)
+    elsewhere: bool = field(default=False, kw_only=True)
 
     @property
     def holds_features(self) -> bool:

@@ -58,6 +58,13 @@ class Link(ABC):
     def about(self) -> dict[str, Any]:
         """What run.json says of the processes, beside the transport's name."""
 
+    def data_of(self, clients: Clients) -> str:
+        """Hash of the samples that stay at the clients' sites; of a transport that `reaches_sites`."""
+        raise TypeError(f"{type(self).__name__} reaches no sites")
+
+    def complete(self) -> None:  # noqa: B027
+        """The run is complete, and written: nothing that its clients kept is needed any more."""
+
 
 @dataclass
 class Reach(ABC):
@@ -69,12 +76,14 @@ class Reach(ABC):
     Attributes:
         name: of the choice.
         sees_everything: whether audits are possible.
+        reaches_sites: whether clients may have samples that nobody else has (`data=sites`).
         minimum: the least share of a round's clients that has to answer; None: all.
         fan_in: of the tree of aggregators on the way to the server; None: there is none.
     """
 
     name: ClassVar[str]
     sees_everything: ClassVar[bool] = False
+    reaches_sites: ClassVar[bool] = False
     minimum: ClassVar[float | None] = None
     fan_in: ClassVar[int | None] = None
 

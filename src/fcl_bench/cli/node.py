@@ -1,0 +1,242 @@
+"""The command `fcl-bench-node`: one node of a federation over Flower, a SuperNode with a resident worker beside it."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fcl_bench.cli.command import DONE, run_command
+from fcl_bench.errors import UserError
+from fcl_bench.files import user_path, writable
+
+# By its name, which a module that is run as a program has not.
+log = logging.getLogger("fcl_bench.cli.node")
+
+USAGE = """fcl-bench-node KEY=VALUE ...   one node of a federation over Flower (docs/federation.md)
+
+  link=HOST:PORT   the SuperLink (localhost:8000)
+  clients=K        who lives here, from 0: 3, or 0,3,6
+  out=FOLDER       what clients keep between their turns, and the cache (outputs)
+  ca=FILE          the authority that signed the SuperLink's certificate, in PEM; left out: without TLS
+  key=FILE         this node's private key, where the SuperLink knows its nodes by keys
+  data.path=...    and any other key of the run's config.yaml that differs here; not what would change the result
+"""
+#: Pauses in seconds before a process that has ended is started again: longer, the more often in a row.
+_PATIENCE = (1.0, 2.0, 5.0, 10.0, 30.0)
+#: A process that has been up so many seconds is not failing again and again.
+_STEADY = 60.0
+_WORKER = "--worker"
+
+
+@dataclass
+class NodeArguments:
+    """What was typed.
+
+    Attributes:
+        clients: who lives here, ascending.
+        link: host:port of the SuperLink.
+        out: folder of what is kept.
+        ca, key: files; None: without TLS, without a key.
+        changes: the run's keys that differ here.
+    """
+
+    clients: list[int]
+    link: str = "localhost:8000"
+    out: str = "outputs"
+    ca: str | None = None
+    key: str | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
+
+
+def main() -> int:
+    """The console script `fcl-bench-node`; it returns when it is interrupted (130, 143), or for wrong input (2)."""
+    return run_command("fcl-bench-node", _work, "the same command joins the run again")
+
+
+def _work() -> int:
+    arguments = sys.argv[1:]
+    if {"-h", "--help"} & set(arguments):
+        print(USAGE, end="")
+        return DONE
+    if arguments[:1] == [_WORKER]:
+        return _work_for_good(Path(arguments[1]), parsed(arguments[2:]))
+    from fcl_bench.engine.flower.line import require_flower
+    from fcl_bench.tracking.console import log_to_terminal
+
+    log_to_terminal("fcl-bench-node")
+    node = parsed(arguments)
+    require_flower("fcl-bench-node")
+    for name in ("ca", "key"):
+        file = getattr(node, name)
+        if file is not None and not user_path(name, file).is_file():
+            raise UserError(f"{name}={file} is no file", f"{name}=FILE")
+    return _node(node, arguments)
+
+
+def parsed(arguments: Sequence[str]) -> NodeArguments:
+    """What was typed. Raises a `UserError` for what cannot be."""
+    import yaml
+
+    found: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals or not re.fullmatch(r"[\w.]+", key):
+            raise UserError(f"{argument} is no KEY=VALUE", "fcl-bench-node --help lists the keys")
+        if key in ("clients", "link", "out", "ca", "key"):
+            found[key] = value
+        else:
+            try:
+                changes[key] = yaml.safe_load(value)
+            except yaml.YAMLError as error:
+                raise UserError(f"{argument} has no value that YAML knows", f"{key}=TEXT") from error
+    if "clients" not in found:
+        raise UserError("clients is not given", "clients=K, the number of the client that lives here, or a list: 0,3,6")
+    if not re.fullmatch(r"\[?\d{1,9}(,\d{1,9})*\]?", found["clients"]):
+        raise UserError(f"clients={found['clients']} names no clients", "a number from 0, or a list: 0,3,6")
+    clients = [int(number) for number in found.pop("clients").strip("[]").split(",")]
+    if len(set(clients)) < len(clients):
+        raise UserError(f"clients={','.join(map(str, clients))} names a client twice", "each once")
+    if not re.fullmatch(r"[^\s:]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", found.get("link", "localhost:8000")):
+        raise UserError(f"link={found['link']} is no host:port", "such as link=localhost:8000")
+    return NodeArguments(sorted(clients), **found, changes=changes)
+
+
+class _Kept:
+    """A process that is started again whenever it ends.
+
+    Args:
+        name: for messages.
+        start: starts it.
+    """
+
+    def __init__(self, name: str, start: Callable[[], subprocess.Popen[bytes]]) -> None:
+        self._name, self._start = name, start
+        self._failures = 0
+        self._again = 0.0
+        self.process: subprocess.Popen[bytes] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.process, self._since = self._start(), time.monotonic()
+
+    def look(self) -> None:
+        """Start it anew if it has ended: at once, and after longer and longer pauses if it ends again and again."""
+        now = time.monotonic()
+        if self.process is None:
+            if now >= self._again:
+                self._begin()
+        elif (code := self.process.poll()) is not None:
+            self._failures = 0 if now - self._since > _STEADY else self._failures + 1
+            pause = _PATIENCE[min(self._failures, len(_PATIENCE) - 1)]
+            log.warning("the %s ended (%d); it starts again in %g s", self._name, code, pause)
+            self.process, self._again = None, now + pause
+
+    def end(self) -> None:
+        """Stop it for good."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+
+
+def _node(node: NodeArguments, arguments: Sequence[str]) -> int:
+    """Keep a SuperNode and a worker going until this process is told to end."""
+    from fcl_bench.engine.flower.line import program, quiet_environment
+
+    # A Unix socket's path has room for a hundred letters only.
+    folder = Path(tempfile.mkdtemp(prefix="fcl-bench-"))
+    path = folder / "worker"
+    worker = [sys.executable, "-m", "fcl_bench.cli.node", _WORKER, str(path), *arguments]
+    kept: list[_Kept] = []
+    try:
+        kept.append(_Kept("worker", lambda: _child(worker, dict(os.environ))))
+        told = writable(f"out={node.out}", user_path("out", node.out) / "nodes") / f"supernode-{node.clients[0]}.log"
+        who = ", ".join(map(str, node.clients))
+        log.info("node of clients %s: SuperLink %s; what the SuperNode says goes to %s", who, node.link, told)
+
+        def supernode() -> subprocess.Popen[bytes]:
+            command = [str(program("flower-supernode")), "--superlink", node.link, "--port", str(_free_port())]
+            command += ["--node-config", f'socket="{path}"']
+            command += ["--insecure"] if node.ca is None else ["--root-certificates", str(Path(node.ca).absolute())]
+            command += [] if node.key is None else ["--auth-supernode-private-key", str(Path(node.key).absolute())]
+            with told.open("ab") as file:
+                return _child(command, quiet_environment(folder), file)
+
+        kept.append(_Kept(f"SuperNode (see {told})", supernode))
+        while True:
+            for process in kept:
+                process.look()
+            time.sleep(0.2)
+    finally:
+        for process in kept:
+            process.end()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _child(
+    command: Sequence[str], environment: dict[str, str], told: BinaryIO | None = None
+) -> subprocess.Popen[bytes]:
+    """A process that ends with this one, however this one ends, and that Ctrl-C reaches through this one only.
+
+    Args:
+        command, environment: of the process.
+        told: where what it says goes; None: to the terminal.
+    """
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=told,
+        stderr=told,
+        preexec_fn=_die_with_parent,
+        start_new_session=True,
+    )
+
+
+def _die_with_parent() -> None:
+    """On Linux, have the kernel end this process when its parent is gone."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+def _free_port() -> int:
+    """A port for the SuperNode's own processes: several nodes may share a machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _work_for_good(path: Path, node: NodeArguments) -> int:
+    """The resident worker: answers what the ClientApp hands on."""
+    from fcl_bench.engine.flower.frames import listener
+    from fcl_bench.engine.flower.worker import Worker
+    from fcl_bench.runs.site import site_of
+    from fcl_bench.tracking.console import log_to_terminal
+
+    log_to_terminal("fcl-bench-node")
+    out = user_path("out", node.out)
+    changes = {"out": node.out, "cache.dir": str(out / "cache"), **node.changes}
+    worker = Worker(node.clients, out / "nodes", lambda run: site_of(run, changes, node.clients))
+    with listener(path) as line:
+        worker.serve(line)
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""What the node's processes say to each other, what is typed at a node, and what it keeps on its disk."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from fcl_bench.cli.node import NodeArguments, parsed
+from fcl_bench.engine.flower import frames, worker
+from fcl_bench.engine.flower.turns import Asked, Tag, tags_of, tags_tensor
+from fcl_bench.engine.flower.versions import Versions
+from fcl_bench.errors import UserError
+from fcl_bench.runs.site import changed
+
+
+def pair():
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+@pytest.mark.parametrize("blobs", [[], [b""], [b"abc", b"", os.urandom(3_000_000)]])
+def test_a_frame_comes_back(blobs):
+    here, there = pair()
+    with here, there:
+        thread = threading.Thread(target=frames.send, args=(here, {"do": "push", "node": "7"}, blobs))
+        thread.start()
+        assert frames.receive(there) == ({"do": "push", "node": "7"}, blobs)
+        thread.join()
+        here.shutdown(socket.SHUT_WR)
+        assert frames.receive(there) is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\x05\x00\x00",
+        b"\x05" + bytes(7) + b"{}",
+        b"\x02" + bytes(7) + b"{}",
+        b"\x04" + bytes(7) + b"\x80\x04N.",  # a pickle
+        b"\xff" * 8 + b"{}",
+        b'\x1d\x00\x00\x00\x00\x00\x00\x00{"header": {}, "lengths":[9]}abc',
+    ],
+)
+def test_what_is_no_frame_is_refused(said):
+    here, there = pair()
+    with here, there:
+        here.sendall(said)
+        here.shutdown(socket.SHUT_WR)
+        with pytest.raises(ConnectionError):
+            frames.receive(there)
+
+
+def test_only_this_user_may_connect_to_a_socket(tmp_path):
+    path = tmp_path / "s"
+    with frames.listener(path) as listener:
+        assert path.stat().st_mode & 0o777 == 0o600
+        with frames.connected(str(path)) as line, listener.accept()[0] as other:
+            frames.send(line, {"a": 1})
+            assert frames.receive(other).header == {"a": 1}
+    with pytest.raises(OSError):
+        frames.connected(str(path))
+
+
+def test_tags_come_back():
+    tags = {0: Tag(3, 4), 2: Tag(0, 0)}
+    assert tags_of(tags_tensor(tags, 4).tolist()) == tags
+    asked = Asked(2, Tag(1, 0), None)
+    assert Asked.read(asked.state()) == asked
+
+
+def test_states_come_back_with_their_layout_and_only_those_asked_for_stay(tmp_path):
+    versions = Versions(tmp_path / "run")
+    matrix = torch.arange(6.0).reshape(2, 3).T
+    state = {"a.b": matrix, "half": torch.ones(3, dtype=torch.bfloat16), "none": torch.zeros(0, 2)}
+    for round_ in range(4):
+        versions.save(1, Tag(0, round_), {**state, "round": torch.tensor(round_)})
+    versions.save(11, Tag(0, 0), state)
+    versions.prune(1, [Tag(0, 1), None, Tag(0, 3)])
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "client-1-task-0-round-1.state",
+        "client-1-task-0-round-3.state",
+        "client-11-task-0-round-0.state",
+    ]
+    found = versions.load(1, Tag(0, 3))
+    assert int(found["round"]) == 3
+    assert found["a.b"].stride() == matrix.stride()
+    assert torch.equal(found["a.b"], matrix)
+    assert found["half"].dtype == torch.bfloat16
+    assert found["none"].shape == (0, 2)
+    with pytest.raises(UserError, match="has not kept"):
+        versions.load(1, Tag(0, 2))
+    versions.forget()
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_typed_at_a_node():
+    found = parsed(["link=lab.example:8000", "clients=[6,0,3]", "data.path=/own.npz", "cache.enabled=false", "out=o"])
+    changes = {"data.path": "/own.npz", "cache.enabled": False}
+    assert found == NodeArguments([0, 3, 6], "lab.example:8000", "o", None, None, changes)
+    assert parsed(["clients=3"]) == NodeArguments([3])
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ([], "clients is not given"),
+        (["clients=a"], "clients=a names no clients"),
+        (["clients=1,1"], "names a client twice"),
+        (["clients=-1"], "clients=-1 names no clients"),
+        (["clients=1", "link=lab"], "link=lab is no host:port"),
+        (["clients=1", "--fast"], "--fast is no KEY=VALUE"),
+        (["clients=1", "data.path=[a"], "has no value that YAML knows"),
+    ],
+)
+def test_what_cannot_be_typed_at_a_node_is_told_in_one_line(typed, told):
+    with pytest.raises(UserError, match=told) as error:
+        parsed(typed)
+    assert "\n" not in str(error.value)
+
+
+def test_a_node_changes_keys_that_there_are():
+    config = {"data": {"path": None, "name": "x"}, "seed": 0}
+    assert changed(config, {"data.path": "f", "seed": 3}) == {"data": {"path": "f", "name": "x"}, "seed": 3}
+    assert config["data"]["path"] is None
+    for name in ("data.paht", "seed.path", "nothing"):
+        with pytest.raises(UserError, match=f"{name} is no key of this run"):
+            changed(config, {name: 1})
+
+
+def test_a_turn_that_takes_too_long_ends_the_worker(monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr(worker.os, "_exit", lambda code: ended.set())
+    with worker._no_longer_than(0.05):
+        assert ended.wait(5)
+    ended.clear()
+    with worker._no_longer_than(0.05):
+        pass
+    assert not ended.wait(0.2)
+
+
+def test_the_relays_are_in_the_package_and_import_no_torch():
+    bundle = Path(frames.__file__).parent / "bundle"
+    assert sorted(path.name for path in bundle.glob("*.*")) == [
+        "fcl_relay_client.py",
+        "fcl_relay_server.py",
+        "pyproject.toml",
+    ]
+    text = "".join(path.read_text() for path in bundle.glob("*.py"))
+    assert "torch" not in text
+    assert "pickle" not in text

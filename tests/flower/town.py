@@ -1,0 +1,105 @@
+"""Nodes of a federation in this process, and a link to them that loses what a test wants it to lose: no Flower."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fcl_bench.engine.flower.line import Answer, LinkLost
+from fcl_bench.engine.flower.worker import Site, Worker
+from fcl_bench.engine.remote.replies import heard
+from fcl_bench.engine.transports import flower
+from fcl_bench.runs.site import site_of
+
+Make = Callable[[dict[str, Any]], Site]
+
+
+class Town:
+    """Stands for a SuperLink and its SuperNodes.
+
+    Args:
+        folder: below which nodes keep their clients' states.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.workers: dict[str, Worker] = {}
+        #: Nodes that the SuperLink counts as there, and that answer nothing any more.
+        self.dead: set[str] = set()
+        #: Called with node, kind and request before a request is answered; it may raise, or kill.
+        self.before: Callable[[str, str, Any], None] = lambda node, kind, request: None
+        self.log: list[tuple[str, str]] = []
+        self._waiting: dict[str, tuple[str, bytes]] = {}
+        self._count = 0
+
+    def settle(self, *own: int, make: Make | None = None, changes: dict[str, Any] | None = None) -> str:
+        """A node for these clients, in place of another one with the same folder."""
+        self._count += 1
+        name = f"node-{self._count}"
+        folder = self._folder / "-".join(map(str, own))
+        known = {"out": str(folder), "cache.dir": str(folder / "cache"), **(changes or {})}
+        self.workers[name] = Worker(own, folder / "nodes", make or (lambda run: site_of(run, known, own)))
+        return name
+
+    # What `Line` has.
+
+    is_open = False
+
+    def open(self) -> None:
+        self._waiting.clear()
+
+    def close(self) -> None:
+        self._waiting.clear()
+
+    def nodes(self) -> list[str]:
+        return [*self.workers, *self.dead]
+
+    def push(self, node: str, seconds: float, request: bytes) -> str | None:
+        if node not in self.nodes():
+            return None
+        self._count += 1
+        self._waiting[name := f"message-{self._count}"] = node, request
+        return name
+
+    def pull(self, messages: Sequence[str]) -> Iterator[Answer]:
+        for name in [name for name in messages if name in self._waiting]:
+            node, request = self._waiting[name]
+            if node in self.dead:
+                continue
+            said = heard(request)
+            self.log.append((node, said.kind))
+            try:
+                self.before(node, said.kind, said)
+            except TimeoutError as error:
+                del self._waiting[name]
+                yield Answer(name, [], f"Flower's error 3: {error}")
+                continue
+            if node in self.dead:
+                continue
+            del self._waiting[name]
+            yield Answer(name, self.workers[node].answer(request))
+
+    def kill(self, node: str) -> None:
+        """The node is counted as there, and answers no more."""
+        del self.workers[node]
+        self.dead.add(node)
+
+
+@contextlib.contextmanager
+def reached(town: Town, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A block in which `transport=flower` finds the town, and waits for nobody longer than it must."""
+    with monkeypatch.context() as patch:
+        patch.setattr(flower, "Line", lambda address, authority: town)
+        patch.setattr(flower, "require_flower", lambda asked: None)
+        patch.setattr("fcl_bench.engine.flower.transport._LOOK", 0.01)
+        patch.setattr("fcl_bench.engine.flower.transport._LOOK_FOR_NODES", 0.02)
+        patch.setattr("fcl_bench.engine.flower.transport._AGAIN", 0.05)
+        yield
+
+
+def lost_link() -> LinkLost:
+    return LinkLost("the SuperLink is gone")
