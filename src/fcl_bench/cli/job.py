@@ -29,7 +29,7 @@ def job(config: Any) -> int:
 
     hydra_job = HydraConfig.get()
     if hydra_job.mode != RunMode.MULTIRUN:
-        return _carry_out(config, JobReport(0, []))
+        return carry_out(config, JobReport(0, []))
     try:
         return _job_of_sweep(config, hydra_job)
     except OSError as error:
@@ -48,13 +48,13 @@ def _job_of_sweep(config: Any, hydra_job: Any) -> int:
     with reported(folder, report):
         if (sweep := current_sweep()) is not None:
             say(f"\n── {sweep.header(report.number)}: {hydra_job.job.override_dirname or 'defaults'}")
-            return _carry_out(config, report)
+            return carry_out(config, report)
         take_gpu(folder, str(config.device))
         with output_to(output_path(folder, report.number)):
-            return _carry_out(config, report)
+            return carry_out(config, report)
 
 
-def _carry_out(config: Any, report: JobReport) -> int:
+def carry_out(config: Any, report: JobReport) -> int:
     """Check and run what was composed, and print what came out; how it ends is put into `report`."""
     from fcl_bench.config import load_settings
     from fcl_bench.tracking.base import load_tracking
