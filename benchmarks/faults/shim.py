@@ -192,5 +192,3 @@ class _Raw(io.FileIO):
 
 def _text(path: Any) -> str:
     return os.fsdecode(os.fspath(path)) if not isinstance(path, int) else ""
-
-

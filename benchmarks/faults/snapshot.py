@@ -85,7 +85,7 @@ def _content(path: Path) -> object:
         return _untimed(json.loads(path.read_text()))
     if name == "config.yaml":
         return re.sub(r"(?m)^(out|  dir): .*$", "", path.read_text())
-    if name.startswith("tensors-") or "-" in name and name.endswith((".safetensors", ".bin")):
+    if name.startswith("tensors-") or ("-" in name and name.endswith((".safetensors", ".bin"))):
         return _tensors(path)
     return content_hash(path.read_bytes()).hexdigest()
 

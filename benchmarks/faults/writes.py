@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.faults.forks import KILLED, forked
-from benchmarks.faults.part import Part
+from benchmarks.faults.part import Part, evenly
 from benchmarks.faults.scenarios import SCENARIOS, Scenario, Stage, fresh
 from benchmarks.faults.shim import FAILS, FULL, KINDS, STOPS, Shim
 from benchmarks.faults.snapshot import difference, false_records, finished, snapshot, unfinished
@@ -32,13 +32,16 @@ class Writes(Part):
         self._expected: dict[str, dict[str, object]] = {}
 
     def cases(self, most: int) -> list[str]:
-        return [
-            f"{name}:{number}:{kind}"
-            for name, scenario in self._scenarios.items()
-            for number, point in enumerate(self._trace(name))
-            for kind in KINDS
-            if (kind != FULL or point.startswith(_NEEDS_ROOM)) and f" {scenario.below}" in point
-        ]
+        chosen = []
+        for name, scenario in self._scenarios.items():
+            found = [
+                f"{name}:{number}:{kind}"
+                for number, point in enumerate(self._trace(name))
+                for kind in KINDS
+                if (kind != FULL or point.startswith(_NEEDS_ROOM)) and f" {scenario.below}" in point
+            ]
+            chosen += evenly(found, -(-most * scenario.share // 100))
+        return chosen
 
     def tried(self, case: str) -> str:
         name, number, kind = case.rsplit(":", 2)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fcl_bench.files import content_hash, replacing
+from fcl_bench.files import content_hash, locked, remove_leftovers, replacing
 
 
 class Made:
@@ -41,8 +41,10 @@ class Made:
     def note(self, files: list[Path]) -> None:
         """Remember that `files` were written from the runs as they are now."""
         state = self._state([str(file.relative_to(self._out)) for file in files])
-        with replacing(self._note) as temporary:
-            temporary.write_text(json.dumps(state))
+        with locked(self._note.parent / ".lock", f"writing to {self._note.parent}"):
+            remove_leftovers(self._note)
+            with replacing(self._note) as temporary:
+                temporary.write_text(json.dumps(state))
 
     def _state(self, files: list[str]) -> dict[str, Any]:
         package = Path(__file__).resolve().parents[1]
