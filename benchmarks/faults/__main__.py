@@ -15,13 +15,15 @@ from pathlib import Path
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
+from benchmarks.faults.concurrency import Concurrency
 from benchmarks.faults.configurations import Configurations
+from benchmarks.faults.kills import Kills
 from benchmarks.faults.part import Part, carried_out
 from benchmarks.faults.scenarios import scratch_root
 from benchmarks.faults.uploads import Uploads
 from benchmarks.faults.writes import Writes
 
-PARTS: dict[str, type[Part]] = {part.name: part for part in (Writes, Configurations, Uploads)}
+PARTS: dict[str, type[Part]] = {part.name: part for part in (Writes, Kills, Concurrency, Configurations, Uploads)}
 
 
 def main() -> int:

@@ -45,22 +45,42 @@ class Ended:
         return ((self.err.strip() or self.out.strip()).splitlines() or ["(it printed nothing)"])[-1][:300]
 
 
-def forked(work: Callable[[], int], seconds: int = 60, room: int = 0) -> Ended:
-    """What comes of `work` in a child of this process.
+class Child:
+    """A process that carries out `work`; see `started`."""
+
+    def __init__(self, work: Callable[[], int], seconds: int, room: int) -> None:
+        self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.process = os.fork()
+        if self.process == 0:
+            _child(work, self._out.fileno(), self._err.fileno(), seconds, room)
+
+    def kill(self) -> None:
+        """kill -9."""
+        os.kill(self.process, signal.SIGKILL)
+
+    def ended(self) -> Ended:
+        """How it ended; waits for it."""
+        code = os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+        with self._out, self._err:
+            return Ended(code, *(_content(file.fileno()) for file in (self._out, self._err)))
+
+
+def started(work: Callable[[], int], seconds: int = 120, room: int = 0) -> Child:
+    """A child of this process that has begun with `work`.
 
     Args:
         work: returns the exit code.
         seconds: after which it counts as hanging.
         room: bytes of address space that it may take beyond what this process has; 0 for no limit.
     """
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        child = os.fork()
-        if child == 0:
-            _child(work, out.fileno(), err.fileno(), seconds, room)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        return Ended(code, *(_content(file.fileno()) for file in (out, err)))
+    return Child(work, seconds, room)
+
+
+def forked(work: Callable[[], int], seconds: int = 120, room: int = 0) -> Ended:
+    """What comes of `work` in a child of this process; see `started`."""
+    return started(work, seconds, room).ended()
 
 
 def _child(work: Callable[[], int], out: int, err: int, seconds: int, room: int) -> None:

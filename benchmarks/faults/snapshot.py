@@ -105,7 +105,7 @@ def _without_seconds(text: str) -> list[list[str]]:
     rows = list(csv.reader(io.StringIO(text)))
     if not rows:
         return []
-    kept = [place for place, name in enumerate(rows[0]) if "seconds" not in name]
+    kept = [place for place, name in enumerate(rows[0]) if not re.search("seconds|memory", name)]
     return [[row[place] for place in kept if place < len(row)] for row in rows]
 
 

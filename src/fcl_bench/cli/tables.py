@@ -105,8 +105,8 @@ def _tables() -> int:
 
     log_to_terminal("fcl-tables: warning", notes=False)
     out = user_path("--out", arguments.out)
-    made = Made(out, vars(arguments))
-    if arguments.if_changed and made.is_current():
+    made = Made(out, vars(arguments)) if arguments.if_changed else None
+    if made is not None and made.is_current():
         print(f"nothing to do: {made.files} files in {out / 'tables'} are those of these {made.runs} runs")
         return DONE
     frame = collect(out / "runs", arguments.metrics)
@@ -116,7 +116,7 @@ def _tables() -> int:
     write = _papers if arguments.paper else _summary
     files = write(arguments, out, chosen_runs)
     print("\n".join(f"written: {file}" for file in files), flush=True)
-    if arguments.if_changed:
+    if made is not None:
         made.note(files)
     return DONE
 
