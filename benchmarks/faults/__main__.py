@@ -17,13 +17,16 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from benchmarks.faults.concurrency import Concurrency
 from benchmarks.faults.configurations import Configurations
+from benchmarks.faults.damage import Damage
 from benchmarks.faults.kills import Kills
 from benchmarks.faults.part import Part, carried_out
 from benchmarks.faults.scenarios import scratch_root
 from benchmarks.faults.uploads import Uploads
 from benchmarks.faults.writes import Writes
 
-PARTS: dict[str, type[Part]] = {part.name: part for part in (Writes, Kills, Concurrency, Configurations, Uploads)}
+PARTS: dict[str, type[Part]] = {
+    part.name: part for part in (Writes, Kills, Concurrency, Configurations, Damage, Uploads)
+}
 
 
 def main() -> int:

@@ -69,9 +69,9 @@ class Concurrency(Part):
             return f"a false record in {', '.join(false)}"
         if kills and (trouble := self._again(scenarios[-1:], out)):
             return f"the killed command again: {trouble}"
-        if "tables" in name:  # which were written before the run was there, or after
-            if trouble := self._again(scenarios[:1], out):
-                return f"the tables again: {trouble}"
+        # Tables were written before the run was there, or after.
+        if "tables" in name and (trouble := self._again(scenarios[:1], out)):
+            return f"the tables again: {trouble}"
         if trouble := difference(snapshot(out), expected):
             return trouble
         if left := unfinished(out):

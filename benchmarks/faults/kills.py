@@ -46,7 +46,7 @@ class Kills(Part):
         ]
 
     def tried(self, case: str) -> str:
-        number, name, sent, times, how = case.split("|")
+        _, name, sent, times, how = case.split("|")
         scenario, rng = self._scenarios[name], draw(self.seed, case)
         expected = snapshot(self._stage.undisturbed(scenario))
         longest = self._longest(scenario, how)

@@ -72,13 +72,16 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._features, self._images = write_features(folder / "features.npz"), write_images(folder / "images")
+        self.inputs = folder / "inputs"
+        self.inputs.mkdir(exist_ok=True)
+        write_features(self.inputs / "features.npz")
+        write_images(self.inputs / "images")
         _without_pictures()
         self._configs: dict[str, object] = {}
 
     def overrides(self, scenario: Scenario, out: Path) -> list[str]:
         """All that is typed."""
-        path = self._images if "data=imagefolder" in scenario.overrides else self._features
+        path = self._path(scenario, self.inputs)
         return [*scenario.overrides, f"data.path={path}", f"out={out}/out", f"cache.dir={out}/cache"]
 
     def undisturbed(self, scenario: Scenario) -> Path:
@@ -106,8 +109,16 @@ class Stage:
             assert code == 0
         shutil.copytree(kept, out, dirs_exist_ok=True)
 
-    def work(self, scenario: Scenario, out: Path) -> Callable[[], int]:
-        """The command in `out`, to be called in the process that is to carry it out."""
+    @staticmethod
+    def _path(scenario: Scenario, inputs: Path) -> Path:
+        return inputs / ("images" if "data=imagefolder" in scenario.overrides else "features.npz")
+
+    def work(self, scenario: Scenario, out: Path, inputs: Path | None = None) -> Callable[[], int]:
+        """The command in `out`, to be called in the process that is to carry it out.
+
+        Args:
+            inputs: where the data are; None: those of the stage.
+        """
         if scenario.kind == "tables":
             return lambda: _tables(out)
         if scenario.kind == "sweep":
@@ -117,10 +128,10 @@ class Stage:
         if scenario.name not in self._configs:
             # Composing takes most of so short a run's time, and writes nothing.
             self._configs[scenario.name] = composed(self.overrides(scenario, Path("/nowhere")))
-        return lambda: _run(self._configs[scenario.name], out)
+        return lambda: _run(self._configs[scenario.name], out, self._path(scenario, inputs or self.inputs))
 
 
-def _run(composed: object, out: Path) -> int:
+def _run(composed: object, out: Path, path: Path) -> int:
     from omegaconf import OmegaConf
 
     from fcl_bench.cli.command import run_command
@@ -128,7 +139,8 @@ def _run(composed: object, out: Path) -> int:
     from fcl_bench.sweep.jobs import JobReport
 
     config = composed.copy()  # type: ignore[attr-defined]
-    OmegaConf.update(config, "out", f"{out}/out")
+    for key, value in (("out", f"{out}/out"), ("data.path", str(path))):
+        OmegaConf.update(config, key, value)
     OmegaConf.update(config, "cache.dir", f"{out}/cache")
     return run_command("fcl-bench", lambda: carry_out(config, JobReport(0, [])))
 

@@ -75,7 +75,7 @@ def false_records(folder: Path) -> list[str]:
 
 def _content(path: Path) -> object:
     name = path.name
-    if name.endswith((".log", ".lock")) or name.startswith(".made"):
+    if name.endswith((".log", ".lock")) or name.startswith(".made") or _TEMPORARY.fullmatch(name):
         return ""
     if name == "run.json":
         return _untimed(read_json(path))
