@@ -27,7 +27,7 @@ _NAMED = {scenario.name: scenario for scenario in SCENARIOS}
 #: How the program's own file is judged, the user's, and one that only tables read.
 OWN, USERS, TABLES = "own", "users", "tables"
 #: See `Target.before`.
-NOT_BEGUN, KILLED, DONE = "not begun", "killed", "done"
+NOT_BEGUN, KILLED, DONE, CACHED = "not begun", "killed", "done", "cached"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class Target:
         file: a pattern below the folder of what is there before the command.
         whose: see above.
         kinds: mutations of its format.
-        before: how far the command has come before: not begun, killed once the file is there, or done.
+        before: how far the command has come before: not begun, killed once the file is there, done, or done
+            and then its runs deleted, so that only the cache is left.
         each: cases beside another target's 1.
     """
 
@@ -67,12 +68,14 @@ TARGETS: dict[str, Target] = {
         _NAMED["rounds"], "out/runs/*/checkpoint/tensors-*.safetensors", OWN, _M.SAFETENSORS, KILLED
     ),
     "checkpoint's rows": Target(_NAMED["rounds"], "out/runs/*/checkpoint/rows-uploads-*.bin", OWN, {}, KILLED),
-    "cached features": Target(_NAMED["extraction"], "cache/*.safetensors", OWN, _M.SAFETENSORS),
+    "cached features": Target(_NAMED["extraction"], "cache/*.safetensors", OWN, _M.SAFETENSORS, CACHED),
     "chunk of an extraction": Target(
         _NAMED["extraction"], "cache/*.partial/*.safetensors", OWN, _M.SAFETENSORS, KILLED
     ),
-    "adapted network": Target(_NAMED["adaptation"], "cache/adapted-*/tensors-*.safetensors", OWN, _M.SAFETENSORS),
-    "state of an adaptation": Target(_NAMED["adaptation"], "cache/adapted-*/state.json", OWN, _M.JSON),
+    "adapted network": Target(
+        _NAMED["adaptation"], "cache/adapted-*/tensors-*.safetensors", OWN, _M.SAFETENSORS, CACHED
+    ),
+    "state of an adaptation": Target(_NAMED["adaptation"], "cache/adapted-*/state.json", OWN, _M.JSON, CACHED),
     "record for tables": Target(_NAMED["tables"], "out/runs/*/run.json", TABLES, {**_M.JSON, **_M.SEALED}, NOT_BEGUN),
     "config for tables": Target(_NAMED["tables"], "out/runs/*/config.yaml", TABLES, _M.YAML, NOT_BEGUN, 0.5),
     "note of tables": Target(_NAMED["tables"], "out/tables/.made-*.json", OWN, _M.JSON, DONE, 0.5),
@@ -104,8 +107,8 @@ class Damage(Part):
     def tried(self, case: str) -> str:
         name, kind, _ = case.split("|")
         target = self._targets[name]
-        out = fresh(self.scratch / "damaged")
-        shutil.copytree(self._prepared(name), out)
+        prepared, out = self._prepared(name), fresh(self.scratch / "damaged")
+        shutil.copytree(prepared, out)
         file = sorted(out.glob(target.file))[0]
         content = file.read_bytes()
         damaged = {**mutations.BYTES, **target.kinds}[kind](content, draw(self.seed, case))
@@ -148,19 +151,21 @@ class Damage(Part):
         if name in self._before:
             return self._before[name]
         target = self._targets[name]
-        out = self.scratch / "before" / name
+        out = fresh(self.scratch / "damaged")  # where it is copied to later: some names depend on the folder's
         self._stage.undisturbed(target.scenario)
         self._stage.prepare(target.scenario, out)
         if target.whose == USERS:
             shutil.copytree(self._stage.inputs, out / "inputs")
-        elif target.before == DONE:
+        elif target.before in (DONE, CACHED):
             forked(self._work(target, out))
+            if target.before == CACHED:
+                shutil.rmtree(out / "out")
         elif target.before == KILLED:
             self._stop(target, out)
         if not list(out.glob(target.file)):
             raise RuntimeError(f"{name}: {target.file} is not there to be damaged")
-        self._before[name] = out
-        return out
+        self._before[name] = out.rename(self.scratch / f"before {name}")
+        return self._before[name]
 
     def _stop(self, target: Target, out: Path) -> None:
         """Kill the command after the writes that it takes until the file is there, and some more."""

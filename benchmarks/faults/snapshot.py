@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from fcl_bench.engine.checkpoint import read_json
 from fcl_bench.files import content_hash
 from fcl_bench.runs.folder import RunFolder
@@ -35,7 +37,11 @@ def snapshot(folder: Path) -> dict[str, object]:
         if path.is_file() and not parts & _PASSING and not any(part.endswith(".partial") for part in parts):
             # Numbers of states count how many were saved, which depends on the interruptions.
             name = re.sub(r"((?:tensors|rows-\w+))-\d+(?=\.\w+$)", r"\1", name)
-            found[name if name not in found else f"{name} (another)"] = _content(path)
+            try:
+                content = _content(path)
+            except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
+                content = f"not whole: {error}"
+            found[name if name not in found else f"{name} (another)"] = content
     return found
 
 
@@ -113,7 +119,5 @@ def _tensors(path: Path) -> object:
     """The tensors alone: beside them stand the seconds that they took."""
     if path.suffix != ".safetensors":
         return ""
-    from safetensors import safe_open
-
     with safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name).tolist() for name in file.keys() if "seconds" not in name}  # noqa: SIM118

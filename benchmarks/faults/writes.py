@@ -61,10 +61,7 @@ class Writes(Part):
         trouble = "" if kind == STOPS else first.trouble(runs=2 if scenario.kind == "sweep" else 1)
         if not trouble and (false := false_records(out)):
             trouble = f"a false record in {', '.join(false)}"
-        try:
-            trouble = trouble or difference(finished(snapshot(out)), expected, whole=first.code == 0)
-        except (OSError, ValueError, KeyError) as error:
-            trouble = f"a file that is not whole: {error}"
+        trouble = trouble or difference(finished(snapshot(out)), expected, whole=first.code == 0)
         if trouble:
             return f"at {point}: {trouble}"
         again = forked(self._stage.work(scenario, out))
