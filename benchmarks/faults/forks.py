@@ -67,7 +67,7 @@ class Child:
             return Ended(code, *(_content(file.fileno()) for file in (self._out, self._err)))
 
 
-def started(work: Callable[[], int], seconds: int = 120, room: int = 0) -> Child:
+def started(work: Callable[[], int], seconds: int = 300, room: int = 0) -> Child:
     """A child of this process that has begun with `work`.
 
     Args:
@@ -78,7 +78,7 @@ def started(work: Callable[[], int], seconds: int = 120, room: int = 0) -> Child
     return Child(work, seconds, room)
 
 
-def forked(work: Callable[[], int], seconds: int = 120, room: int = 0) -> Ended:
+def forked(work: Callable[[], int], seconds: int = 300, room: int = 0) -> Ended:
     """What comes of `work` in a child of this process; see `started`."""
     return started(work, seconds, room).ended()
 
