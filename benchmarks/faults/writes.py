@@ -36,7 +36,7 @@ class Writes(Part):
         for name, scenario in self._scenarios.items():
             found = [
                 f"{name}:{number}:{kind}"
-                for number, point in enumerate(self._trace(name))
+                for number, point in enumerate(self.points(name))
                 for kind in KINDS
                 if (kind != FULL or point.startswith(_NEEDS_ROOM)) and f" {scenario.below}" in point
             ]
@@ -46,7 +46,7 @@ class Writes(Part):
     def tried(self, case: str) -> str:
         name, number, kind = case.rsplit(":", 2)
         scenario = self._scenarios[name]
-        point = self._trace(name)[int(number)]
+        point = self.points(name)[int(number)]
         expected = self._undisturbed(name)
         out = fresh(self.scratch / "tried")
         self._stage.prepare(scenario, out)
@@ -80,7 +80,7 @@ class Writes(Part):
             self._expected[name] = snapshot(self._stage.undisturbed(self._scenarios[name]))
         return self._expected[name]
 
-    def _trace(self, name: str) -> list[str]:
+    def points(self, name: str) -> list[str]:
         """What the command does, point by point."""
         if name not in self._traces:
             self._undisturbed(name)
