@@ -109,7 +109,8 @@ class Damage(Part):
         target = self._targets[name]
         prepared, out = self._prepared(name), fresh(self.scratch / "damaged")
         shutil.copytree(prepared, out)
-        file = sorted(out.glob(target.file))[0]
+        file = _read(out, target.file)
+        assert file is not None
         content = file.read_bytes()
         damaged = {**mutations.BYTES, **target.kinds}[kind](content, draw(self.seed, case))
         self._outcome = "as it was"
@@ -162,7 +163,7 @@ class Damage(Part):
                 shutil.rmtree(out / "out")
         elif target.before == KILLED:
             self._stop(target, out)
-        if not list(out.glob(target.file)):
+        if _read(out, target.file) is None:
             raise RuntimeError(f"{name}: {target.file} is not there to be damaged")
         self._before[name] = out.rename(self.scratch / f"before {name}")
         return self._before[name]
@@ -179,7 +180,7 @@ class Damage(Part):
                 return self._work(target, out)()
 
             forked(stopped)
-            if list(out.glob(target.file)):
+            if _read(out, target.file) is not None:
                 return
             points += 5
 
@@ -187,3 +188,13 @@ class Damage(Part):
         if target.whose != USERS:
             return self._stage.work(target.scenario, out)
         return self._stage.work(target.scenario, out, inputs=out / "inputs")
+
+
+def _read(out: Path, pattern: str) -> Path | None:
+    """The file of that pattern that the command will read; of a checkpoint's, the one that its state names."""
+    files = sorted(out.glob(pattern))
+    if files and files[0].name.startswith(("tensors-", "rows-")):
+        state = files[0].parent / "state.json"
+        named = state.read_text() if state.exists() else ""
+        files = [file for file in files if f'"{file.name}"' in named]
+    return files[0] if files else None
