@@ -1,4 +1,4 @@
-"""The campaign: `python -m benchmarks.faults [PART ...] [--quick] [--most N] [--seed N] [--only CASE]`.
+"""The campaign: `python -m benchmarks.faults [PART ...] [--quick] [--most N] [--minutes N] [--seed N] [--only CASE]`.
 
 Prints what fails, with the command that repeats it, and a line for each part; the exit code is 1 if anything failed.
 """
@@ -6,6 +6,7 @@ Prints what fails, with the command that repeats it, and a line for each part; t
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import tempfile
@@ -34,6 +35,7 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; none for all")
     parser.add_argument("--quick", action="store_true", help="a few cases of each part")
     parser.add_argument("--most", type=int, help="cases of each part (0: all)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="of each part, after which it stops")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn (0)")
     parser.add_argument("--only", default="", metavar="CASE", help="one case of one part, as a failure names it")
     arguments = parser.parse_args()
@@ -45,7 +47,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="fcl-faults-", dir=scratch_root()) as scratch:
             part = PARTS[name](Path(scratch), arguments.seed)
             usual = part.quick if arguments.quick else part.full
-            result = carried_out(part, usual if arguments.most is None else arguments.most, arguments.only)
+            result = carried_out(
+                part, usual if arguments.most is None else arguments.most, arguments.only, arguments.minutes
+            )
         print(result.line(), flush=True)
         failed += len(result.failed)
     return int(failed > 0)

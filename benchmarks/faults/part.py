@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from abc import ABC, abstractmethod
@@ -68,10 +69,20 @@ def evenly(cases: Sequence[str], most: int) -> list[str]:
     return [cases[index * len(cases) // most] for index in range(most)]
 
 
-def carried_out(part: Part, most: int, only: str = "") -> Result:
-    """Try the part's cases; each failure is printed at once, with the command that repeats it."""
+def carried_out(part: Part, most: int, only: str = "", minutes: float = math.inf) -> Result:
+    """Try the part's cases; each failure is printed at once, with the command that repeats it.
+
+    Args:
+        most: cases; 0 for all.
+        only: this case.
+        minutes: after which no other case is begun; the cases come in random order, so that any number covers all.
+    """
     result, begin = Result(part.name), time.perf_counter()
-    for case in [only] if only else evenly(part.cases(most), most):
+    cases = [only] if only else evenly(part.cases(most), most)
+    draw(part.seed, "order").shuffle(cases)
+    for case in cases:
+        if time.perf_counter() - begin > 60 * minutes:
+            break
         trouble = part.tried(case)
         result.tried += 1
         if kind := part.count(case):

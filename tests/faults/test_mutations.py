@@ -35,8 +35,7 @@ def test_features_are_refused_or_are_numbers(tmp_path, mutation, seed):
     path.write_bytes(mutation(path.read_bytes(), random.Random(seed)))
     try:
         dataset = FeatureFile(name="features", path=str(path)).load()
-    except UserError as error:
-        assert str(error).isprintable()
+    except UserError:
         return
     for split in (dataset.train, dataset.test):
         assert np.isfinite(split.inputs).all()

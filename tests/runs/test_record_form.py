@@ -38,6 +38,8 @@ WRONG = [
     (("runtime",), [], "runtime is no mapping"),
     (("files", "tasks.csv"), 5, "files.tasks.csv is no str"),
     (("report",), None, "report is no mapping"),
+    (("runtime",), {}, "runtime lacks seconds_per_task"),
+    (("communication", "raw"), {"kind": "features"}, "communication.raw lacks sample_bytes"),
 ]
 
 
