@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables quick results closed-form training heads small-vit vit-study gpu bench bench-compare bench-memory bench-scaling bench-training bench-heads bench-generators bench-extraction bench-partitions test lint types clean
+.PHONY: run tables quick results closed-form training heads small-vit vit-study gpu bench bench-compare bench-memory bench-scaling bench-training bench-heads bench-generators bench-extraction bench-partitions faults test lint types clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -268,6 +268,13 @@ bench-heads: $(VENV)/.run
 # Times the making of synthetic images beside the bare passes of the same networks.
 bench-generators: $(VENV)/.run
 	$(BIN)/python benchmarks/generators.py $(BENCH)
+
+# Tries what must not lose or falsify anything (docs/campaign.md): writes that fail, kills, commands side by side, wrong
+# configurations, damaged files, hostile uploads. About 20 minutes on two cores; FAULTS=--quick takes two, and
+# FAULTS="writes --seed 1" is one part with other draws.
+FAULTS ?=
+faults: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.faults $(FAULTS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist loadfile

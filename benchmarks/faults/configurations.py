@@ -1,33 +1,122 @@
 """Every key of every choice with values that no sane user types: each is taken, or refused in one line.
 
-    python benchmarks/faults/configurations.py [--most N]
-
 Each choice of each group is composed once; then a key is set to a value as Hydra's parser reads it, and the whole
-configuration is checked as before a run. Nothing is trained. Prints how many were tried, how many held (`taken` or
-`refused`) and what failed; the exit code is 1 if anything did.
+configuration is checked as before a run. What is taken is planned too, in a process with a limit of time and memory:
+data are dealt and the method looks at its problem. Groups and keys that are added come in by themselves.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from benchmarks.faults.forks import forked, quiet
+from benchmarks.faults.part import Part, evenly
 from fcl_bench.composition import composed, config_dir
-from fcl_bench.config import GROUPS, load_settings
+from fcl_bench.config import GROUPS, Settings, load_settings
 from fcl_bench.errors import UserError
 from fcl_bench.tracking.base import load_tracking
+from tests.small_methods import short_run
 
 #: As typed after the key.
 VALUES = (
     *("-1", "0", "1.5", "99999999999999999999999", "1e300", "nan", "-inf", "null", "true", "''", "text", "[1,x]"),
     *("{a:1}", "x" * 5000, "'été 中文'", "'=cmd()'", "'~nobody9/x'", "'/dev/zero'"),
 )
+_OTHERS = (*GROUPS, "track", "grid", "hydra")
+#: What else makes a choice of the group one that can be planned.
+_BESIDE = {"adapt": ("backbone=tiny",)}
+#: Address space for what is taken: a plan needs little, and what asks for more than a machine has is refused.
+_ROOM = 8 << 30
+
+
+class Configurations(Part):
+    """Cases are `<group>=<choice>|<key>|<number of the value>`; of the keys of no group, `|<key>|<number>`."""
+
+    name, quick, full = "configurations", 60, 1500
+
+    def __init__(self, scratch: Path, seed: int = 0) -> None:
+        super().__init__(scratch, seed)
+        self._composed: dict[str, DictConfig] = {}
+        self._parser = OverridesParser.create()
+        self._outcome = ""
+        self._warm()
+
+    def _warm(self) -> None:
+        """What every plan imports is imported here, once."""
+        from fcl_bench.runs.plan import make_plan
+
+        with quiet():
+            make_plan(load_settings(composed(["method=afl", f"out={self.scratch}/out"])))
+
+    def cases(self, most: int) -> Sequence[str]:
+        top = {
+            name: node
+            for name, node in OmegaConf.to_container(self._of(""), resolve=False).items()  # type: ignore[union-attr]
+            if name not in _OTHERS
+        }
+        keys = [("", key) for key in leaves(top, "")]
+        chosen = evenly([f"{group}={choice}" for group, choice in choices()], -(-most // 8) if most else 0)
+        for one in chosen:
+            group = one.partition("=")[0]
+            node = OmegaConf.to_container(self._of(one)[group], resolve=False)
+            keys += [(one, key) for key in leaves(node, group)]
+        # Values in another order for each key, so that any even choice meets all of them.
+        return [
+            f"{chosen}|{key}|{(number + place) % len(VALUES)}"
+            for place, (chosen, key) in enumerate(keys)
+            for number in range(len(VALUES))
+        ]
+
+    def tried(self, case: str) -> str:
+        chosen, key, number = case.split("|")
+        changed = self._of(chosen).copy()
+        value = self._parser.parse_override(f"{key}={VALUES[int(number)]}").value()
+        OmegaConf.update(changed, key, value, merge=False, force_add=True)
+        self._outcome = "refused"
+        try:
+            load_tracking(changed)
+            settings = load_settings(changed)
+        except UserError as error:
+            return _told(str(error))
+        except BaseException as error:
+            return "".join(traceback.format_exception(error)[-2:]).strip()
+        self._outcome = "taken"
+        ended = forked(lambda: _planned(settings), room=_ROOM)
+        return ended.trouble() or ("" if ended.code == 0 else _told(ended.err.strip()))
+
+    def count(self, case: str) -> str:
+        return self._outcome
+
+    def _of(self, chosen: str) -> DictConfig:
+        if chosen not in self._composed:
+            group, _, choice = chosen.partition("=")
+            rest = short_run(choice) if group == "method" else (chosen, *_BESIDE.get(group, ())) if chosen else ()
+            extra = ["backbone.name=resnet18.tv_in1k"] if chosen == "backbone=timm" else []
+            out = [f"out={self.scratch}/out", f"cache.dir={self.scratch}/cache"]
+            self._composed[chosen] = composed([*rest, *extra, *out])
+        return self._composed[chosen]
+
+
+def _planned(settings: Settings) -> int:
+    """What a run does before its first write."""
+    from fcl_bench.cli.command import run_command
+    from fcl_bench.runs.plan import make_plan
+
+    def plan() -> int:
+        make_plan(settings)
+        return 0
+
+    return run_command("fcl-bench", plan)
+
+
+def _told(line: str) -> str:
+    return "" if line.isprintable() and len(line) < 4500 else f"a message of {len(line)} characters, or not printable"
 
 
 def choices() -> Iterator[tuple[str, str]]:
@@ -44,59 +133,3 @@ def leaves(node: Any, prefix: str) -> Iterator[str]:
             yield from leaves(value, f"{prefix}.{name}" if prefix else str(name))
     else:
         yield prefix
-
-
-def cases() -> Iterator[tuple[DictConfig, str, str]]:
-    """(a composed configuration, one of its keys, a value): first the keys of a run, then those of each choice."""
-    plain = composed([])
-    top = {name: node for name, node in OmegaConf.to_container(plain, resolve=False).items() if name not in _OTHERS}
-    for key in leaves(top, ""):
-        yield from ((plain, key, value) for value in VALUES)
-    for group, choice in choices():
-        extra = ["backbone.name=resnet18.tv_in1k"] if (group, choice) == ("backbone", "timm") else []
-        config = composed([f"{group}={choice}", *extra])
-        node = OmegaConf.to_container(config[group], resolve=False)
-        for key in leaves(node, group):
-            yield from ((config, key, value) for value in VALUES)
-
-
-_OTHERS = (*GROUPS, "track", "grid", "hydra")
-
-
-def tried(config: DictConfig, key: str, value: str, parser: OverridesParser) -> str:
-    """ "taken" or "refused"; else what went wrong."""
-    changed = config.copy()
-    OmegaConf.update(changed, key, parser.parse_override(f"{key}={value}").value(), merge=False, force_add=True)
-    try:
-        load_tracking(changed)
-        load_settings(changed)
-    except UserError as error:
-        line = str(error)
-        return "refused" if line.isprintable() and len(line) < 4500 else f"a message of {len(line)} characters"
-    except BaseException as error:
-        return "".join(traceback.format_exception(error)[-2:]).strip()
-    return "taken"
-
-
-def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--most", type=int, default=0, help="stop after so many cases, evenly chosen (0: all)")
-    most = arguments.parse_args().most
-    parser, counts, failed = OverridesParser.create(), {"taken": 0, "refused": 0}, []
-    whole = list(cases())
-    step = max(1, len(whole) // most) if most else 1
-    for config, key, value in whole[::step]:
-        outcome = tried(config, key, value, parser)
-        if outcome in counts:
-            counts[outcome] += 1
-        else:
-            failed.append(f"{key}={value[:60]}: {outcome}")
-    for line in failed:
-        print(f"failed: {line}")
-    total = sum(counts.values())
-    print(f"configurations: {total + len(failed)} tried, {total} held ({counts}), {len(failed)} failed")
-    return int(bool(failed))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,15 +19,19 @@ def out(tmp_path):
     return tmp_path
 
 
+def made_now(out):
+    return Made(out, {"by": ["beta"], "if_changed": True})
+
+
 def noted(out):
     made = Made(out, {"by": ["beta"], "if_changed": False})
     assert not made.is_current()
     made.note([out / "tables" / "t.csv"])
-    return Made(out, {"by": ["beta"], "if_changed": True})
 
 
 def test_what_was_noted_is_current(out):
-    made = noted(out)
+    noted(out)
+    made = made_now(out)
     assert made.is_current()
     assert (made.files, made.runs) == (1, 2)
 
@@ -53,11 +57,23 @@ def damaged_note(out):
     next((out / "tables").glob(".made-*")).write_text("{")
 
 
-@pytest.mark.parametrize("change", [new_run, changed_run, lost_file, edited_file, damaged_note])
+def note_of_something_else(out):
+    next((out / "tables").glob(".made-*")).write_text('["files"]')
+
+
+@pytest.mark.parametrize("change", [new_run, changed_run, lost_file, edited_file, damaged_note, note_of_something_else])
 def test_any_change_tells(out, change):
-    made = noted(out)
+    noted(out)
     change(out)
-    assert not made.is_current()
+    assert not made_now(out).is_current()
+
+
+def test_a_run_that_comes_while_tables_are_written_is_not_in_them(out):
+    """It was noted as one of theirs, and the next command did nothing."""
+    made = made_now(out)
+    new_run(out)
+    made.note([out / "tables" / "t.csv"])
+    assert not made_now(out).is_current()
 
 
 def test_other_options_are_another_matter(out):

@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 from fcl_bench import __version__
-from fcl_bench.cli.command import BUG, DONE, USER_ERROR, run_command
-from fcl_bench.cli.job import job, no_collection, storage_error
+from fcl_bench.cli.command import BUG, DONE, USER_ERROR, run_command, storage_error
+from fcl_bench.cli.job import job, no_collection
 from fcl_bench.cli.overrides import composition_error, ordered
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.sweep.workers import spin_briefly
@@ -70,7 +70,8 @@ def _hydra(arguments: list[str]) -> int:
             # Before the first job this is Hydra failing on what was typed (method=[1], an out that can't be made).
             if codes or isinstance(error, BrokenPipeError):
                 raise
-            raise storage_error(error) or composition_error(error, arguments) from error
+            told = storage_error(error, "out=FOLDER with room to write")
+            raise told or composition_error(error, arguments) from error
         except RuntimeError as error:
             # A launcher whose worker was killed says so; which jobs that leaves undone is in their reports.
             if not sweep.began:

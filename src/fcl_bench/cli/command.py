@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import signal
 import sys
 import threading
@@ -20,6 +21,12 @@ DONE, BUG, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 _ENDING: dict[int, str] = {signal.SIGTERM: "terminated"}
 if hasattr(signal, "SIGHUP"):  # not on Windows
     _ENDING[signal.SIGHUP] = "hung up"
+
+#: The system's words for storage that is full or closed, whatever library met it.
+_STORAGE = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY),
+}
 
 
 class _Ended(KeyboardInterrupt):
@@ -54,7 +61,7 @@ def run_command(name: str, work: Callable[[], int], when_interrupted: str = "") 
             print(f"{name}: {_ENDING.get(code - 128, 'interrupted')}{remedy}", file=sys.stderr, flush=True)
         return code
     except Exception as error:
-        return report_failure(name, error)[0]
+        return report_failure(name, storage_error(error) or error)[0]
 
 
 def interrupted(error: KeyboardInterrupt) -> int:
@@ -91,6 +98,17 @@ def report_failure(name: str, error: Exception) -> tuple[int, str]:
         return USER_ERROR, str(error)
     print(printable("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     return BUG, f"{type(error).__name__}: {first_line(error)}"
+
+
+def storage_error(error: Exception, remedy: str = "a folder with room to write") -> UserError | None:
+    """A full disk and the like, which is not a bug; safetensors tells it only in the text of its own error."""
+    if isinstance(error, OSError) and error.errno in _STORAGE:
+        reason = f"{error.filename2 or error.filename or 'a file'}: {error.strerror}"
+    elif type(error).__name__ == "SafetensorError" and "os error" in str(error):
+        reason = first_line(error)
+    else:
+        return None
+    return UserError(f"writing failed, {reason}", remedy)
 
 
 class Parser(argparse.ArgumentParser):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import sys
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fcl_bench.cli.command import DONE, USER_ERROR, interrupted, report_failure
+from fcl_bench.cli.command import DONE, USER_ERROR, interrupted, report_failure, storage_error
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.sweep.jobs import JobReport, output_path, reported
 from fcl_bench.tracking.console import log_to_terminal, output_to, say, silence
@@ -18,11 +17,8 @@ from fcl_bench.tracking.console import log_to_terminal, output_to, say, silence
 if TYPE_CHECKING:
     from fcl_bench.config import Settings
 
-#: The system's words for storage that is full or closed, whatever library met it.
-_STORAGE = {
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
-    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY),
-}
+#: What helps where nothing can be written.
+_ROOM = "out=FOLDER and cache.dir=FOLDER with room to write"
 
 
 def job(config: Any) -> int:
@@ -32,12 +28,12 @@ def job(config: Any) -> int:
 
     hydra_job = HydraConfig.get()
     if hydra_job.mode != RunMode.MULTIRUN:
-        return _carry_out(config, JobReport(0, []))
+        return carry_out(config, JobReport(0, []))
     try:
         return _job_of_sweep(config, hydra_job)
     except OSError as error:
         # Its report cannot be written.
-        told = storage_error(error) or UserError(first_line(error), "out=FOLDER with room to write")
+        told = storage_error(error, _ROOM) or UserError(first_line(error), _ROOM)
         return report_failure("fcl-bench", told)[0]
 
 
@@ -51,13 +47,13 @@ def _job_of_sweep(config: Any, hydra_job: Any) -> int:
     with reported(folder, report):
         if (sweep := current_sweep()) is not None:
             say(f"\n── {sweep.header(report.number)}: {hydra_job.job.override_dirname or 'defaults'}")
-            return _carry_out(config, report)
+            return carry_out(config, report)
         take_gpu(folder, str(config.device))
         with output_to(output_path(folder, report.number)):
-            return _carry_out(config, report)
+            return carry_out(config, report)
 
 
-def _carry_out(config: Any, report: JobReport) -> int:
+def carry_out(config: Any, report: JobReport) -> int:
     """Check and run what was composed, and print what came out; how it ends is put into `report`."""
     from fcl_bench.config import load_settings
     from fcl_bench.tracking.base import load_tracking
@@ -84,7 +80,7 @@ def _carry_out(config: Any, report: JobReport) -> int:
         sys.stdout.flush()
         report.code = DONE
     except Exception as error:
-        told = storage_error(error) or _out_of_time(error) or _deleted(error, config)
+        told = storage_error(error, _ROOM) or _out_of_time(error) or _deleted(error, config)
         report.code, report.reason = report_failure("fcl-bench", told or error)
     return report.code
 
@@ -121,17 +117,6 @@ def no_collection() -> Iterator[None]:
         if first:
             gc.freeze()
         gc.enable()
-
-
-def storage_error(error: Exception) -> UserError | None:
-    """A full disk and the like, which is not a bug; safetensors tells it only in the text of its own error."""
-    if isinstance(error, OSError) and error.errno in _STORAGE:
-        reason = f"{error.filename2 or error.filename or 'a file'}: {error.strerror}"
-    elif type(error).__name__ == "SafetensorError" and "os error" in str(error):
-        reason = first_line(error)
-    else:
-        return None
-    return UserError(f"writing failed, {reason}", "out=FOLDER and cache.dir=FOLDER with room to write")
 
 
 def _out_of_time(error: Exception) -> UserError | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fcl_bench.cli.command import DONE, Parser, run_command
 from fcl_bench.errors import UserError, require_choice
-from fcl_bench.files import replacing, user_path
+from fcl_bench.files import locked, remove_leftovers, replacing, user_path
 from fcl_bench.results.made import Made
 from fcl_bench.results.measures import MEASURES, by_task, measure_named
 from fcl_bench.tracking.console import log_to_terminal
@@ -105,8 +105,8 @@ def _tables() -> int:
 
     log_to_terminal("fcl-tables: warning", notes=False)
     out = user_path("--out", arguments.out)
-    made = Made(out, vars(arguments))
-    if arguments.if_changed and made.is_current():
+    made = Made(out, vars(arguments)) if arguments.if_changed else None
+    if made is not None and made.is_current():
         print(f"nothing to do: {made.files} files in {out / 'tables'} are those of these {made.runs} runs")
         return DONE
     frame = collect(out / "runs", arguments.metrics)
@@ -116,7 +116,7 @@ def _tables() -> int:
     write = _papers if arguments.paper else _summary
     files = write(arguments, out, chosen_runs)
     print("\n".join(f"written: {file}" for file in files), flush=True)
-    if arguments.if_changed:
+    if made is not None:
         made.note(files)
     return DONE
 
@@ -204,10 +204,14 @@ def _papers(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> li
 def _write(folder: Path, contents: Mapping[str, str | bytes]) -> list[Path]:
     """Every file, each whole or not at all; returns their paths."""
     files = [folder / name for name in contents]
+    file = folder
     try:
-        for file, content in zip(files, contents.values(), strict=True):
-            with replacing(file) as temporary:
-                temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / ".lock", f"writing to {folder}"):
+            for file, content in zip(files, contents.values(), strict=True):
+                remove_leftovers(file)
+                with replacing(file) as temporary:
+                    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror or error}", "another --out or --name") from error
     return files

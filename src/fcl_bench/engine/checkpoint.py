@@ -15,7 +15,16 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from fcl_bench.files import Hash, appending, content_hash, file_checksum, json_hash, regular, replacing
+from fcl_bench.files import (
+    Hash,
+    appending,
+    content_hash,
+    file_checksum,
+    json_hash,
+    regular,
+    remove_leftovers,
+    replacing,
+)
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +76,9 @@ class Checkpoint:
         self._grown: dict[str, _Grown] = {}
 
     def save(self, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        """Keep `state` (JSON) and `tensors`."""
+        """Keep `state` (JSON) and `tensors`. Only one process at a time may: whoever holds the lock of what is kept."""
+        for name in ("state.json", "tensors.safetensors"):
+            remove_leftovers(self.folder / name)
         before = set(self.folder.glob("tensors-*.safetensors")) | set(self.folder.glob("rows-*.bin"))
         number = 1 + max((int(file.stem.rpartition("-")[2]) for file in before), default=0)
         file = self.folder / f"tensors-{number}.safetensors"

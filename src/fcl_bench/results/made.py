@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fcl_bench.files import content_hash, replacing
+from fcl_bench.files import content_hash, locked, remove_leftovers, replacing
 
 
 class Made:
     """What `fcl-tables` once made under some options: remembered beside the files.
+
+    Runs and code are looked at once, when this is made: what comes while the files are written is not in them.
 
     Args:
         out: holds runs/ and tables/.
@@ -27,31 +29,33 @@ class Made:
         digest = content_hash()
         digest.update(json.dumps(counts, sort_keys=True, default=str).encode())
         self._note = out / "tables" / f".made-{digest.hexdigest()}.json"
+        package = Path(__file__).resolve().parents[1]
+        sources = [file for file in package.rglob("*") if file.suffix in (".py", ".csv", ".html", ".css", ".js")]
+        self._sources = {
+            "runs": {file.parent.name: _stamp(file) for file in sorted(out.glob("runs/*/run.json"))},
+            "code": max(file.stat().st_mtime_ns for file in sources),
+        }
 
     def is_current(self) -> bool:
         """Whether nothing has changed since `note`."""
         try:
             noted = json.loads(self._note.read_text())
-        except (OSError, ValueError):
+            now = self._state(list(noted["files"]))
+        except (OSError, ValueError, KeyError, TypeError):
             return False
-        now = self._state(list(noted.get("files", {})))
         self.files, self.runs = len(now["files"]), len(now["runs"])
         return noted == now
 
     def note(self, files: list[Path]) -> None:
-        """Remember that `files` were written from the runs as they are now."""
+        """Remember that `files` were written from the runs as they were when this was made."""
         state = self._state([str(file.relative_to(self._out)) for file in files])
-        with replacing(self._note) as temporary:
-            temporary.write_text(json.dumps(state))
+        with locked(self._note.parent / ".lock", f"writing to {self._note.parent}"):
+            remove_leftovers(self._note)
+            with replacing(self._note) as temporary:
+                temporary.write_text(json.dumps(state))
 
     def _state(self, files: list[str]) -> dict[str, Any]:
-        package = Path(__file__).resolve().parents[1]
-        sources = [file for file in package.rglob("*") if file.suffix in (".py", ".csv", ".html", ".css", ".js")]
-        return {
-            "files": {name: _stamp(self._out / name) for name in files},
-            "runs": {file.parent.name: _stamp(file) for file in sorted(self._out.glob("runs/*/run.json"))},
-            "code": max(file.stat().st_mtime_ns for file in sources),
-        }
+        return {"files": {name: _stamp(self._out / name) for name in files}, **self._sources}
 
 
 def _stamp(file: Path) -> list[int] | None:

@@ -18,6 +18,7 @@ from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import Checkpoint, for_disk, read_json, write_json
 from fcl_bench.files import csv_cell, file_checksum, json_hash, regular, replacing
+from fcl_bench.runs.record_form import misfit
 from fcl_bench.runs.run_json import Result, RunRecord
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,8 @@ class RunFolder:
         """
         try:
             record = cast(RunRecord, read_json(self.path / "run.json"))
+            if record["schema"] == SCHEMA and (wrong := misfit(record)):
+                raise ValueError(wrong)
             _require_plain(record["files"])
             damaged = [name for name, checksum in record["files"].items() if not self._holds(name, checksum, read)]
         except FileNotFoundError as error:

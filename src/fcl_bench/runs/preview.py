@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from fcl_bench.config import Settings
-from fcl_bench.files import replacing, slug, user_path, writable
+from fcl_bench.files import locked, remove_leftovers, replacing, slug, user_path, writable
 from fcl_bench.runs.folder import run_id
 from fcl_bench.runs.plan import Dealt, deal
 from fcl_bench.runs.screen import ScreenConsole, partition_name, screen_table
@@ -44,11 +44,14 @@ def preview(settings: Settings) -> Path:
     out = settings.scalars.out
     folder = writable(f"out={out}", user_path("out", out) / "previews" / label)
     title = _headline(settings)
-    with replacing(folder / "counts.csv") as temporary:
-        _with_tests(dealt, counts).to_csv(temporary, index=False)
-    with replacing(folder / "split.png") as temporary:
-        figure = preview_figure(title, counts, dealt.stream.class_order, len(dealt.shards[0]))
-        figure.savefig(temporary, dpi=120)
+    figure = preview_figure(title, counts, dealt.stream.class_order, len(dealt.shards[0]))
+    with locked(folder / ".lock", f"writing to {folder}"):
+        for name in ("counts.csv", "split.png"):
+            remove_leftovers(folder / name)
+        with replacing(folder / "counts.csv") as temporary:
+            _with_tests(dealt, counts).to_csv(temporary, index=False)
+        with replacing(folder / "split.png") as temporary:
+            figure.savefig(temporary, dpi=120)
     console = ScreenConsole(highlight=False)
     console.print(f"\n[bold]{title}[/bold]", soft_wrap=True)
     console.print(_tasks(dealt, counts, hidden=settings.scalars.label_rate < 1))

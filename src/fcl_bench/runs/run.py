@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -197,12 +197,19 @@ def _resume(federation: Federation, folder: RunFolder) -> float:
     return float(saved["seconds"])
 
 
+class _RunLog(logging.FileHandler):
+    """A run's log. That it can't be written is told as of any other file, not by logging's own traceback."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        raise
+
+
 @contextmanager
 def _logged_to(path: Path) -> Iterator[None]:
     """What the package logs in this block goes to `path` too."""
     if found := special(path):
         raise UserError(f"{path} is {found}", "remove it: the run's log goes there")
-    handler = logging.FileHandler(path)
+    handler = _RunLog(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     package = logging.getLogger("fcl_bench")
     package.addHandler(handler)
@@ -216,8 +223,10 @@ def _logged_to(path: Path) -> Iterator[None]:
         yield
         note(logging.INFO, "run is complete")
     except UserError as error:
-        note(logging.ERROR, str(error))
+        with suppress(OSError):  # the error itself is what the user must read
+            note(logging.ERROR, str(error))
         raise
     finally:
         package.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):  # what it could not write was an error already
+            handler.close()
