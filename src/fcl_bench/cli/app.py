@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sys
+from importlib import import_module
 from typing import Any
 
 from fcl_bench import __version__
 from fcl_bench.cli.command import BUG, DONE, USER_ERROR, run_command
 from fcl_bench.cli.job import job, no_collection, storage_error
-from fcl_bench.cli.overrides import composition_error, ordered
+from fcl_bench.cli.overrides import COMMANDS, composition_error, ordered
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.sweep.workers import spin_briefly
 
@@ -23,16 +24,31 @@ def main() -> int:
 def _work() -> int:
     arguments = sys.argv[1:]
     spin_briefly()
-    if "-h" in arguments or "--help" in arguments:
-        from fcl_bench.cli.help import usage
-        from fcl_bench.composition import config_dir
-
-        print(usage(config_dir()), end="")
-        return DONE
+    if arguments and arguments[0] in COMMANDS:
+        return import_module(COMMANDS[arguments[0]]).work(arguments[1:])
+    if {"-h", "--help"} & set(arguments):
+        return _help(arguments)
     if "--version" in arguments:
         print(f"fcl-bench {__version__}")
         return DONE
     return _hydra(ordered(arguments))
+
+
+def _help(arguments: list[str]) -> int:
+    """The keys of the choices that were typed (`method=stsa_e --help`); the general help where none was."""
+    from fcl_bench.cli.help import usage
+    from fcl_bench.cli.knobs import groups
+    from fcl_bench.cli.show import about
+    from fcl_bench.composition import config_dir
+
+    typed = [argument.partition("=") for argument in arguments]
+    chosen = [about(group, choice) for group, equals, choice in typed if equals and group in groups()]
+    if not chosen:
+        print(usage(config_dir()), end="")
+        return DONE
+    print("\n\n".join(chosen))
+    print("\n`fcl-bench --help` lists all groups and the top-level keys.")
+    return DONE
 
 
 def _hydra(arguments: list[str]) -> int:
