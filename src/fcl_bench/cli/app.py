@@ -75,10 +75,11 @@ def _hydra(arguments: list[str]) -> int:
     if {"-m", "--multirun"} & set(arguments):
         arguments = [*arguments, CALLBACK]
     sys.argv[1:] = arguments
-    with sweeping() as sweep:
+    with sweeping(composition_error) as sweep:
         try:
             each_job()
         except (HydraException, OmegaConfBaseException) as error:
+            sweep.began = False  # it came to no job
             raise composition_error(error, arguments) from error
         except (TypeError, ValueError, OSError) as error:
             # Before the first job this is Hydra failing on what was typed (method=[1], an out that can't be made).
@@ -94,6 +95,6 @@ def _hydra(arguments: list[str]) -> int:
                 raise UserError(told, "hydra/launcher=parallel, processes or slurm") from error
             print(f"fcl-bench: the launcher stopped: {first_line(error)}", file=sys.stderr)
             return BUG
-        if sweep.began and not codes:  # the jobs ran in other processes
-            codes = [BUG if report.code is None else report.code for report in sweep.reports()]
+        if sweep.began:  # jobs may have run in other processes, or not at all
+            codes += [BUG if report.code is None else report.code for report in sweep.reports()]
     return next((code for code in (BUG, USER_ERROR) if code in codes), DONE)

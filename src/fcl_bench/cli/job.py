@@ -8,12 +8,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fcl_bench.cli.command import DONE, report_failure
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.sweep.jobs import JobReport, output_path, reported
 from fcl_bench.tracking.console import log_to_terminal, output_to, say
+
+if TYPE_CHECKING:
+    from fcl_bench.runs.run_json import RunRecord
 
 #: The system's words for storage that is full or closed, whatever library met it.
 _STORAGE = {
@@ -45,13 +48,17 @@ def _job_of_sweep(config: Any, hydra_job: Any) -> int:
 
     folder = Path(str(hydra_job.sweep.dir)).absolute()
     report = JobReport(hydra_job.job.num, list(hydra_job.overrides.task))
+    output = output_path(folder, report.number)
+    sweep = current_sweep()
     with reported(folder, report):
-        if (sweep := current_sweep()) is not None:
-            say(f"\n── {sweep.header(report.number)}: {hydra_job.job.override_dirname or 'defaults'}")
-            return _carry_out(config, report)
-        take_gpu(folder, str(config.device))
-        with output_to(output_path(folder, report.number)):
-            return _carry_out(config, report)
+        if sweep is None:
+            take_gpu(folder, str(config.device))
+            with output_to(output):
+                return _carry_out(config, report)
+        if sweep.folds:
+            with sweep.folded(output):
+                return _carry_out(config, report)
+        return _carry_out(config, report)
 
 
 def _carry_out(config: Any, report: JobReport) -> int:
@@ -65,7 +72,7 @@ def _carry_out(config: Any, report: JobReport) -> int:
             settings = load_settings(config)
             from fcl_bench.runs.run import run
             from fcl_bench.runs.screen import print_record
-        log_to_terminal("fcl-bench")
+        log_to_terminal("fcl-bench", report.warnings)
         if settings.scalars.preview:
             from fcl_bench.runs.preview import preview
 
@@ -73,6 +80,7 @@ def _carry_out(config: Any, report: JobReport) -> int:
         else:
             outcome = run(settings, tracking)
             report.run, report.was_complete = str(outcome.folder), outcome.was_complete
+            report.result = _result(outcome.record)
             if outcome.was_complete:
                 say("this run is complete already; its record follows (force=true repeats the run)")
             print_record(outcome.record, report.run)
@@ -82,6 +90,13 @@ def _carry_out(config: Any, report: JobReport) -> int:
         told = storage_error(error) or _deleted(error, config)
         report.code, report.reason = report_failure("fcl-bench", told or error)
     return report.code
+
+
+def _result(record: RunRecord) -> dict[str, float | None]:
+    """What a sweep tells of a run."""
+    metrics = record["metrics"]
+    upload = record["communication"]["up_max_bytes"] / 2**20
+    return {"A_avg": metrics["A_avg"], "A_T": metrics["A_T"], "up_max_mib": upload}
 
 
 @contextmanager
