@@ -95,6 +95,9 @@ def _hydra(arguments: list[str]) -> int:
                 raise UserError(told, "hydra/launcher=parallel, processes or slurm") from error
             print(f"fcl-bench: the launcher stopped: {first_line(error)}", file=sys.stderr)
             return BUG
-        if sweep.began:  # jobs may have run in other processes, or not at all
-            codes += [BUG if report.code is None else report.code for report in sweep.reports()]
+        if sweep.began:
+            elsewhere = not codes
+            # A job of another process that left no code has died; some jobs did not even start.
+            ended = [report.code for report in sweep.reports() if elsewhere or report.code is not None]
+            codes += [BUG if code is None else code for code in ended]
     return next((code for code in (BUG, USER_ERROR) if code in codes), DONE)
