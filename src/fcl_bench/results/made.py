@@ -50,6 +50,7 @@ class Made:
         return {
             "files": {name: _stamp(self._out / name) for name in files},
             "runs": {file.parent.name: _stamp(file) for file in sorted(self._out.glob("runs/*/run.json"))},
+            "sweeps": sorted(folder.name for folder in self._out.glob("sweeps/*")),
             "code": max(file.stat().st_mtime_ns for file in sources),
         }
 
