@@ -39,6 +39,7 @@ class Dataset:
     """A data set, ready to be cut into tasks: `train` and `test` hold images, or features.
 
     Attributes:
+        class_names: of the labels 0, 1, ..., in order; empty where the labels are the only names.
         domain_names: of the numbers in `domains`, in order; empty where the source has none.
         origin: which files these are ("uoft-cs/cifar100 at aadb3af..."); empty where the name says it all.
     """
@@ -46,6 +47,7 @@ class Dataset:
     name: str
     train: Split
     test: Split
+    class_names: tuple[str, ...] = field(default=(), kw_only=True)
     domain_names: tuple[str, ...] = field(default=(), kw_only=True)
     origin: str = field(default="", kw_only=True)
 
