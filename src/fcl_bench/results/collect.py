@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
 
     Besides `RUN_COLUMNS` and `MEASURES`, the columns are `method`, its knobs as `method.<knob>` with
     `method.revision`, and the setting: what the record and `config.yaml` say of data, stream, partition, number types
-    and device, with fingerprints of data and features. A null is the text "null"; a key that a run lacks is NaN.
+    and device, with fingerprints of data and features. A null is the text "null"; a key that a run lacks, and the beta of a partition without one, is NaN.
 
     Args:
         runs: holds the run folders.
@@ -64,7 +65,7 @@ def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
             run = {"seed": record["seed"], "run_id": record["run_id"], "folder": path.parent.name}
             run |= {"profile": record.get("profile", "full"), "experiment": record.get("experiment")}
             run |= {"git_commit": record["environment"].get("git_commit"), "written": path.stat().st_mtime}
-            rows.append({**_configuration(record, config), **_results(record, single), **run})
+            rows.append({**_configuration(record, config), **measured(record, single), **run})
     if others:
         log.warning(
             "%s: runs by another version of fcl-bench are left out, %d in all, such as %s; run them again",
@@ -124,7 +125,8 @@ def of_sweep(frame: pd.DataFrame, out: Path, sweep: str) -> pd.DataFrame:
     Raises:
         UserError: no such sweep, or none of its runs is there.
     """
-    folders = sorted((path for path in (out / "sweeps").glob("*") if (path / "jobs").is_dir()), reverse=True)
+    folders = [path for path in (out / "sweeps").glob("*") if (path / "jobs").is_dir()]
+    folders.sort(key=lambda path: (path / "jobs").stat().st_mtime, reverse=True)
     names = [path.name for path in folders]
     if not folders:
         raise UserError(f"{out / 'sweeps'} holds no sweep", "fcl-bench -m ... makes one, --out names its folder")
@@ -172,6 +174,7 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
         # As text: it tells versions of the code apart and is no quantity.
         "method.revision": str(record.get("method_revision", "unknown")),
         **dict(_flat({key: record[key] for key in _RECORDED if key in record})),
+        **({"beta": math.nan} if record.get("beta") is None else {}),  # a law without one, where null says nothing
         **_BEFORE,
         **{key: record[key] for key in ("adapt", "faults", "protocol") if key in record},
         **dict(_flat({key: value for key, value in config.items() if key not in (*_LEFT_OUT, *_GROUPS)})),
@@ -188,7 +191,8 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
     }
 
 
-def _results(record: RunRecord, single: Collection[str]) -> dict[str, Any]:
+def measured(record: RunRecord, single: Collection[str] = ()) -> dict[str, Any]:
+    """Every one of `MEASURES` in a run record, and those of `single` tasks; None where it is not defined."""
     communication: Mapping[str, Any] = record["communication"]
     found = {**record["metrics"], **communication.get("accounting", {}), **record["runtime"]}
     for way in ("up_max", "down_max", "up_total_max"):
