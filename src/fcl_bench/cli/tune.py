@@ -70,7 +70,7 @@ def work(arguments: list[str]) -> int:
     parser.add_argument("--study", default="", metavar="NAME", help="name of the study; default: of what it searches")
     parser.add_argument("--no-pruning", action="store_true", help="carry every trial through to its last task")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys, values and ranges")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     require_choice("--metric", options.metric, MEASURES)
     if options.trials < 1:
         raise UserError(f"--trials {options.trials} is out of range", "1 or more")
@@ -113,6 +113,7 @@ def _composed(overrides: list[str]) -> tuple[Settings, Tracking]:
 
 def _tune(search: _Search, settings: Settings, name: str, trials: int) -> None:
     content = {"fixed": sorted(search.fixed), "seeds": search.seeds, "metric": search.metric}
+    content |= {"revision": settings.method.revision}  # another one measures something else
     content |= {"space": {key: [space.kind, *space.values] for key, space in search.space.items()}}
     label = "-".join(map(slug, (settings.method.name, settings.data.name)))
     name = name or f"tune-{label}-{json_hash(content)[:8]}"
