@@ -63,7 +63,10 @@ BAD_INPUT = [
     ("alpha=0.3", "unknown key alpha (did you mean beta?)"),
     ("method=feddyn alpha=0.3", "unknown key alpha (did you mean beta or method.alpha?)"),
     ("dataset=cifar10", "unknown key dataset (did you mean data?)"),
-    ("method=afl method.rank=3", "unknown key method.rank: it belongs to centred_sketch, fedran, lorm, pilora (method=afl has M, "),
+    (
+        "method=afl method.rank=3",
+        "unknown key method.rank: it belongs to centred_sketch, fedran, lorm, pilora (method=afl has M, ",
+    ),
     ("data.path={}/good.npz", "(did you mean data=features data.path="),
     ("data=cifar100 data.path={}/good.npz", "is an .npz file, and data=cifar100 reads a folder"),
     ("hydra.verbose=1", "hydra.verbose=1 has the wrong type (true, false, or the name of a logger"),

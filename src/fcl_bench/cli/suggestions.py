@@ -43,7 +43,9 @@ _MOST = 3
 def meant(word: str) -> list[str]:
     """The keys and groups that `word` may stand for, the likeliest first; none where it says nothing."""
     last = word.rpartition(".")[2].lower().replace("-", "_")
-    named = sorted(keys_ending(last), key=lambda key: (not key.startswith(_USUAL), not key.startswith("method."), key.count(".")))
+    named = sorted(
+        keys_ending(last), key=lambda key: (not key.startswith(_USUAL), not key.startswith("method."), key.count("."))
+    )
     return list(dict.fromkeys([*_WORDS.get(last, ()), *([last] if last in groups() else []), *named]))
 
 

@@ -54,7 +54,9 @@ def _arguments() -> argparse.Namespace:
     paper = "instead, a paper's printed tables with ours beside them: fedran, stsa, afl, afcl, fedprotip or all"
     parser.add_argument("--paper", metavar="NAME", help=paper)
     parser.add_argument("--table", metavar="NAME", help='only this table of --paper, such as "Table 4"')
-    profile = "full: runs of real settings (full); quick: runs of profile=quick, of --paper the experiments in miniature"
+    profile = (
+        "full: runs of real settings (full); quick: runs of profile=quick, of --paper the experiments in miniature"
+    )
     parser.add_argument("--profile", default="full", metavar="NAME", help=profile)
     parser.add_argument("--if-changed", action="store_true", help="do nothing where files, runs and code are as before")
     parser.add_argument("--figures", action="store_true", help="every figure for which there are runs (svg, png)")

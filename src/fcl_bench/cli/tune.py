@@ -79,7 +79,9 @@ def work(arguments: list[str]) -> int:
     search = _search(options.overrides, options.metric, not options.no_pruning)
     require_optuna()
     # The whole of it is checked before the first trial: a wrong key is not a matter of one of them.
-    settings, _ = _composed(search.overrides({key: space.least for key, space in search.space.items()}, search.seeds[0]))
+    settings, _ = _composed(
+        search.overrides({key: space.least for key, space in search.space.items()}, search.seeds[0])
+    )
     _tune(search, settings, options.study, options.trials)
     return DONE
 

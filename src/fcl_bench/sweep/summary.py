@@ -66,7 +66,9 @@ def end_line(report: JobReport, total: int | None, keys: set[str]) -> str:
     if report.status != DONE:
         return f"{which} {report.status}: {what}" + (f": {report.reason}" if report.reason else "")
     how = "was complete already" if report.was_complete else f"done in {duration(report.seconds)}"
-    return f"{which} {how}: {what}" + (f": A_avg {_percent(report, 'A_avg')}, A_T {_percent(report, 'A_T')}" if report.result else "")
+    return f"{which} {how}: {what}" + (
+        f": A_avg {_percent(report, 'A_avg')}, A_T {_percent(report, 'A_T')}" if report.result else ""
+    )
 
 
 def results_table(reports: Iterable[JobReport], keys: set[str]) -> tuple[Table, str] | None:
@@ -85,7 +87,14 @@ def results_table(reports: Iterable[JobReport], keys: set[str]) -> tuple[Table, 
         settings = {"all runs": [report for found in settings.values() for report in found]}
     headers = ("setting", "runs", "A_avg (%)", "A_T (%)", "best A_T (seed)", "upload (MiB)")
     rows = [
-        [name, str(len(found)), _mean(found, "A_avg"), _mean(found, "A_T"), _best(found, "A_T"), _mean(found, "up_max_mib")]
+        [
+            name,
+            str(len(found)),
+            _mean(found, "A_avg"),
+            _mean(found, "A_T"),
+            _best(found, "A_T"),
+            _mean(found, "up_max_mib"),
+        ]
         for name, found in settings.items()
     ]
     left_out = f" ({len(rows) - _MOST} more settings are in the tables)" if len(rows) > _MOST else ""

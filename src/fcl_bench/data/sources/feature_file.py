@@ -75,7 +75,9 @@ class FeatureFile(Source):
                 "numbers of at most 64 bits in an array of shape (n, d), d >= 1",
             )
         if y.ndim != 1 or y.dtype.kind not in "iu":
-            raise UserError(f"{where} y_{side} has shape {y.shape} and type {y.dtype}", "integers or texts of shape (n,)")
+            raise UserError(
+                f"{where} y_{side} has shape {y.shape} and type {y.dtype}", "integers or texts of shape (n,)"
+            )
         if len(x) != len(y):
             raise UserError(
                 f"{where} x_{side} has {len(x)} rows and y_{side} has {len(y)} labels",
@@ -113,7 +115,10 @@ def _numbered(path: Path, arrays: dict[str, np.ndarray]) -> tuple[str, ...]:
             f"data.path={path}: {texts[0]} holds names and {other} has type {arrays[other].dtype}",
             "names in both, or integers in both",
         )
-    decoded = {side: np.char.decode(arrays[side], "utf-8") if arrays[side].dtype.kind == "S" else arrays[side] for side in sides}
+    decoded = {
+        side: np.char.decode(arrays[side], "utf-8") if arrays[side].dtype.kind == "S" else arrays[side]
+        for side in sides
+    }
     names = np.unique(np.concatenate([decoded[side].ravel() for side in sides]))
     for side in sides:
         arrays[side] = np.searchsorted(names, decoded[side])
