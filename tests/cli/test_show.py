@@ -114,7 +114,7 @@ def test_what_is_meant_by_a_word_is_a_key():
 
 
 def completed(typed: str) -> list[str]:
-    program = "import sys; sys.argv = ['fcl-bench', '-sc', 'query=bash']; from fcl_bench.cli.app import main; sys.exit(main())"
+    program = "import sys; from fcl_bench.cli.app import main; sys.argv = ['fcl-bench', '-sc', 'query=bash']; main()"
     variables = {**os.environ, "COMP_LINE": typed, "COMP_POINT": str(len(typed))}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=variables)
     assert (done.returncode, done.stderr) == (0, "")

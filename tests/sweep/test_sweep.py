@@ -18,8 +18,9 @@ from omegaconf import OmegaConf
 
 from fcl_bench.sweep import workers
 from fcl_bench.sweep.jobs import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, JobReport, read_reports, write_report
-from fcl_bench.sweep.summary import duration, failures, progress_line
+from fcl_bench.sweep.summary import failures, progress_line, results_table, varying, warnings
 from fcl_bench.sweep.watch import Sweep
+from fcl_bench.tracking.progress import duration
 from tests.conftest import write_features
 
 SMALL = ("method.M=16", "method.rank=8", "tasks=2", "clients=2", "cache.enabled=false")
@@ -303,7 +304,7 @@ def test_a_job_without_an_end_has_failed_unless_it_runs_elsewhere(tmp_path, side
 def test_a_grid_of_the_configuration_counts_as_what_is_typed(command, tmp_path):
     """`hydra.sweeper.params`, which experiments fill in: same jobs as Hydra's sweeper makes of it."""
     grid = "++hydra.sweeper.params={seed:'-1,-2',clients:'2,3'}"
-    code, out, err = command("-m", grid, f"out={tmp_path}", "clients=4,5,6")
+    code, _, err = command("-m", grid, f"out={tmp_path}", "clients=4,5,6")
     assert code == 2
     assert "6 of 6 runs failed" in err
     assert "run 6 of 6 failed: seed=-2 clients=6: seed=-2 is out of range" in err
@@ -336,3 +337,66 @@ def test_a_sweep_whose_folder_cannot_hold_reports_fails_with_a_line(command, tmp
     code, _, err = command("-m", f"out={tmp_path}", "seed=0,1")
     assert code == 2
     assert err.count("fcl-bench: error: writing failed, 0.json: No space left on device") == 2
+
+
+def report_of(number: int, *overrides: str, **changes) -> JobReport:
+    result = {"A_avg": 90.0 + number, "A_T": 80.0 + number, "up_max_mib": 2.0}
+    return JobReport(number, list(overrides), DONE, 0, seconds=1.0, **{"result": result, **changes})
+
+
+def shown(reports) -> list[list[str]]:
+    """The cells of the table of results."""
+    table, _ = results_table(reports, varying(report.overrides for report in reports))
+    return [list(cells) for cells in zip(*(list(column.cells) for column in table.columns), strict=True)]
+
+
+def test_the_table_has_mean_deviation_and_best_of_each_setting():
+    reports = [report_of(n, f"method={m}", f"seed={n % 2}", "tasks=2") for n, m in enumerate("aabb")]
+    assert shown(reports) == [
+        ["method=a", "2", "90.50 ± 0.71", "80.50 ± 0.71", "81.00 (1)", "2"],
+        ["method=b", "2", "92.50 ± 0.71", "82.50 ± 0.71", "83.00 (1)", "2"],
+    ]
+    assert results_table(reports, {"method", "seed"})[1] == "highest mean A_T: method=b"
+    reports[3].result["A_T"] = None
+    assert shown(reports)[1][3:5] == ["82.00", "82.00"]
+    only_seeds = [report_of(n, f"seed={n}") for n in range(3)]
+    assert shown(only_seeds) == [["all runs", "3", "91.00 ± 1.00", "81.00 ± 1.00", "82.00 (2)", "2"]]
+    assert results_table([JobReport(0, [], FAILED, 2)], set()) is None
+
+
+def test_warnings_are_told_once_with_their_number():
+    reports = [report_of(n, warnings=["few", f"own {n}"]) for n in range(2)]
+    assert warnings(reports) == ["  few (2 runs)", "  own 0", "  own 1"]
+    many = warnings([report_of(0, warnings=[f"w{n}" for n in range(20)])])
+    assert many[-1] == "  and 12 more, in what the runs printed"
+    assert len(many) == 9
+
+
+def test_jobs_that_do_not_compose_fail_and_the_others_run(command, tmp_path):
+    code, out, err = command(
+        "-m", f"out={tmp_path}", *SMALL[:1], "tasks=2", "clients=2", "method=stsa,nope", "seed=0,1"
+    )
+    assert code == 2
+    assert "fcl-bench: run 3 of 4 failed: method=nope seed=0: method=nope is not known (one of " in err
+    assert "run 2 of 4 done in " in out
+    assert "sweep: 2 done, 2 failed\n" in out
+    assert f"    fcl-bench out={tmp_path} method.M=16 tasks=2 clients=2 method=nope seed=1\n" in out
+    # What the runs printed is in files, and one command makes tables of these runs.
+    [sweep] = (tmp_path / "sweeps").iterdir()
+    assert "All classes seen" not in out
+    assert "All classes seen" in (sweep / "jobs" / "1.log").read_text()
+    assert f"fcl-tables --out {tmp_path} --sweep {sweep.name}" in out
+    assert "method=stsa  " in out
+
+
+def test_where_no_job_composes_there_is_one_line(command, tmp_path):
+    code, out, err = command("-m", f"out={tmp_path}", "method=nope,nopf", "seed=0,1")
+    assert (code, out) == (2, "")
+    assert err.startswith("fcl-bench: error: method=nope is not known")
+    assert err.count("\n") == 1
+
+
+def test_a_preview_of_a_sweep_is_printed(command, tmp_path):
+    code, out, _ = command("-m", f"out={tmp_path}", "preview=true", "seed=0,1")
+    assert code == 0
+    assert out.count("preview: ") == 2

@@ -126,7 +126,7 @@ def _said(knob: Knob) -> str:
 def _two_columns(rows: Iterable[tuple[str, str]], indent: str = "  ") -> list[str]:
     """Lines of names and texts, the texts folded to the terminal; a name that is too long has a line of its own."""
     pairs = list(rows)
-    left = min(max((len(name) for name, _ in pairs), default=0), 44)
+    left = min(max((len(name) for name, _ in pairs), default=0), 44, _width() - 30)
     wide = max(24, _width() - left - len(indent) - 2)
     lines = []
     for name, text in pairs:

@@ -48,7 +48,8 @@ def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
 
     Besides `RUN_COLUMNS` and `MEASURES`, the columns are `method`, its knobs as `method.<knob>` with
     `method.revision`, and the setting: what the record and `config.yaml` say of data, stream, partition, number types
-    and device, with fingerprints of data and features. A null is the text "null"; a key that a run lacks, and the beta of a partition without one, is NaN.
+    and device, with fingerprints of data and features. A null is the text "null"; a key that a run lacks, and the beta
+    of a partition without one, is NaN.
 
     Args:
         runs: holds the run folders.
