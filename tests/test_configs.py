@@ -142,3 +142,10 @@ def test_the_miniature_sets_keys_of_a_backbone_only_where_it_is_chosen():
         at = file.relative_to(config_dir() / "profile").parts
         if "backbone" in yaml.safe_load(file.read_text()):
             assert at[0] == "backbone" or at[2] == "tiny", file
+
+
+def test_runs_in_miniature_have_a_folder_of_their_own_unless_one_is_typed():
+    assert compose_settings().scalars.out == "outputs"
+    quick = compose_settings("profile=quick").scalars
+    assert (quick.out, quick.cache.dir) == ("outputs/quick", "outputs/quick/cache")
+    assert compose_settings("profile=quick", "out=elsewhere").scalars.out == "elsewhere"

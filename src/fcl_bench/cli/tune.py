@@ -114,7 +114,7 @@ def _composed(overrides: list[str]) -> tuple[Settings, Tracking]:
 
 
 def _tune(search: _Search, settings: Settings, name: str, trials: int) -> None:
-    content = {"fixed": sorted(search.fixed), "seeds": search.seeds, "metric": search.metric}
+    content: dict[str, Any] = {"fixed": sorted(search.fixed), "seeds": search.seeds, "metric": search.metric}
     content |= {"revision": settings.method.revision}  # another one measures something else
     content |= {"space": {key: [space.kind, *space.values] for key, space in search.space.items()}}
     label = "-".join(map(slug, (settings.method.name, settings.data.name)))
