@@ -13,7 +13,7 @@ tables: $(VENV)/.run
 	$(BIN)/fcl-tables --paper all --html --if-changed
 	if ls outputs/runs/*/run.json >/dev/null 2>&1; then $(BIN)/fcl-tables --figures --html --if-changed; fi
 	if ls outputs/quick/runs/*/run.json >/dev/null 2>&1; then \
-		$(BIN)/fcl-tables --out outputs/quick --paper all --profile quick --html --if-changed; fi
+		$(BIN)/fcl-tables --profile quick --paper all --html --if-changed; fi
 
 # Does the runs behind docs/results.md and writes their tables: about four hours on two cores. After an interruption the
 # same command does the rest.
@@ -206,10 +206,10 @@ vit-study: $(VIT) $(VENV)/.run
 # interruption the same command does the rest.
 QUICK := $(patsubst conf/experiment/%.yaml,outputs/quick/done/%,$(wildcard conf/experiment/*.yaml))
 quick: $(QUICK)
-	$(BIN)/fcl-tables --out outputs/quick --paper all --profile quick --html --if-changed
+	$(BIN)/fcl-tables --profile quick --paper all --html --if-changed
 
 outputs/quick/done/%: conf/experiment/%.yaml $(VENV)/.run
-	$(BIN)/fcl-bench -m experiment=$* profile=quick out=outputs/quick
+	$(BIN)/fcl-bench -m experiment=$* profile=quick
 	mkdir -p $(@D)
 	touch $@
 

@@ -26,7 +26,12 @@ def block_with(text: str) -> str:
     ("name", "code", "knobs", "overrides"),
     [
         ("my_method", "class MyClient(", "M: 2048\nridge: 1.0\n", ("method.M=64",)),
-        ("memory", "class MemoryClient(", FINETUNE.partition("\n")[2].partition("\n")[2] + "kept: 20\n", TRAINING),
+        (
+            "memory",
+            "class MemoryClient(",
+            FINETUNE.partition("_target_")[2].partition("\n")[2] + "kept: 20\n",
+            TRAINING,
+        ),
     ],
 )
 def test_a_method_of_the_page_runs_as_it_stands(name, code, knobs, overrides, tmp_path, monkeypatch, command):

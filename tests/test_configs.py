@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from fcl_bench.composition import composed, config_dir
 from fcl_bench.config import GROUPS, load_settings, target_class
 from fcl_bench.errors import UserError
-from tests.small_methods import ALIASES
+from tests.small_methods import ALIASES, NAMES, architecture
 
 EXPERIMENTS = sorted(file.stem for file in config_dir().glob("experiment/*.yaml"))
 #: Tested elsewhere: `track` in tests/tracking, experiments and profiles here and in tests/papers.
@@ -124,7 +124,7 @@ def test_a_backbone_on_the_command_line_wins():
 
 
 #: What the miniature trains inside a transformer: `tiny` is then one.
-TRANSFORMERS = [f"method={name}" for name in ("dualprompt", "l2p", "coda_prompt", "cprompt", "pilora", "lorm")]
+TRANSFORMERS = [f"method={name}" for name in NAMES if architecture(name) == "vit"]
 TRANSFORMERS += ["adapt=pilora", "adapt=cprompt"]
 
 
@@ -142,3 +142,10 @@ def test_the_miniature_sets_keys_of_a_backbone_only_where_it_is_chosen():
         at = file.relative_to(config_dir() / "profile").parts
         if "backbone" in yaml.safe_load(file.read_text()):
             assert at[0] == "backbone" or at[2] == "tiny", file
+
+
+def test_runs_in_miniature_have_a_folder_of_their_own_unless_one_is_typed():
+    assert compose_settings().scalars.out == "outputs"
+    quick = compose_settings("profile=quick").scalars
+    assert (quick.out, quick.cache.dir) == ("outputs/quick", "outputs/quick/cache")
+    assert compose_settings("profile=quick", "out=elsewhere").scalars.out == "elsewhere"

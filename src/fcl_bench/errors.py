@@ -51,8 +51,8 @@ def choices(options: Iterable[str], wrong: str = "", most: int = 24) -> str:
     """The options as a remedy, the nearest to what was typed first; only their number if there are more than `most`."""
     ordered = sorted(options)
     near = difflib.get_close_matches(wrong, ordered, n=3, cutoff=0.5)
-    listed = ", ".join(ordered or ["none"]) if len(ordered) <= most else f"{len(ordered)} choices"
-    return f"did you mean {' or '.join(near)}? choices: {listed}" if near else f"choices: {listed}"
+    listed = f"choices: {', '.join(ordered or ['none'])}" if len(ordered) <= most else f"one of {len(ordered)} choices"
+    return f"did you mean {' or '.join(near)}? {listed}" if near else listed
 
 
 def require_choice(key: str, value: str, options: Iterable[str], others: Iterable[str] = ()) -> None:

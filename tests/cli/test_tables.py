@@ -237,3 +237,15 @@ def test_the_module_is_the_command(tmp_path):
     done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("fcl-tables: error: --name=a/b")
+
+
+def test_the_folder_of_runs_in_miniature_and_the_runs_of_a_sweep(tables, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for arguments, told in (
+        (["--profile", "quick"], "no complete run in outputs/quick/runs"),
+        ([], "no complete run in outputs/runs"),
+        (["--latest", "--sweep", "a"], "--sweep a and --latest are one too many"),
+    ):
+        code, _, err = tables(*arguments)
+        assert code == 2
+        assert told in err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -231,3 +232,57 @@ def test_the_real_cifar100_is_whole():
     np.testing.assert_array_equal(np.bincount(data.train.labels), np.full(100, 500))
     np.testing.assert_array_equal(np.bincount(data.test.labels), np.full(100, 100))
     assert data.test.inputs[9_999].size == (32, 32)
+
+
+def test_labels_may_be_names(tmp_path):
+    names = np.array(["zebra", "ant", "ox", "bee", "cat", "dog"])
+    which = np.arange(240) % 6
+    changes = {"y_train": names[which], "y_test": names[which[:60]].astype("S")}
+    data = FeatureFile(path=str(write_features(tmp_path / "named.npz", **changes))).load()
+    assert data.class_names == ("ant", "bee", "cat", "dog", "ox", "zebra")
+    for split, length in ((data.train, 240), (data.test, 60)):
+        assert [data.class_names[label] for label in split.labels] == names[which[:length]].tolist()
+    numbered = FeatureFile(path=str(write_features(tmp_path / "numbers.npz"))).load()
+    assert numbered.class_names == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y_test": np.array(["a"] * 60)}, "y_test holds names and y_train has type int64"),
+        ({"y_train": np.array(["a"] * 240, dtype=object)}, "holds Python objects, which are never unpickled"),
+        ({"y_train": np.array([["a"]] * 240), "y_test": np.array(["a"] * 60)}, "y_train has shape"),
+    ],
+)
+def test_names_that_cannot_be_labels_are_told(tmp_path, changes, message):
+    with pytest.raises(UserError, match=message):
+        FeatureFile(path=str(write_features(tmp_path / "f.npz", **changes))).load()
+
+
+def test_a_hub_that_does_not_answer_is_told_at_once(monkeypatch):
+    """A dead endpoint on this machine: the hub's own client would try for most of a minute."""
+    import time
+
+    from huggingface_hub import constants
+
+    from fcl_bench.data.sources.hub_reach import cache_unless_reachable, unreachable
+
+    with socket.socket() as held:  # bound, and nobody listens
+        held.bind(("127.0.0.1", 0))
+        dead = f"http://127.0.0.1:{held.getsockname()[1]}"
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", dead)
+        monkeypatch.setattr("urllib.request.getproxies", dict)
+        begin = time.monotonic()
+        with pytest.raises(UserError, match=r"someone/tiny could not be fetched.*127\.0\.0\.1:\d+ does not answer"):
+            hub(None).load()
+        with cache_unless_reachable() as why:
+            assert constants.HF_HUB_OFFLINE is True
+            assert "does not answer: Connection refused" in why
+        assert constants.HF_HUB_OFFLINE is False
+        assert time.monotonic() - begin < 5
+        held.listen()
+        assert unreachable() == ""
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+        monkeypatch.setattr("urllib.request.getproxies", lambda: {"http": "http://proxy"})
+        assert unreachable() == ""  # the proxy may reach it

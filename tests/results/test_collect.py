@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -14,7 +15,7 @@ from fcl_bench.config import text
 from fcl_bench.engine.checkpoint import write_json
 from fcl_bench.errors import UserError
 from fcl_bench.files import file_checksum
-from fcl_bench.results.collect import RUN_COLUMNS, collect, selected
+from fcl_bench.results.collect import RUN_COLUMNS, collect, mixed, of_sweep, selected
 from fcl_bench.results.measures import MEASURES
 from fcl_bench.results.summarise import summarise, used_runs
 from tests.results.frames import made_up, real_runs
@@ -191,3 +192,65 @@ def test_a_condition_that_cannot_be_met_says_what_could(choice, conditions, told
     with pytest.raises(UserError) as error:
         selected(choice, conditions)
     assert told in str(error.value)
+
+
+def test_conditions_on_any_key_of_the_record(finished):
+    frame = collect(finished)
+    for condition in ("profile=full", "environment.threads=1", "draws_weights=false", "schema=4"):
+        key, _, value = condition.partition("=")
+        records = [json.loads(path.read_text()) for path in finished.glob("*/run.json")]
+        told = [record["environment"]["threads"] if key.startswith("env") else record[key] for record in records]
+        expected = sum(text(found) == value for found in told)
+        if expected:
+            assert len(selected(frame, [condition], finished)) == expected
+        else:
+            with pytest.raises(UserError, match="no run has"):
+                selected(frame, [condition], finished)
+    with pytest.raises(UserError, match="unknown key environment.nothing"):
+        selected(frame, ["environment.nothing=1"], finished)
+    # After another condition, the rows that are left.
+    assert selected(frame, ["seed=1", "schema=4"], finished)["seed"].tolist() == [1]
+
+
+def test_a_partition_without_a_beta_has_none(runs):
+    for folder in runs.glob("fedran*"):
+        record = json.loads((folder / "run.json").read_text())
+        rewrite(folder, {**record, "partition": "iid", "beta": None})
+    summary = summarise(used_runs(collect(runs)))
+    assert summary["beta"].isna().all()
+    assert len(summary) == 1
+
+
+def report(folder, number, run):
+    (folder / "jobs").mkdir(parents=True, exist_ok=True)
+    (folder / "jobs" / f"{number}.json").write_text(json.dumps({"run": run}))
+
+
+def test_the_runs_of_a_sweep_are_those_of_its_reports(runs):
+    frame, out = collect(runs), runs.parent
+    first, second = sorted(frame["folder"])
+    with pytest.raises(UserError, match="holds no sweep"):
+        of_sweep(frame, out, "")
+    report(out / "sweeps" / "b", 0, f"/elsewhere/runs/{first}")
+    report(out / "sweeps" / "b", 1, "")
+    report(out / "sweeps" / "a", 0, str(runs / second))
+    report(out / "sweeps" / "c", 0, "runs/gone")
+    for seconds, name in enumerate("bac"):
+        os.utime(out / "sweeps" / name / "jobs", (seconds, seconds))
+    assert of_sweep(frame, out, "b")["folder"].tolist() == [first]
+    assert of_sweep(frame, out, "")["folder"].tolist() == [second]  # the latest that has any
+    with pytest.raises(UserError, match=r"--sweep d is not in .*choices: a, b, c"):
+        of_sweep(frame, out, "d")
+    with pytest.raises(UserError, match="no complete run of it"):
+        of_sweep(frame, out, "c")
+
+
+def test_what_a_table_mixes_is_told(finished):
+    frame = collect(finished)
+    assert mixed(frame) == []
+    frame["profile"] = ["full", "quick"]
+    frame["git_commit"] = ["0123456789abcdef", None]
+    assert mixed(frame) == [
+        "These runs mix profiles: full (1), quick (1); --where profile=VALUE takes one.",
+        "These runs mix code revisions: 0123456789abcdef (1), unknown (1); --where git_commit=VALUE takes one.",
+    ]

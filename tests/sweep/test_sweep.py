@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from fcl_bench.sweep import workers
 from fcl_bench.sweep.jobs import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, JobReport, read_reports, write_report
-from fcl_bench.sweep.summary import duration, failures, progress_line
+from fcl_bench.sweep.summary import failures, progress_line, results_table, varying, warnings
 from fcl_bench.sweep.watch import Sweep
+from fcl_bench.tracking.progress import duration
 from tests.conftest import write_features
 
 SMALL = ("method.M=16", "method.rank=8", "tasks=2", "clients=2", "cache.enabled=false")
@@ -50,7 +52,8 @@ def test_jobs_side_by_side_share_the_cores_and_report_back(command, tmp_path, pl
         assert f"run {number} of 4 done in " in out
     assert "sweep: 2 done, 2 failed\n" in out
     assert "2 of 4 runs failed" in err
-    assert err.count("failed: beta=-1.0 is out of range") == 2
+    for number in (3, 4):
+        assert re.search(rf"run {number} of 4 failed: beta=-1 method.ridge=\S+: beta=-1.0 is out of range", err)
     # The jobs' own output is in files of theirs.
     assert "All classes seen" not in out
     [sweep] = (tmp_path / "with space" / "sweeps").iterdir()
@@ -76,7 +79,7 @@ def test_jobs_as_submitit_sends_them(command, tmp_path, plain_environment):
     code, out, err = command("-m", "hydra/launcher=processes", *data, *SMALL, "beta=0.5,-1")
     assert code == 2
     assert "sweep: 1 done, 1 failed\n" in out
-    assert "run 2 failed: beta=-1.0 is out of range" in err
+    assert "run 2 of 2 failed: beta=-1: beta=-1.0 is out of range" in err
     [record] = (tmp_path / "runs").glob("*/run.json")
     assert json.loads(record.read_text())["environment"]["threads"] == max(1, cores() // 2)
 
@@ -163,8 +166,11 @@ def test_one_job_at_a_time_stays_in_this_process(command, tmp_path):
     one = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=1")
     code, out, err = command("-m", *one, f"out={tmp_path}", "seed=-1,-2")
     assert code == 2
-    assert err.count("fcl-bench: error: seed=") == 2
-    assert "── run 2 of 2 (0 done, 0 running, 1 failed, 1 to come): " in out
+    assert "fcl-bench: run 1 of 2 failed: seed=-1: seed=-1 is out of range" in err
+    assert "fcl-bench: run 2 of 2 failed: seed=-2: seed=-2 is out of range" in err
+    assert "sweep: 0 done, 2 failed\n" in out
+    [sweep] = (tmp_path / "sweeps").iterdir()
+    assert "fcl-bench: error: seed=-2 is out of range" in (sweep / "jobs" / "1.log").read_text()
 
 
 def test_a_sweep_with_a_failure_lists_it_with_its_command(command, tmp_path):
@@ -304,6 +310,7 @@ reports = st.builds(
 )
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.lists(reports, max_size=8, unique_by=lambda report: report.number), st.integers(0, 5), st.integers(1, 9))
 def test_the_progress_line_counts_every_job(given, more, side_by_side):
     line = progress_line(given, len(given) + more, side_by_side)
@@ -348,19 +355,19 @@ def test_a_job_without_an_end_has_failed_unless_it_runs_elsewhere(tmp_path, side
 def test_a_grid_of_the_configuration_counts_as_what_is_typed(command, tmp_path):
     """`hydra.sweeper.params`, which experiments fill in: same jobs as Hydra's sweeper makes of it."""
     grid = "++hydra.sweeper.params={seed:'-1,-2',clients:'2,3'}"
-    code, out, err = command("-m", grid, f"out={tmp_path}", "clients=4,5,6")
+    code, _, err = command("-m", grid, f"out={tmp_path}", "clients=4,5,6")
     assert code == 2
     assert "6 of 6 runs failed" in err
-    assert "── run 6 of 6 (0 done, 0 running, 5 failed, 1 to come): " in out
+    assert "run 6 of 6 failed: seed=-2 clients=6: seed=-2 is out of range" in err
 
 
 def test_the_jobs_are_counted_as_hydras_sweeper_makes_them(command, tmp_path):
     """Its functions, a group's choices by a pattern, and a key that is given twice."""
-    code, out, _ = command(
+    code, _, err = command(
         "-m", "method=glob(af*)", "clients=range(2,9)", "seed=choice(-1,-2)", "clients=3", f"out={tmp_path}"
     )
     assert code == 2
-    assert "── run 4 of 4 (0 done, 0 running, 3 failed, 1 to come): " in out
+    assert "run 4 of 4 failed: method=afl seed=-2: " in err
 
 
 def test_reports_read_back(tmp_path):
@@ -381,3 +388,66 @@ def test_a_sweep_whose_folder_cannot_hold_reports_fails_with_a_line(command, tmp
     code, _, err = command("-m", f"out={tmp_path}", "seed=0,1")
     assert code == 2
     assert err.count("fcl-bench: error: writing failed, 0.json: No space left on device") == 2
+
+
+def report_of(number: int, *overrides: str, **changes) -> JobReport:
+    result = {"A_avg": 90.0 + number, "A_T": 80.0 + number, "up_max_mib": 2.0}
+    return JobReport(number, list(overrides), DONE, 0, seconds=1.0, **{"result": result, **changes})
+
+
+def shown(reports) -> list[list[str]]:
+    """The cells of the table of results."""
+    table, _ = results_table(reports, varying(report.overrides for report in reports))
+    return [list(cells) for cells in zip(*(list(column.cells) for column in table.columns), strict=True)]
+
+
+def test_the_table_has_mean_deviation_and_best_of_each_setting():
+    reports = [report_of(n, f"method={m}", f"seed={n % 2}", "tasks=2") for n, m in enumerate("aabb")]
+    assert shown(reports) == [
+        ["method=a", "2", "90.50 ± 0.71", "80.50 ± 0.71", "81.00 (1)", "2"],
+        ["method=b", "2", "92.50 ± 0.71", "82.50 ± 0.71", "83.00 (1)", "2"],
+    ]
+    assert results_table(reports, {"method", "seed"})[1] == "highest mean A_T: method=b"
+    reports[3].result["A_T"] = None
+    assert shown(reports)[1][3:5] == ["82.00", "82.00"]
+    only_seeds = [report_of(n, f"seed={n}") for n in range(3)]
+    assert shown(only_seeds) == [["all runs", "3", "91.00 ± 1.00", "81.00 ± 1.00", "82.00 (2)", "2"]]
+    assert results_table([JobReport(0, [], FAILED, 2)], set()) is None
+
+
+def test_warnings_are_told_once_with_their_number():
+    reports = [report_of(n, warnings=["few", f"own {n}"]) for n in range(2)]
+    assert warnings(reports) == ["  few (2 runs)", "  own 0", "  own 1"]
+    many = warnings([report_of(0, warnings=[f"w{n}" for n in range(20)])])
+    assert many[-1] == "  and 12 more, in what the runs printed"
+    assert len(many) == 9
+
+
+def test_jobs_that_do_not_compose_fail_and_the_others_run(command, tmp_path):
+    code, out, err = command(
+        "-m", f"out={tmp_path}", *SMALL[:1], "tasks=2", "clients=2", "method=stsa,nope", "seed=0,1"
+    )
+    assert code == 2
+    assert "fcl-bench: run 3 of 4 failed: method=nope seed=0: method=nope is not known (one of " in err
+    assert "run 2 of 4 done in " in out
+    assert "sweep: 2 done, 2 failed\n" in out
+    assert f"    fcl-bench out={tmp_path} method.M=16 tasks=2 clients=2 method=nope seed=1\n" in out
+    # What the runs printed is in files, and one command makes tables of these runs.
+    [sweep] = (tmp_path / "sweeps").iterdir()
+    assert "All classes seen" not in out
+    assert "All classes seen" in (sweep / "jobs" / "1.log").read_text()
+    assert f"fcl-tables --out {tmp_path} --sweep {sweep.name}" in out
+    assert "method=stsa  " in out
+
+
+def test_where_no_job_composes_there_is_one_line(command, tmp_path):
+    code, out, err = command("-m", f"out={tmp_path}", "method=nope,nopf", "seed=0,1")
+    assert (code, out) == (2, "")
+    assert err.startswith("fcl-bench: error: method=nope is not known")
+    assert err.count("\n") == 1
+
+
+def test_a_preview_of_a_sweep_is_printed(command, tmp_path):
+    code, out, _ = command("-m", f"out={tmp_path}", "preview=true", "seed=0,1")
+    assert code == 0
+    assert out.count("preview: ") == 2

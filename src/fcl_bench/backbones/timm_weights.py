@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fcl_bench.data.sources.hub_reach import cache_unless_reachable
 from fcl_bench.errors import UserError, choices, first_line
 from fcl_bench.files import user_path
 
@@ -55,7 +56,8 @@ def hub_network(name: str, model_args: dict[str, Any]) -> torch.nn.Module:
             f"backbone.checkpoint=FILE, or a name: {choices(tagged, name)}",
         )
     log.info("weights %s: from the hub, or its cache on this machine", name)
-    return _create(name, model_args, pretrained=True)
+    with cache_unless_reachable() as why:
+        return _create(name, model_args, pretrained=True, why=why)
 
 
 def _architecture(name: str) -> str:
@@ -73,7 +75,7 @@ def _tagged(architecture: str) -> list[str]:
     return [name for name in timm.list_pretrained() if name.partition(".")[0] == architecture]
 
 
-def _create(name: str, model_args: dict[str, Any], pretrained: bool) -> torch.nn.Module:
+def _create(name: str, model_args: dict[str, Any], pretrained: bool, why: str = "") -> torch.nn.Module:
     import timm
 
     try:
@@ -89,7 +91,7 @@ def _create(name: str, model_args: dict[str, Any], pretrained: bool) -> torch.nn
         if not pretrained:
             raise
         raise UserError(
-            f"backbone.name={name}: weights could not be fetched from the hub: {first_line(error)}",
+            f"backbone.name={name}: weights could not be fetched from the hub: {why or first_line(error)}",
             "backbone.checkpoint=FILE with those weights, or a machine with network to fill the hub's cache",
         ) from error
 

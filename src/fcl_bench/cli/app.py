@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sys
+from importlib import import_module
 from typing import Any
 
 from fcl_bench import __version__
 from fcl_bench.cli.command import BUG, DONE, USER_ERROR, run_command, storage_error
 from fcl_bench.cli.job import job, no_collection
-from fcl_bench.cli.overrides import composition_error, ordered
+from fcl_bench.cli.overrides import COMMANDS, composition_error, ordered
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.sweep.workers import spin_briefly
 
@@ -23,16 +24,31 @@ def main() -> int:
 def _work() -> int:
     arguments = sys.argv[1:]
     spin_briefly()
-    if "-h" in arguments or "--help" in arguments:
-        from fcl_bench.cli.help import usage
-        from fcl_bench.composition import config_dir
-
-        print(usage(config_dir()), end="")
-        return DONE
+    if arguments and arguments[0] in COMMANDS:
+        return import_module(COMMANDS[arguments[0]]).work(arguments[1:])
+    if {"-h", "--help"} & set(arguments):
+        return _help(arguments)
     if "--version" in arguments:
         print(f"fcl-bench {__version__}")
         return DONE
     return _hydra(ordered(arguments))
+
+
+def _help(arguments: list[str]) -> int:
+    """The keys of the choices that were typed (`method=stsa_e --help`); the general help where none was."""
+    from fcl_bench.cli.help import usage
+    from fcl_bench.cli.knobs import groups
+    from fcl_bench.cli.show import about
+    from fcl_bench.composition import config_dir
+
+    typed = [argument.partition("=") for argument in arguments]
+    chosen = [about(group, choice) for group, equals, choice in typed if equals and group in groups()]
+    if not chosen:
+        print(usage(config_dir()), end="")
+        return DONE
+    print("\n\n".join(chosen))
+    print("\n`fcl-bench --help` lists all groups and the top-level keys.")
+    return DONE
 
 
 def _hydra(arguments: list[str]) -> int:
@@ -61,10 +77,11 @@ def _hydra(arguments: list[str]) -> int:
             raise UserError("-m with transport=ranks: every rank would be a sweep of its own", "one torchrun per run")
         arguments = [*arguments, CALLBACK]
     sys.argv[1:] = arguments
-    with sweeping() as sweep:
+    with sweeping(composition_error) as sweep:
         try:
             each_job()
         except (HydraException, OmegaConfBaseException) as error:
+            sweep.began = False  # it came to no job
             raise composition_error(error, arguments) from error
         except (TypeError, ValueError, OSError) as error:
             # Before the first job this is Hydra failing on what was typed (method=[1], an out that can't be made).
@@ -83,6 +100,9 @@ def _hydra(arguments: list[str]) -> int:
             told = " ".join(line.strip() for line in str(error).splitlines()[:2])
             print(f"fcl-bench: the launcher stopped: {told}", file=sys.stderr)
             return BUG
-        if sweep.began and not codes:  # the jobs ran in other processes
-            codes = [BUG if report.code is None else report.code for report in sweep.reports()]
+        if sweep.began:
+            elsewhere = not codes
+            # A job of another process that left no code has died; some jobs did not even start.
+            ended = [report.code for report in sweep.reports() if elsewhere or report.code is not None]
+            codes += [BUG if code is None else code for code in ended]
     return next((code for code in (BUG, USER_ERROR) if code in codes), DONE)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
+
+from fcl_bench.cli.knobs import default_choices, first_comment, groups, settings_text
 
 HEAD = """fcl-bench: federated continual learning methods under one split, one ledger and one set of tables
 
 usage: fcl-bench [key=value ...]            one run
        fcl-bench -m [key=value,value ...]   a run for every combination
        fcl-bench preview=true [key=value]   print and draw the split, run nothing
+       fcl-bench show [group[=choice]|key]  what can be chosen; the keys, paper and cost of one choice
+       fcl-bench tune key=RANGE [...]       search keys for the best result (see `fcl-bench tune --help`)
        fcl-bench-data list|check|prepare    what data sets there are, whether they are here and whole; fetch one
        fcl-tables [--help]                  the runs so far as one table and one figure
 
@@ -23,34 +26,29 @@ examples:
   fcl-bench -m experiment=stsa_scratch_cifar100
 
 options:
-  -h, --help         this text
+  -h, --help         this text; after method=NAME or another choice, its keys
   --version          the version
   -m, --multirun     run every combination of comma-separated values
   --cfg job          print the composed configuration, run nothing
   --hydra-help       Hydra's own options
+  -sc install=bash   print what makes the shell complete keys and choices: eval "$(fcl-bench -sc install=bash)"
 """
 
 
 def usage(conf: Path) -> str:
     """The help text for the configuration in folder `conf`."""
-    top = (conf / "config.yaml").read_text()
-    defaults = dict(re.findall(r"^  - (\w+): (\w+)$", top, flags=re.MULTILINE))
-    parts = [HEAD, "groups (group=choice; the keys of a choice are group.key):"]
-    for folder in sorted(entry for entry in conf.iterdir() if entry.is_dir() and entry.name != "hydra"):
-        parts.append(f"  {folder.name}")
-        files = sorted(folder.glob("*.yaml"))
+    parts = [
+        HEAD,
+        "groups (group=choice; the keys of a choice are group.key, `fcl-bench show group=choice` lists them):",
+    ]
+    for group in groups():
+        parts.append(f"  {group}")
+        files = sorted((conf / group).glob("*.yaml"))
         width = max(18, *(len(file.stem) for file in files))
         for file in files:
-            mark = "*" if file.stem == defaults.get(folder.name) else " "
-            parts.append(f"   {mark} {file.stem:<{width}} {_first_comment(file)}")
+            mark = "*" if file.stem == default_choices().get(group) else " "
+            parts.append(f"   {mark} {file.stem:<{width}} {first_comment(file)}")
     parts.append("  (* default; a data set may bring the backbone that suits it)\n")
     parts.append("top-level keys and their defaults:")
-    body = top.split("override hydra/job_logging: none\n")[1].split("\nhydra:")[0].strip("\n")
-    parts += [f"  {line}".rstrip() for line in body.splitlines()]
+    parts += [f"  {line}".rstrip() for line in settings_text().splitlines()]
     return "\n".join(parts) + "\n"
-
-
-def _first_comment(file: Path) -> str:
-    with file.open() as lines:
-        # Hydra's own directive, in an experiment's first line, is no description.
-        return next((line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line), "")

@@ -16,6 +16,7 @@ from fcl_bench.tracking.console import log_to_terminal, output_to, say, silence
 
 if TYPE_CHECKING:
     from fcl_bench.config import Settings
+    from fcl_bench.runs.run_json import RunRecord
 
 #: What helps where nothing can be written.
 _ROOM = "out=FOLDER and cache.dir=FOLDER with room to write"
@@ -44,13 +45,17 @@ def _job_of_sweep(config: Any, hydra_job: Any) -> int:
 
     folder = Path(str(hydra_job.sweep.dir)).absolute()
     report = JobReport(hydra_job.job.num, list(hydra_job.overrides.task))
+    output = output_path(folder, report.number)
+    sweep = current_sweep()
     with reported(folder, report):
-        if (sweep := current_sweep()) is not None:
-            say(f"\n── {sweep.header(report.number)}: {hydra_job.job.override_dirname or 'defaults'}")
-            return carry_out(config, report)
-        take_gpu(folder, str(config.device))
-        with output_to(output_path(folder, report.number)):
-            return carry_out(config, report)
+        if sweep is None:
+            take_gpu(folder, str(config.device))
+            with output_to(output):
+                return carry_out(config, report)
+        if sweep.folds:
+            with sweep.folded(output):
+                return carry_out(config, report)
+        return carry_out(config, report)
 
 
 def carry_out(config: Any, report: JobReport) -> int:
@@ -66,7 +71,7 @@ def carry_out(config: Any, report: JobReport) -> int:
             from fcl_bench.runs.screen import print_record
         if settings.transport.follows:
             return _follow(settings)
-        log_to_terminal("fcl-bench")
+        log_to_terminal("fcl-bench", report.warnings)
         if settings.scalars.preview:
             from fcl_bench.runs.preview import preview
 
@@ -74,6 +79,7 @@ def carry_out(config: Any, report: JobReport) -> int:
         else:
             outcome = run(settings, tracking)
             report.run, report.was_complete = str(outcome.folder), outcome.was_complete
+            report.result = _result(outcome.record)
             if outcome.was_complete:
                 say("this run is complete already; its record follows (force=true repeats the run)")
             print_record(outcome.record, report.run)
@@ -101,6 +107,13 @@ def _follow(settings: Settings) -> int:
     except KeyboardInterrupt as error:
         return interrupted(error)
     return DONE
+
+
+def _result(record: RunRecord) -> dict[str, float | None]:
+    """What a sweep tells of a run."""
+    metrics = record["metrics"]
+    upload = record["communication"]["up_max_bytes"] / 2**20
+    return {"A_avg": metrics["A_avg"], "A_T": metrics["A_T"], "up_max_mib": upload}
 
 
 @contextmanager

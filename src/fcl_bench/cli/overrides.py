@@ -8,8 +8,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+from fcl_bench.cli.knobs import choices_of, groups
+from fcl_bench.cli.suggestions import no_override, unknown_key, unknown_option
 from fcl_bench.errors import UserError, choices, first_line
 
+#: What may stand first in place of keys, and the module whose `work` is given the arguments after it.
+COMMANDS = {"show": "fcl_bench.cli.show", "tune": "fcl_bench.cli.tune"}
 SEE_HELP = "fcl-bench --help lists keys and choices"
 #: Keys whose values are paths.
 _PATHS = ("out", "data.path", "backbone.checkpoint", "cache.dir")
@@ -20,6 +24,7 @@ _OPTIONS = {
     **dict.fromkeys(("-m", "--multirun", "--hydra-help", "--resolve", "--run", "-r"), False),
     **dict.fromkeys(("--cfg", "-c", "--package", "-p", "--info", "-i"), True),
     **dict.fromkeys(("--config-name", "-cn", "--config-dir", "-cd"), True),
+    **dict.fromkeys(("--shell-completion", "-sc"), True),
 }
 
 
@@ -27,25 +32,28 @@ def ordered(arguments: list[str]) -> list[str]:
     """The options, then the overrides, as Hydra's parser wants them; a UserError for whatever is neither."""
     options: list[str] = []
     overrides: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
+    skipped = -1
+    for number, argument in enumerate(arguments):
+        if number == skipped:
+            continue
+        following = next(iter(arguments[number + 1 :]), None)
+        value = following if following is not None and not re.search(r"^-\D|=", following) else None
         if argument.startswith("-"):
             name, has_value, _ = argument.partition("=")
             if name == "--experimental-rerun":
                 raise UserError(f"{name} would unpickle a file, which can run any code", "the keys of that run again")
             if name not in _OPTIONS:
-                remedy = f"keys are written {name.lstrip('-')}=VALUE; {choices(_OPTIONS, name)}"
-                raise UserError(f"unknown option {argument}", remedy)
+                raise unknown_option(argument, value, _OPTIONS)
             options.append(argument)
             if _OPTIONS[name] and not has_value:
-                value = next(rest, None)
-                if value is None:
+                if following is None:
                     raise UserError(f"{argument} needs a value", "such as --cfg job")
-                options.append(value)
+                options.append(following)
+                skipped = number + 1
         elif "=" in argument or argument.startswith("~"):
             overrides.append(argument)
         else:
-            raise UserError(f"{argument} is not key=value", f"such as method=fedran; {SEE_HELP}")
+            raise no_override(argument, value, COMMANDS, f"such as method=fedran; {SEE_HELP}")
     for override in overrides:
         _require_plain_choice(override)
     sweep = bool({"-m", "--multirun"} & set(options))
@@ -57,23 +65,12 @@ def _require_plain_choice(override: str) -> None:
     """Raise a `UserError` for a group whose choice is a mapping or a list, and for logging into the working folder."""
     key, _, value = override.partition("=")
     key = key.lstrip("+")
+    if key == "hydra.verbose" and re.fullmatch(r"-?\d+(\.\d+)?|null|", value):
+        raise UserError(f"{override} has the wrong type", "true, false, or the name of a logger such as hydra")
     if key in _LOGGING and value not in ("none", "disabled"):
         raise UserError(f"{key}={value} would write into the working folder", "run.log in the run's folder has it all")
-    if key in _groups() and value[:1] in ("{", "["):
-        raise UserError(f"{override} is no choice of the group {key}", choices(_choices_of(key)))
-
-
-def _groups() -> set[str]:
-    from fcl_bench.composition import config_dir
-
-    return {entry.name for entry in config_dir().iterdir() if entry.is_dir()} - {"hydra"}
-
-
-def _choices_of(group: str) -> list[str]:
-    from fcl_bench.composition import config_dir, register_presets
-
-    presets = register_presets() if group == "experiment/preset" else []
-    return presets or [file.stem for file in (config_dir() / group).glob("*.yaml")]
+    if key in groups() and value[:1] in ("{", "["):
+        raise UserError(f"{override} is no choice of the group {key}", choices(choices_of(key)))
 
 
 def _swept(overrides: list[str]) -> list[str]:
@@ -143,36 +140,46 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
 
 
 def _unknown_choice(group: str, choice: str) -> UserError:
-    options = _choices_of(group)
+    options = choices_of(group)
     return UserError(f"{group}={choice} is not known", choices(options, choice) if options else SEE_HELP)
 
 
 def _unknown_key(key: str, typed: list[str]) -> UserError:
-    """Names the choice that lacks `key` where its group is swept (method=stsa,afl), and the keys that there are."""
-    groups = _groups()
-    pairs = (text.partition("=") for text in typed)
-    chosen = {group: choice for group, _, choice in pairs if group in groups}
-    group = key.partition(".")[0]
-    swept = chosen.get(group, "")
-    for choice in swept.split(",") if "," in swept else ():
-        known = _keys_beside(key, [f"{group}={choice}"])
-        if key not in known:
-            return UserError(f"unknown key {key} of {group}={choice}", choices(known, key))
-    known = _keys_beside(key, [f"{group}={choice}" for group, choice in chosen.items() if "," not in choice])
+    """Names the choice that lacks `key`, those that have it, and the keys that there are."""
+    chosen = [text for text in typed if text.partition("=")[0] in groups() and "," not in text]
+    top = _composed(chosen)
+    known, beside = _dotted(top), _keys_beside(key, top)
     if key in known:
         return UserError(f"{key} takes no new keys in this form", f"+{key}.KEY=VALUE")
-    return UserError(f"unknown key {key}", choices(known, key))
+    return unknown_key(key, [*known, *groups()], beside, typed)
 
 
-def _keys_beside(key: str, chosen: list[str]) -> list[str]:
-    """The keys that share the parent of `key` where `chosen` are composed; those at the top if it has no parent."""
+def _composed(chosen: list[str]) -> Any:
+    """The configuration of these choices, as mappings and lists; of the defaults where they do not compose either."""
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
     from fcl_bench.composition import composed
 
-    GlobalHydra.instance().clear()
-    top: Any = OmegaConf.to_container(composed(chosen))
+    hydra = GlobalHydra.instance()
+    before = hydra.hydra
+    hydra.clear()
+    try:
+        return OmegaConf.to_container(composed(chosen))
+    finally:
+        hydra.hydra = before
+
+
+def _dotted(node: Any, prefix: str = "") -> list[str]:
+    """Every key in nested mappings, `a` and `a.b`."""
+    if not isinstance(node, dict):
+        return []
+    named = [(f"{prefix}{key}", value) for key, value in node.items() if key != "_target_"]
+    return [one for name, value in named for one in (name, *_dotted(value, f"{name}."))]
+
+
+def _keys_beside(key: str, top: Any) -> list[str]:
+    """The keys that share the parent of `key`; those at the top if it has no parent there."""
     parent = key.rpartition(".")[0]
     node = top
     for part in parent.split(".") if parent else ():

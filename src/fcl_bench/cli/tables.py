@@ -31,12 +31,16 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = Parser(prog="fcl-tables", description="Tables and figures of the runs that fcl-bench left.")
-    parser.add_argument("--out", default="outputs", metavar="FOLDER", help="holds runs/, gets tables/ (outputs)")
+    out = "holds runs/, gets tables/ (outputs; with --profile quick outputs/quick)"
+    parser.add_argument("--out", metavar="FOLDER", help=out)
     which = (
         "only runs like these: method=fedran,stsa, beta=0.1, seed=0,1; method.rank=512 of the methods with a rank;"
-        " may be given repeatedly"
+        " profile=full, experiment=NAME, or any key of run.json; may be given repeatedly"
     )
     parser.add_argument("--where", action="append", default=[], metavar="KEY=VALUE", help=which)
+    sweep = "only the runs of this sweep (a folder in sweeps/; the end of a sweep prints it)"
+    parser.add_argument("--sweep", metavar="ID", help=sweep)
+    parser.add_argument("--latest", action="store_true", help="only the runs of the latest sweep")
     parser.add_argument("--name", type=_file_name, default="summary", help="of the files (summary)")
     formats, tables = ",".join(FORMATS), f"of the tables ({','.join(FORMATS)})"
     parser.add_argument("--format", type=_list_of("--format", FORMATS), default=formats, metavar="LIST", help=tables)
@@ -50,7 +54,9 @@ def _arguments() -> argparse.Namespace:
     paper = "instead, a paper's printed tables with ours beside them: fedran, stsa, afl, afcl, fedprotip or all"
     parser.add_argument("--paper", metavar="NAME", help=paper)
     parser.add_argument("--table", metavar="NAME", help='only this table of --paper, such as "Table 4"')
-    profile = "of --paper: full, runs of the printed settings; quick, of the experiments in miniature (full)"
+    profile = (
+        "full: runs of real settings (full); quick: runs of profile=quick, of --paper the experiments in miniature"
+    )
     parser.add_argument("--profile", default="full", metavar="NAME", help=profile)
     parser.add_argument("--if-changed", action="store_true", help="do nothing where files, runs and code are as before")
     parser.add_argument("--figures", action="store_true", help="every figure for which there are runs (svg, png)")
@@ -62,8 +68,10 @@ def _arguments() -> argparse.Namespace:
         from fcl_bench.papers.experiments import PROFILES  # only now: others wait for no library
 
         require_choice("--profile", arguments.profile, PROFILES)
-        if not arguments.paper:
-            raise UserError(f"--profile {arguments.profile} is for printed tables only", "such as --paper all")
+    if arguments.out is None:
+        arguments.out = "outputs" if arguments.profile == "full" else f"outputs/{arguments.profile}"
+    if arguments.sweep is not None and arguments.latest:
+        raise UserError(f"--sweep {arguments.sweep} and --latest are one too many", "one of them")
     if arguments.table and not arguments.paper:
         raise UserError(f"--table {arguments.table} is a table of no paper", "such as --paper fedran")
     if arguments.paper and (arguments.by or arguments.metrics or arguments.figures):
@@ -101,7 +109,7 @@ def _metrics(given: str) -> list[str]:
 def _tables() -> int:
     arguments = _arguments()
     # Only now, so that help and wrong options wait for no library.
-    from fcl_bench.results.collect import collect, selected
+    from fcl_bench.results.collect import collect, of_sweep, selected
 
     log_to_terminal("fcl-tables: warning", notes=False)
     out = user_path("--out", arguments.out)
@@ -112,7 +120,9 @@ def _tables() -> int:
     frame = collect(out / "runs", arguments.metrics)
     if frame.empty and (arguments.where or not arguments.paper):
         raise UserError(f"--out={arguments.out}: no complete run in {out / 'runs'}", "fcl-bench makes runs")
-    chosen_runs = frame if frame.empty else selected(frame, arguments.where)
+    chosen_runs = frame if frame.empty else selected(frame, arguments.where, out / "runs")
+    if not frame.empty and (arguments.latest or arguments.sweep is not None):
+        chosen_runs = of_sweep(chosen_runs, out, arguments.sweep or "")
     write = _papers if arguments.paper else _summary
     files = write(arguments, out, chosen_runs)
     print("\n".join(f"written: {file}" for file in files), flush=True)
@@ -123,6 +133,7 @@ def _tables() -> int:
 
 def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> list[Path]:
     """Today's runs as a table on the screen, and as files, which it returns."""
+    from fcl_bench.results.collect import mixed
     from fcl_bench.results.figures.costs import accuracy_against_cost
     from fcl_bench.results.figures.figure_set import figure_set
     from fcl_bench.results.figures.style import drawn
@@ -139,6 +150,8 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
     knobs = [key for key in arguments.by if key.startswith("method.")]
     parts = sections(summarise(used_runs(frame, knobs)) if knobs else summary, measures, arguments.by)
     whole = summary_table(runs, summary, measures)
+    for table in (whole, *parts.values()):
+        table.sheet.notes[:0] = mixed(runs)
     picture = accuracy_against_cost(summary, "bytes")
     contents: dict[str, str | bytes] = {
         **table_files(whole, arguments.format, summary_page),

@@ -158,7 +158,7 @@ def groups_of(
     prints = [key for key in ("features", "data_fingerprint") if key in runs and runs.loc[exact, key].nunique() > 1]
     found: dict[str, list[Hashable]] = {}
     for index in exact:
-        told = ", ".join(f"{key} {text(runs.loc[index, key])}" for key in (*left_open, *prints))
+        told = ", ".join(f"{key} {text(runs.loc[index, key]) or 'none'}" for key in (*left_open, *prints))
         found.setdefault(told, []).append(index)
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 #: Columns that tell runs of one configuration apart. What is neither one of these nor a measure is configuration.
-RUN_COLUMNS = ("seed", "run_id", "folder", "git_commit", "written")
+RUN_COLUMNS = ("seed", "run_id", "folder", "profile", "experiment", "git_commit", "written")
 
 #: What the record says of the configuration; of the groups there, the classes' knobs are columns too where they matter.
 _RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks")
@@ -31,6 +32,8 @@ _GROUPS = ("split", "partition", "adapt", "faults")
 _BESIDE = ("drift", "evaluate_rounds", "experiment", "profile")
 _NEITHER = ("device", "out", "force", "preview", "cache", "checkpoint_rounds", *_BESIDE)
 _LEFT_OUT = {*_RECORDED, "method", "seed", *_NEITHER}
+#: Of what is mixed: how many values are listed, and how many characters of each.
+_VALUES, _SHOWN = 4, 40
 #: What is read here and by those who draw the runs.
 _READ = {"config.yaml", "tasks.csv", "uploads.csv", "rounds.csv", "accuracy_matrix.csv", "task_aware_matrix.csv"}
 #: Keys that older runs lack, of which they had this value; `resolved_config` fills in the knobs marked `added`.
@@ -45,7 +48,8 @@ def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
 
     Besides `RUN_COLUMNS` and `MEASURES`, the columns are `method`, its knobs as `method.<knob>` with
     `method.revision`, and the setting: what the record and `config.yaml` say of data, stream, partition, number types
-    and device, with fingerprints of data and features. A null is the text "null"; a key that a run lacks is NaN.
+    and device, with fingerprints of data and features. A null is the text "null"; a key that a run lacks, and the beta
+    of a partition without one, is NaN.
 
     Args:
         runs: holds the run folders.
@@ -60,8 +64,9 @@ def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
         elif record is not None:
             config = resolved_config(path.parent / "config.yaml")
             run = {"seed": record["seed"], "run_id": record["run_id"], "folder": path.parent.name}
+            run |= {"profile": record.get("profile", "full"), "experiment": record.get("experiment")}
             run |= {"git_commit": record["environment"].get("git_commit"), "written": path.stat().st_mtime}
-            rows.append({**_configuration(record, config), **_results(record, single), **run})
+            rows.append({**_configuration(record, config), **measured(record, single), **run})
     if others:
         log.warning(
             "%s: runs by another version of fcl-bench are left out, %d in all, such as %s; run them again",
@@ -72,28 +77,90 @@ def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
     return frame.astype(dict.fromkeys((*MEASURES, *single), float)).copy() if rows else frame
 
 
-def selected(frame: pd.DataFrame, conditions: list[str]) -> pd.DataFrame:
+def selected(frame: pd.DataFrame, conditions: list[str], runs: Path | None = None) -> pd.DataFrame:
     """The runs that meet all of `conditions` (key=value, or key=value,value).
 
-    A condition on a knob says nothing of methods without it: method.rank=16 keeps STSA, which has no rank.
+    A key is a column of `frame` or, if the folder `runs` is given, any other key of run.json, such as
+    `environment.torch`. A condition on a knob says nothing of methods without it: method.rank=16 keeps STSA, which has
+    no rank.
 
     Raises:
-        UserError: a key that is no column, or a value that no run has.
+        UserError: a key that nothing has, or a value that no run has.
     """
     known = [column for column in frame if column not in (*MEASURES, "written") and not by_task(column)]
+    records: pd.DataFrame | None = None
     for condition in conditions:
         key, _, wanted = condition.partition("=")
         if not wanted or not key:
             raise UserError(f"--where {condition} is not KEY=VALUE", "such as --where method=fedran,stsa")
-        if key not in known:
-            raise UserError(f"--where {condition}: unknown key {key}", choices(known, key, most=len(known)))
-        there = frame[key].map(text)
+        if key in known:
+            column = frame[key]
+        else:
+            records = _records(frame, runs) if records is None else records
+            if key not in records:
+                raise UserError(f"--where {condition}: unknown key {key}", choices(known, key, most=len(known)))
+            column = records[key].reindex(frame.index)
+        there = column.map(text)
         values = [value if value in set(there) else number_text(value) for value in wanted.split(",")]
         for value in values:
             if value not in set(there):
                 raise UserError(f"--where {condition}: no run has {key}={value}", choices(set(there) - {""}, value))
         frame = frame[there.isin(values) | (key.startswith("method.") & (there == ""))]
     return frame
+
+
+def _records(frame: pd.DataFrame, runs: Path | None) -> pd.DataFrame:
+    """Every key of the runs' run.json, nested ones with dots, on the index of `frame`; nothing without a folder."""
+    if runs is None:
+        return pd.DataFrame(index=frame.index)
+    rows = [dict(_flat(json.loads((runs / folder / "run.json").read_text()))) for folder in frame["folder"]]
+    return pd.DataFrame(rows, frame.index, dtype=object)
+
+
+def of_sweep(frame: pd.DataFrame, out: Path, sweep: str) -> pd.DataFrame:
+    """The runs of one sweep in `<out>/sweeps`: those that it did, and those that it found complete.
+
+    Args:
+        sweep: the name of the sweep's folder; "": the latest one that has a complete run.
+
+    Raises:
+        UserError: no such sweep, or none of its runs is there.
+    """
+    folders = [path for path in (out / "sweeps").glob("*") if (path / "jobs").is_dir()]
+    folders.sort(key=lambda path: (path / "jobs").stat().st_mtime, reverse=True)
+    names = [path.name for path in folders]
+    if not folders:
+        raise UserError(f"{out / 'sweeps'} holds no sweep", "fcl-bench -m ... makes one, --out names its folder")
+    if sweep and sweep not in names:
+        raise UserError(f"--sweep {sweep} is not in {out / 'sweeps'}", choices(names, sweep, most=8))
+    for folder in [out / "sweeps" / sweep] if sweep else folders:
+        found = frame[frame["folder"].isin(_runs_of(folder))]
+        if len(found):
+            return found
+    told = f"--sweep {sweep}" if sweep else "--latest"
+    raise UserError(f"{told}: no complete run of it is in {out / 'runs'}", "the same sweep again, or another --out")
+
+
+def _runs_of(sweep: Path) -> set[str]:
+    """The names of the run folders in a sweep's reports."""
+    reports = (json.loads(path.read_text()) for path in (sweep / "jobs").glob("[0-9]*.json"))
+    return {Path(report["run"]).name for report in reports if report.get("run")}
+
+
+def mixed(frame: pd.DataFrame) -> list[str]:
+    """A line for each of profile, device and code revision in which runs of one table differ, and how to part them."""
+    lines = []
+    for what, key, values in (
+        ("profiles", "profile", frame["profile"]),
+        ("devices", "device", frame["device"]),
+        ("code revisions", "git_commit", frame["git_commit"]),
+    ):
+        count = values.map(lambda value: text(value) or "unknown").value_counts(sort=False)
+        if len(count) > 1:
+            listed = ", ".join(f"{str(value)[:_SHOWN]} ({runs})" for value, runs in list(count.items())[:_VALUES])
+            more = f" and {len(count) - _VALUES} more" if len(count) > _VALUES else ""
+            lines.append(f"These runs mix {what}: {listed}{more}; --where {key}=VALUE takes one.")
+    return lines
 
 
 def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[str, Any]:
@@ -108,6 +175,7 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
         # As text: it tells versions of the code apart and is no quantity.
         "method.revision": str(record.get("method_revision", "unknown")),
         **dict(_flat({key: record[key] for key in _RECORDED if key in record})),
+        **({"beta": math.nan} if record.get("beta") is None else {}),  # a law without one, where null says nothing
         **_BEFORE,
         **{key: record[key] for key in ("adapt", "faults", "protocol") if key in record},
         **dict(_flat({key: value for key, value in config.items() if key not in (*_LEFT_OUT, *_GROUPS)})),
@@ -124,7 +192,8 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
     }
 
 
-def _results(record: RunRecord, single: Collection[str]) -> dict[str, Any]:
+def measured(record: RunRecord, single: Collection[str] = ()) -> dict[str, Any]:
+    """Every one of `MEASURES` in a run record, and those of `single` tasks; None where it is not defined."""
     communication: Mapping[str, Any] = record["communication"]
     found = {**record["metrics"], **communication.get("accounting", {}), **record["runtime"]}
     for way in ("up_max", "down_max", "up_total_max"):

@@ -33,6 +33,7 @@ class Made:
         sources = [file for file in package.rglob("*") if file.suffix in (".py", ".csv", ".html", ".css", ".js")]
         self._sources = {
             "runs": {file.parent.name: _stamp(file) for file in sorted(out.glob("runs/*/run.json"))},
+            "sweeps": sorted(folder.name for folder in out.glob("sweeps/*")),
             "code": max(file.stat().st_mtime_ns for file in sources),
         }
 

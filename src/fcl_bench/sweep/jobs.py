@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fcl_bench.files import replacing
@@ -30,6 +30,8 @@ class JobReport:
         was_complete: whether the run was complete before, and only reported.
         seconds: from its start to its end.
         run: the run's folder.
+        result: of a run that is complete, its accuracies in percent and its upload in MiB; None where not defined.
+        warnings: what the run warned of, each text once.
     """
 
     number: int
@@ -40,6 +42,8 @@ class JobReport:
     was_complete: bool = False
     seconds: float = 0.0
     run: str = ""
+    result: dict[str, float | None] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def command(self) -> str:

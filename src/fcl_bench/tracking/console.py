@@ -7,14 +7,12 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TextIO
 
 from fcl_bench.errors import printable
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
+from fcl_bench.tracking.progress import Progress, ProgressLines
 
 log = logging.getLogger(__name__)
 
@@ -22,17 +20,25 @@ log = logging.getLogger(__name__)
 _TERMINAL = "terminal"
 
 
-def say(text: str) -> None:
-    """Print a line now, or go on without a reader (`| head`)."""
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a line now, to stdout or another stream, or go on without a reader (`| head`)."""
     try:
-        print(printable(text), flush=True)
+        print(printable(text), file=stream, flush=True)
     except BrokenPipeError:
-        drop_output()
+        drop_output(stream)
 
 
-def drop_output() -> None:
-    """The reader of our output has gone: go on without it, a sweep has more runs to do."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def drop_output(stream: TextIO | None = None) -> None:
+    """The reader of stdout, or of another stream, has gone: go on without it, a sweep has more runs to do."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
+
+
+@contextmanager
+def printed_to(path: Path) -> Iterator[None]:
+    """What Python prints and logs in this block, on either stream, is added to the file `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", buffering=1, errors="backslashreplace") as file, redirect_stdout(file), redirect_stderr(file):
+        yield
 
 
 @contextmanager
@@ -56,23 +62,26 @@ def output_to(path: Path) -> Iterator[None]:
             os.close(old)
 
 
-def log_to_terminal(prefix: str, notes: bool = True) -> None:
+def log_to_terminal(prefix: str, kept: list[str] | None = None, notes: bool = True) -> None:
     """Send the package's warnings to stderr and its notes to stdout, in place of what an earlier call arranged.
 
     Args:
         prefix: what stands before each line: the command's name.
+        kept: where each warning's text is put besides, once.
         notes: whether notes are shown at all.
     """
     package = logging.getLogger("fcl_bench")
     package.setLevel(logging.DEBUG)  # run.log has it all
     for old in [handler for handler in package.handlers if handler.name == _TERMINAL]:
         package.removeHandler(old)
-    handlers = [logging.StreamHandler(sys.stderr)]
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     handlers[0].setLevel(logging.WARNING)
     if notes:
         handlers.append(logging.StreamHandler(sys.stdout))
         handlers[1].setLevel(logging.INFO)
         handlers[1].addFilter(lambda record: record.levelno < logging.WARNING)
+    if kept is not None:
+        handlers.append(_Kept(kept))
     for handler in handlers:
         handler.name = _TERMINAL
         handler.setFormatter(_Printable(f"{prefix}: %(message)s"))
@@ -87,6 +96,19 @@ def log_to_terminal(prefix: str, notes: bool = True) -> None:
 def _folded(message: Warning | str, *_: Any, **__: Any) -> None:
     """A library's warning (of Pillow on damaged metadata, say) as one of ours, without the code that it comes from."""
     log.warning("%s", " ".join(str(message).split()))
+
+
+class _Kept(logging.Handler):
+    """Puts the text of each warning into a list, once."""
+
+    def __init__(self, kept: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._kept = kept
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = printable(" ".join(record.getMessage().split()))
+        if text not in self._kept:
+            self._kept.append(text)
 
 
 class _Printable(logging.Formatter):
@@ -128,10 +150,10 @@ def silence() -> None:
 _quiet: list[bool] = []
 
 
-def progress(total: int, what: str, unit: str, done: int = 0) -> tqdm:
+def progress(total: int, what: str, unit: str, done: int = 0) -> Progress:
     """A bar with rate and time left on stderr, shown only once two seconds have passed.
 
-    On a terminal it moves; in a log file it adds a line's worth every 30 seconds.
+    Where stderr is no terminal, a line a minute instead.
 
     Args:
         total: units of work in all.
@@ -139,10 +161,11 @@ def progress(total: int, what: str, unit: str, done: int = 0) -> tqdm:
         unit: what is counted ("image"); of bytes ("B") in millions and the like.
         done: units that an earlier, interrupted pass already did (not counted in the rate).
     """
+    if not _quiet and not sys.stderr.isatty():
+        return ProgressLines(total, what, unit, done)
     # Here, so that `--help` does not wait for it.
     from tqdm import tqdm
 
-    live = sys.stderr.isatty()
     return tqdm(
         total=total,
         disable=bool(_quiet),
@@ -151,7 +174,7 @@ def progress(total: int, what: str, unit: str, done: int = 0) -> tqdm:
         unit_scale=unit == "B",
         initial=done,
         delay=2,
-        mininterval=0.1 if live else 30,
-        dynamic_ncols=live,
-        leave=not live,
+        mininterval=0.1,
+        dynamic_ncols=True,
+        leave=False,
     )

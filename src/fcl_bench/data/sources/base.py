@@ -39,6 +39,7 @@ class Dataset:
     """A data set, ready to be cut into tasks: `train` and `test` hold images, or features.
 
     Attributes:
+        class_names: of the labels 0, 1, ..., in order; empty where the labels are the only names.
         domain_names: of the numbers in `domains`, in order; empty where the source has none.
         origin: which files these are ("uoft-cs/cifar100 at aadb3af..."); empty where the name says it all.
         elsewhere: whether the training samples stay at the clients' sites, so that there are none here.
@@ -47,6 +48,7 @@ class Dataset:
     name: str
     train: Split
     test: Split
+    class_names: tuple[str, ...] = field(default=(), kw_only=True)
     domain_names: tuple[str, ...] = field(default=(), kw_only=True)
     origin: str = field(default="", kw_only=True)
     elsewhere: bool = field(default=False, kw_only=True)
@@ -119,6 +121,10 @@ def existing_path(path: str | None, data: str, wanted: str) -> Path:
     expanded = user_path("data.path", path)
     if not expanded.exists():
         raise UserError(f"data.path={path} does not exist", wanted)
+    if expanded.suffix == ".npz" and ".npz" not in wanted:
+        raise UserError(
+            f"data.path={path} is an .npz file, and data={data} reads {wanted}", f"data=features data.path={path}"
+        )
     if not expanded.is_dir() and (found := special(expanded)):
         raise UserError(f"data.path={path} is {found}", wanted)
     return expanded

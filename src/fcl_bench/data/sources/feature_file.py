@@ -15,7 +15,10 @@ from fcl_bench.files import content_hash
 
 @dataclass
 class FeatureFile(Source):
-    """Ready features in an .npz file: x_train (n, d), y_train (n,), x_test, y_test; labels non-negative integers."""
+    """Ready features in an .npz file: x_train (n, d), y_train (n,), x_test, y_test.
+
+    Labels are non-negative integers, or texts: the classes' names, which are numbered in alphabetical order.
+    """
 
     name: str = knob("features", filled=True, words="a name for tables")
     path: str | None = knob(None, identity=False)
@@ -23,6 +26,7 @@ class FeatureFile(Source):
     def load(self) -> Dataset:
         path = existing_path(self.path, self.name, "an .npz file with x_train, y_train, x_test, y_test")
         arrays = self._read(path)
+        names = _numbered(path, arrays)
         splits = [self._split(path, arrays, side) for side in ("train", "test")]
         train_d, test_d = (split.inputs.shape[1] for split in splits)  # type: ignore[union-attr]
         if train_d != test_d:
@@ -30,7 +34,7 @@ class FeatureFile(Source):
                 f"data.path={path}: x_train has {train_d} features and x_test has {test_d}",
                 "use one backbone for both",
             )
-        return Dataset(self.name, *splits)
+        return Dataset(self.name, *splits, class_names=names)
 
     @staticmethod
     def _read(path: Path) -> dict[str, np.ndarray]:
@@ -48,6 +52,11 @@ class FeatureFile(Source):
                 return {name: file[name] for name in ("x_train", "y_train", "x_test", "y_test")}
         except UserError:
             raise
+        except ValueError as error:
+            if "Object arrays" not in str(error):
+                raise UserError(f"data.path={path} is not a readable .npz file", remedy) from error
+            told = "arrays of numbers and of texts, such as numpy.array(labels, dtype=str)"
+            raise UserError(f"data.path={path} holds Python objects, which are never unpickled", told) from error
         except Exception as error:  # whatever NumPy, zipfile, zlib and tokenize raise on foreign bytes
             raise UserError(f"data.path={path} is not a readable .npz file", remedy) from error
 
@@ -66,7 +75,9 @@ class FeatureFile(Source):
                 "numbers of at most 64 bits in an array of shape (n, d), d >= 1",
             )
         if y.ndim != 1 or y.dtype.kind not in "iu":
-            raise UserError(f"{where} y_{side} has shape {y.shape} and type {y.dtype}", "integers of shape (n,)")
+            raise UserError(
+                f"{where} y_{side} has shape {y.shape} and type {y.dtype}", "integers or texts of shape (n,)"
+            )
         if len(x) != len(y):
             raise UserError(
                 f"{where} x_{side} has {len(x)} rows and y_{side} has {len(y)} labels",
@@ -90,3 +101,25 @@ class FeatureFile(Source):
         digest = content_hash(f"{x.dtype} {x.shape}".encode())
         digest.update(x.data)
         return Split(y.astype(np.int64), x, digest.hexdigest())
+
+
+def _numbered(path: Path, arrays: dict[str, np.ndarray]) -> tuple[str, ...]:
+    """Replace labels that are texts by numbers, in place; the names of these numbers in order, none of integers."""
+    sides = ("y_train", "y_test")
+    texts = [side for side in sides if arrays[side].dtype.kind in "US"]
+    if not texts:
+        return ()
+    if len(texts) < 2:
+        other = next(side for side in sides if side not in texts)
+        raise UserError(
+            f"data.path={path}: {texts[0]} holds names and {other} has type {arrays[other].dtype}",
+            "names in both, or integers in both",
+        )
+    decoded = {
+        side: np.char.decode(arrays[side], "utf-8") if arrays[side].dtype.kind == "S" else arrays[side]
+        for side in sides
+    }
+    names = np.unique(np.concatenate([decoded[side].ravel() for side in sides]))
+    for side in sides:
+        arrays[side] = np.searchsorted(names, decoded[side])
+    return tuple(names.tolist())

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fcl_bench.data.sources.hub_reach import unreachable
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.files import file_checksum, locked, replacing, writable
 from fcl_bench.tracking.console import progress
@@ -248,6 +249,8 @@ def _listing(wanted: Repository) -> tuple[str, list[HubFile]]:
     """The commit that the revision names now, and its files of the splits."""
     from huggingface_hub import HfApi
 
+    if why := unreachable():
+        raise not_here(wanted, f"could not be fetched from the hub: {why}")
     try:
         info: Any = HfApi().repo_info(
             wanted.repo, repo_type="dataset", revision=wanted.revision, files_metadata=True, timeout=30

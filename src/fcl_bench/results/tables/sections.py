@@ -110,6 +110,7 @@ def _section(name: str, summary: pd.DataFrame, measures: list[Measure], by: list
 def _told(row: pd.Series, apart: list[str]) -> str:
     """What a column is about: "beta 0.1, cpu"; device, protocol and method speak for themselves."""
     themselves = (*ALWAYS_APART, "label")
+    apart = [key for key in apart if key != "beta" or text(row[key])]  # of a partition that has one
     return ", ".join(text(row[key]) if key in themselves else f"{key} {text(row[key]) or 'none'}" for key in apart)
 
 

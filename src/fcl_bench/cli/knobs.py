@@ -1,0 +1,169 @@
+"""What can be typed, read from the YAML files: groups, their choices, and the keys of each with their comments.
+
+Neither Hydra nor any choice's class is imported, so help and error messages are quick.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fcl_bench.composition import config_dir, register_presets
+from fcl_bench.config import YAML_LOADER
+
+#: `key: value  # comment`, at any depth.
+_LINE = re.compile(r'( *)"?(\w+)"?:(?: +(.*?))?(?: *# ?(.*))?')
+#: Groups whose choices set keys of the whole run, and have none of their own.
+WHOLE_RUNS = ("experiment", "profile")
+#: Keys of a choice's YAML that are no knobs.
+_NO_KNOBS = ("_target_", "defaults")
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One key: its default as the YAML has it, and what the YAML says of it."""
+
+    default: str
+    comment: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One choice of a group.
+
+    Attributes:
+        group, name: `group=name` chooses it.
+        description: the first comment of its YAML.
+        facts: the further lines of that comment that have the form `Word: text`, such as `Paper`.
+        knobs: by key below the group (`training.lr`), in the order of the YAML; a nested key follows its parent.
+        brings: the choices of other groups that come with it, by group.
+    """
+
+    group: str
+    name: str
+    description: str
+    facts: dict[str, str] = field(default_factory=dict)
+    knobs: dict[str, Knob] = field(default_factory=dict)
+    brings: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys as they are typed, those of nested parts in place of the parts."""
+        return [f"{self.group}.{name}" for name in self.knobs if name not in _parts(self.knobs)]
+
+
+def groups() -> list[str]:
+    """The names of all groups, ascending; Hydra's own left out."""
+    return sorted(entry.name for entry in config_dir().iterdir() if entry.is_dir() and entry.name != "hydra")
+
+
+def choices_of(group: str) -> list[str]:
+    """The choices of a group, ascending; of `experiment/preset` and Hydra's own groups too."""
+    if group == "experiment/preset":
+        return register_presets()
+    return sorted(file.stem for file in (config_dir() / group).glob("*.yaml"))
+
+
+@functools.cache
+def default_choices() -> dict[str, str]:
+    """The choice of each group that is in force if nothing is typed."""
+    text = (config_dir() / "config.yaml").read_text()
+    return dict(re.findall(r"^  - (\w+): (\w+)$", text, flags=re.MULTILINE))
+
+
+@functools.cache
+def read_choice(group: str, name: str) -> Choice:
+    """A choice with its keys, those that it takes over from another choice of the group included."""
+    text = (config_dir() / group / f"{name}.yaml").read_text()
+    heading = [line[1:].strip() for line in text.splitlines() if line.startswith("#") and "@package" not in line]
+    facts = dict(line.split(": ", 1) for line in heading[1:] if re.match(r"[A-Z]\w+: ", line))
+    knobs: dict[str, Knob] = {}
+    brings = {}
+    for entry in yaml.load(text, Loader=YAML_LOADER).get("defaults", []):
+        if isinstance(entry, str) and (config_dir() / group / f"{entry}.yaml").is_file():
+            knobs |= read_choice(group, entry).knobs
+        elif isinstance(entry, dict):
+            for key, value in entry.items():
+                if found := re.match(r"override /(\w+)", key):
+                    brings[found[1]] = value
+    own = {} if group in WHOLE_RUNS else _knobs(text)
+    return Choice(group, name, heading[0] if heading else "", facts, _over(knobs, own), brings)
+
+
+@functools.cache
+def top_level() -> dict[str, Knob]:
+    """The keys of `conf/config.yaml` that belong to no group, with their defaults and comments."""
+    found = _knobs(settings_text())
+    return {key: knob for key, knob in found.items() if key not in _parts(found)}
+
+
+def settings_text() -> str:
+    """The lines of `conf/config.yaml` that hold these keys."""
+    text = (config_dir() / "config.yaml").read_text()
+    return text.split("override hydra/job_logging: none\n")[1].split("\nhydra:")[0].strip("\n")
+
+
+def owners(group: str, key: str) -> list[str]:
+    """The choices of `group` that have this key (below the group), as a knob or as a part with knobs of its own."""
+    return [name for name in choices_of(group) if key in read_choice(group, name).knobs]
+
+
+@functools.cache
+def keys_ending(word: str) -> list[str]:
+    """Every key of any choice, and every top-level key, whose last part is `word`, whatever its case."""
+    found = [key for key in top_level() if key.rpartition(".")[2].lower() == word.lower()]
+    for group in groups():
+        for name in choices_of(group):
+            found += [key for key in read_choice(group, name).keys if key.rpartition(".")[2].lower() == word.lower()]
+    return list(dict.fromkeys(found))
+
+
+def _parts(knobs: Iterable[str]) -> set[str]:
+    """Those of the keys that have keys below them."""
+    return {key.rpartition(".")[0] for key in knobs}
+
+
+def _knobs(text: str) -> dict[str, Knob]:
+    """The keys in a YAML file's text, in its order. An indented line of comment goes on with the one before."""
+    found: dict[str, Knob] = {}
+    parents: list[tuple[int, str]] = []
+    for line in text.splitlines():
+        match = _LINE.fullmatch(line)
+        if match is None:
+            if found and (further := re.fullmatch(r" +# ?(.*)", line)):
+                last, knob = list(found.items())[-1]
+                found[last] = Knob(knob.default, f"{knob.comment} {further[1]}")
+            continue
+        depth, name = len(match[1]), match[2]
+        parents = [(above, key) for above, key in parents if above < depth]
+        path = ".".join([*(key for _, key in parents), name])
+        if path.partition(".")[0] not in _NO_KNOBS:
+            found[path] = Knob(match[3] or "", match[4] or "")
+        parents.append((depth, name))
+    return found
+
+
+def _over(taken: dict[str, Knob], own: dict[str, Knob]) -> dict[str, Knob]:
+    """`taken` with what `own` says over it; a comment that `own` leaves out stays."""
+    result = dict(taken)
+    for name, knob in own.items():
+        value: Any = yaml.load(knob.default, Loader=YAML_LOADER) if knob.default.startswith("{") else None
+        if value and any(other.startswith(f"{name}.") for other in result):
+            for key, entry in value.items():
+                result[f"{name}.{key}"] = Knob(str(entry), result.get(f"{name}.{key}", knob).comment)
+        else:
+            before = result.get(name, knob)
+            result[name] = Knob(knob.default, knob.comment or before.comment)
+    return result
+
+
+def first_comment(file: Path) -> str:
+    """What a YAML file says of itself in its first line; Hydra's own directive there is no description."""
+    with file.open() as lines:
+        return next((line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line), "")

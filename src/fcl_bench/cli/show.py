@@ -1,0 +1,147 @@
+"""`fcl-bench show`: what can be chosen, and of one choice its keys, its paper, its cost and a command."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Mapping
+
+from fcl_bench.cli.command import DONE
+from fcl_bench.cli.knobs import WHOLE_RUNS, Choice, Knob, choices_of, groups, owners, read_choice, top_level
+from fcl_bench.errors import UserError, choices, require_choice
+
+USAGE = """usage: fcl-bench show                 the groups
+       fcl-bench show GROUP           its choices, one line each
+       fcl-bench show GROUP=CHOICE    its keys with their defaults, its paper, its cost, a command
+       fcl-bench show KEY             what a key is, and which choices have it
+"""
+#: What the commands of a group need beside the choice, where that is not `group=choice` alone.
+_EXAMPLES = {
+    "backbone=timm": "fcl-bench data=cifar100 backbone=timm backbone.name=resnet50.a1_in1k",
+    "data=features": "fcl-bench data=features data.path=FEATURES.npz",
+    "data=imagefolder": "fcl-bench data=imagefolder data.path=FOLDER",
+    "data=domainnet": "fcl-bench data=domainnet tasks=6",
+    "faults=listed": "fcl-bench faults=listed 'faults.late=[3@0]'",
+    "split=domain_incremental": "fcl-bench data=vtab split=domain_incremental",
+}
+
+
+def work(arguments: list[str]) -> int:
+    """Print what is asked for. Raises a `UserError` for a group, choice or key that is not there."""
+    if {"-h", "--help"} & set(arguments):
+        print(USAGE, end="")
+        return DONE
+    print("\n\n".join(map(_shown, arguments)) if arguments else _groups())
+    return DONE
+
+
+def about(group: str, name: str) -> str:
+    """All of one choice. Raises a `UserError` for one that is not there."""
+    require_choice(group, name, choices_of(group))
+    choice = read_choice(group, name)
+    parts = [f"{group}={name}", _wrapped(choice.description)]
+    if choice.knobs:
+        parts += ["", "keys and their defaults:", _table(choice)]
+    parts += [""] if choice.facts or choice.brings else []
+    parts += [_wrapped(f"{word.lower()}: {text}") for word, text in choice.facts.items()]
+    parts += [f"brings: {other}={value}" for other, value in choice.brings.items()]
+    return "\n".join([*parts, "", "example:", *(f"  {command}" for command in _commands(choice))])
+
+
+def _shown(asked: str) -> str:
+    group, equals, name = asked.partition("=")
+    if equals and group in groups():
+        return about(group, name)
+    if asked in groups():
+        return _choices(asked)
+    if not equals and (found := _key(asked)):
+        return found
+    known = [*groups(), *top_level()]
+    raise UserError(f"show {asked}: there is no such group or key", choices(known, group, most=len(known)))
+
+
+def _groups() -> str:
+    parts = ["groups, with how many choices each has (`fcl-bench show GROUP` lists them):", ""]
+    for group in groups():
+        names = choices_of(group)
+        parts.append(
+            f"  {group:<12} {len(names):>3}  {textwrap.shorten(', '.join(names), _width() - 20, placeholder=' ...')}"
+        )
+    return "\n".join([*parts, "", "top-level keys:", _rows(top_level())])
+
+
+def _choices(group: str) -> str:
+    names = choices_of(group)
+    lines = _two_columns((name, read_choice(group, name).description) for name in names)
+    return "\n".join([f"{group}= (`fcl-bench show {group}={names[0]}` shows the keys of one)", "", *lines])
+
+
+def _key(key: str) -> str:
+    """What a key is; "" if nothing has it."""
+    if key in top_level():
+        return _rows({key: top_level()[key]})
+    group, _, below = key.partition(".")
+    if group not in groups() or group in WHOLE_RUNS or not below:
+        return ""
+    rows = {f"{group}={name}": read_choice(group, name).knobs[below] for name in owners(group, below)}
+    return "\n".join([key, *_two_columns((name, _said(knob)) for name, knob in rows.items())]) if rows else ""
+
+
+def _commands(choice: Choice) -> list[str]:
+    chosen = f"{choice.group}={choice.name}"
+    if choice.group == "experiment":
+        from fcl_bench.papers.experiments import runs_of
+
+        size = {profile: len(runs_of(choice.name, profile)) for profile in ("full", "quick")}
+        one = f"fcl-bench {chosen} --cfg job"
+        return [
+            *_two_columns(
+                [
+                    (f"fcl-bench -m {chosen}", f"{size['full']} runs"),
+                    (f"fcl-bench -m {chosen} profile=quick", f"{size['quick']} runs in miniature"),
+                    (one, "prints the settings of its first run"),
+                ],
+                indent="",
+            )
+        ]
+    if choice.group == "backbone" and "checkpoint" in choice.knobs:
+        return [_EXAMPLES.get(chosen, f"fcl-bench data=cifar100 {chosen}")]
+    beside = " data=digits profile=quick" if "training" in choice.knobs else ""
+    return [_EXAMPLES.get(chosen, f"fcl-bench {chosen}{beside}")]
+
+
+def _table(choice: Choice) -> str:
+    named = {key: choice.knobs[key.removeprefix(f"{choice.group}.")] for key in choice.keys}
+    return _rows(named)
+
+
+def _rows(knobs: Mapping[str, Knob]) -> str:
+    return "\n".join(_two_columns((f"{key}={knob.default}", knob.comment) for key, knob in knobs.items()))
+
+
+def _said(knob: Knob) -> str:
+    return f"{knob.default}  {knob.comment}" if knob.comment else knob.default
+
+
+def _two_columns(rows: Iterable[tuple[str, str]], indent: str = "  ") -> list[str]:
+    """Lines of names and texts, the texts folded to the terminal; a name that is too long has a line of its own."""
+    pairs = list(rows)
+    left = min(max((len(name) for name, _ in pairs), default=0), 44, _width() - 30)
+    wide = max(24, _width() - left - len(indent) - 2)
+    lines = []
+    for name, text in pairs:
+        folded = textwrap.wrap(text, wide, break_long_words=False) or [""]
+        if len(name) > left:
+            lines.append(f"{indent}{name}")
+            name = ""
+        for number, part in enumerate(folded):
+            lines.append(f"{indent}{name if number == 0 else '':<{left}}  {part}".rstrip())
+    return [line for line in lines if line.strip()]
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, _width(), initial_indent="  ", subsequent_indent="    ", break_long_words=False)
+
+
+def _width() -> int:
+    return max(60, shutil.get_terminal_size((120, 24)).columns)

@@ -1,0 +1,136 @@
+"""What was probably meant by a key that is not there, from the words that other tools use."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from fcl_bench.cli.knobs import WHOLE_RUNS, choices_of, default_choices, groups, keys_ending, owners, top_level
+from fcl_bench.errors import UserError, choices
+
+#: Words of papers and other tools, and the keys that they are here; a key of the word's own name comes after these.
+_WORDS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("alpha", "dirichlet_alpha", "dir_alpha", "concentration"), ("beta",)),
+    **dict.fromkeys(("learning_rate", "local_lr", "eta"), ("method.training.lr",)),
+    **dict.fromkeys(("epoch", "num_epochs", "local_epochs", "local_ep"), ("method.training.epochs",)),
+    **dict.fromkeys(
+        ("num_rounds", "n_rounds", "comm_rounds", "global_rounds", "communication_rounds"), ("method.training.rounds",)
+    ),
+    **dict.fromkeys(("bs", "batch", "batchsize", "local_bs"), ("method.training.batch_size",)),
+    **dict.fromkeys(("wd", "decay"), ("method.training.weight_decay",)),
+    **dict.fromkeys(("frac", "participation"), ("method.training.fraction",)),
+    **dict.fromkeys(("optim", "opt"), ("method.training.optimizer",)),
+    **dict.fromkeys(("k", "num_clients", "n_clients", "num_users", "users"), ("clients",)),
+    **dict.fromkeys(("t", "num_tasks", "n_tasks", "task"), ("tasks",)),
+    **dict.fromkeys(("random_seed", "seeds"), ("seed",)),
+    **dict.fromkeys(("dataset", "data_set"), ("data",)),
+    **dict.fromkeys(("data_path", "data_dir", "datadir", "root"), ("data.path",)),
+    **dict.fromkeys(("model", "net", "network", "arch"), ("backbone",)),
+    **dict.fromkeys(("ckpt", "weights"), ("backbone.checkpoint",)),
+    **dict.fromkeys(("algorithm", "algo", "alg", "strategy"), ("method",)),
+    **dict.fromkeys(("output", "output_dir", "outdir", "save_dir", "log_dir"), ("out",)),
+    **dict.fromkeys(("gpu", "cuda"), ("device",)),
+    **dict.fromkeys(("lambda", "lam", "reg"), ("method.ridge", "method.gamma")),
+    **dict.fromkeys(("random_features", "num_features"), ("method.M",)),
+    "num_classes": ("data.classes",),
+    "quick": ("profile",),
+}
+#: The part of a method that has the usual keys of training, which come before others of their names.
+_USUAL = "method.training."
+#: Most suggestions in one line.
+_MOST = 3
+
+
+def meant(word: str) -> list[str]:
+    """The keys and groups that `word` may stand for, the likeliest first; none where it says nothing."""
+    last = word.rpartition(".")[2].lower().replace("-", "_")
+    named = sorted(
+        keys_ending(last), key=lambda key: (not key.startswith(_USUAL), not key.startswith("method."), key.count("."))
+    )
+    return list(dict.fromkeys([*_WORDS.get(last, ()), *([last] if last in groups() else []), *named]))
+
+
+def unknown_key(key: str, known: Sequence[str], beside: Sequence[str], typed: Collection[str]) -> UserError:
+    """What to say of a key that the composed configuration does not have.
+
+    Args:
+        key: as typed, without its value.
+        known: every key of the configuration that is composed without it, dotted, and its groups.
+        beside: those that share the key's parent.
+        typed: all arguments, from which the choices come that were made.
+    """
+    pairs = [text.lstrip("+").partition("=") for text in typed]
+    chosen = {group: choice for group, _, choice in pairs if group in groups()}
+    group, _, below = key.partition(".")
+    if below and group in groups() and group not in WHOLE_RUNS and (having := owners(group, below)):
+        return _of_others(group, key, having, chosen, beside, next((value for k, _, value in pairs if k == key), ""))
+    likely = meant(key)
+    if here := [candidate for candidate in likely if candidate in known][:_MOST]:
+        return UserError(f"unknown key {key}", f"did you mean {' or '.join(here)}?")
+    if likely:
+        first = likely[0]
+        group, _, below = first.partition(".")
+        having = owners(group, below) if group in groups() else []
+        return UserError(
+            f"unknown key {key}",
+            f"did you mean {first}? {_listed(having)}; {_which(group, chosen)} does not",
+        )
+    return UserError(f"unknown key {key}", choices(beside, key))
+
+
+def unknown_option(option: str, value: str | None, options: Collection[str]) -> UserError:
+    """`--seed 3` for seed=3, and the like.
+
+    Args:
+        option: as typed, perhaps with `=VALUE`.
+        value: the argument after it, if that is no option and no override.
+        options: those that there are.
+    """
+    name, has_value, own = option.lstrip("-").partition("=")
+    written = f"={own if has_value else value}" if has_value or value is not None else "=VALUE"
+    for key in (name, name.replace("-", "_")):
+        if key in top_level() or key in groups():
+            return UserError(f"unknown option {option}", f"keys are written without dashes: {key}{written}")
+    if likely := meant(name):
+        return UserError(f"unknown option {option}", f"keys are written without dashes: {likely[0]}{written}")
+    near = choices(options, f"--{name}")
+    return UserError(f"unknown option {option}", f"keys are written {name}=VALUE; {near}")
+
+
+def no_override(argument: str, value: str | None, commands: Collection[str], otherwise: str) -> UserError:
+    """An argument that is neither an option nor key=value: `seed 3`, `fedran`, `shwo`."""
+    told = f"{argument} is not key=value"
+    key = argument if argument in (*top_level(), *groups()) else next(iter(meant(argument)), "")
+    if key and value is not None:
+        return UserError(told, f"did you mean {key}={value}?")
+    for group in ("method", "data", "backbone", "experiment", *groups()):
+        if argument in choices_of(group):
+            return UserError(told, f"did you mean {group}={argument}?")
+    near = choices(commands, argument)
+    return UserError(told, f"{near.partition('?')[0]}?" if near.startswith("did you mean") else otherwise)
+
+
+def _of_others(
+    group: str, key: str, having: list[str], chosen: dict[str, str], beside: Sequence[str], value: str
+) -> UserError:
+    """A key that other choices of its group have."""
+    own = ", ".join(name.removeprefix(f"{group}.") for name in beside) or "no keys"
+    remedy = f"{_which(group, chosen)} has {own}"
+    if key == "data.path" and value.endswith(".npz"):
+        remedy = f"did you mean data=features data.path={value}? {remedy}"
+    return UserError(f"unknown key {key}: it belongs to {_names(having)}", remedy)
+
+
+def _which(group: str, chosen: dict[str, str]) -> str:
+    """The choice that is in force, as far as what was typed tells."""
+    return f"{group}={chosen.get(group) or default_choices().get(group)}"
+
+
+def _listed(having: list[str]) -> str:
+    return f"{_names(having)} {'has' if len(having) == 1 else 'have'} it"
+
+
+def _names(names: list[str]) -> str:
+    """Some of them, and how many there are."""
+    if len(names) <= 6:
+        return ", ".join(names)
+    return f"{', '.join(names[:4])} and {len(names) - 4} more"

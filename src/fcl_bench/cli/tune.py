@@ -1,0 +1,207 @@
+"""`fcl-bench tune`: search keys for the best result; every trial is an ordinary run with its own id."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fcl_bench.cli.command import DONE, Parser
+from fcl_bench.cli.overrides import composition_error, ordered
+from fcl_bench.config import Settings, load_settings
+from fcl_bench.errors import UserError, require_choice
+from fcl_bench.files import json_hash, locked, slug, user_path, writable
+from fcl_bench.results.measures import MEASURES
+from fcl_bench.sweep.jobs import JobReport, output_path, reported
+from fcl_bench.sweep.search import Pruning, Range, ended, open_study, parse_range, require_optuna
+from fcl_bench.tracking.base import Tracking, load_tracking
+from fcl_bench.tracking.console import log_to_terminal, printed_to, say
+
+#: What a run tells after each task is of this kind; trials that are chosen by something else are not pruned.
+_PRUNED_BY = ("A_avg", "A_T")
+#: Trials that are listed at the end.
+_LISTED = 5
+
+
+class _Parser(Parser):
+    lists = "options of tune"
+
+
+@dataclass(frozen=True)
+class _Search:
+    """What was asked for.
+
+    Attributes:
+        fixed: the overrides of every trial.
+        space: the keys that are searched.
+        seeds: every trial is run with each, and the mean counts.
+        metric: one of `MEASURES`.
+        prune: whether trials that fall behind are ended.
+    """
+
+    fixed: list[str]
+    space: dict[str, Range]
+    seeds: list[str]
+    metric: str
+    prune: bool
+
+    def overrides(self, values: dict[str, str], seed: str) -> list[str]:
+        """Of one run."""
+        return [*self.fixed, *(f"{key}={value}" for key, value in values.items()), f"seed={seed}"]
+
+
+def work(arguments: list[str]) -> int:
+    """Do the trials that are left, and print the best. Raises a `UserError` for wrong input."""
+    parser = _Parser(
+        prog="fcl-bench tune",
+        usage="fcl-bench tune [options] key=value ... key=RANGE ...",
+        description="Search keys for the best result with Optuna. A RANGE is log(1e-4,1), uniform(0,1), int(1,8),"
+        " int_log(8,512), choice(a,b) or a,b. With seed=0,1,2 every trial is run with each seed, and the mean counts."
+        " The same command goes on where it stopped; with more --trials, further.",
+        epilog="example: fcl-bench tune method=finetune backbone=tiny profile=quick --trials 20"
+        " 'method.training.lr=log(1e-3,1)' method.training.epochs=1,2,5",
+    )
+    parser.add_argument("--trials", type=int, default=20, metavar="N", help="in all, earlier ones included (20)")
+    parser.add_argument("--metric", default="A_avg", metavar="NAME", help="what is to be best, such as A_T (A_avg)")
+    parser.add_argument("--study", default="", metavar="NAME", help="name of the study; default: of what it searches")
+    parser.add_argument("--no-pruning", action="store_true", help="carry every trial through to its last task")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys, values and ranges")
+    options = parser.parse_intermixed_args(arguments)
+    require_choice("--metric", options.metric, MEASURES)
+    if options.trials < 1:
+        raise UserError(f"--trials {options.trials} is out of range", "1 or more")
+    if options.study and not re.fullmatch(r"[\w.+-]+", options.study):
+        raise UserError(f"--study {options.study} is not a plain name", "letters, digits, -, _ and .")
+    search = _search(options.overrides, options.metric, not options.no_pruning)
+    require_optuna()
+    # The whole of it is checked before the first trial: a wrong key is not a matter of one of them.
+    settings, _ = _composed(
+        search.overrides({key: space.least for key, space in search.space.items()}, search.seeds[0])
+    )
+    _tune(search, settings, options.study, options.trials)
+    return DONE
+
+
+def _search(typed: list[str], metric: str, prune: bool) -> _Search:
+    fixed, space, seeds = [], {}, ["0"]
+    for override in ordered(typed):
+        if override.startswith("seed="):
+            seeds = override.removeprefix("seed=").split(",")
+        elif found := parse_range(override):
+            space[found[0]] = found[1]
+        else:
+            fixed.append(override)
+    if not space:
+        raise UserError("tune has nothing to search", "a range, such as 'method.ridge=log(1e-4,1)'")
+    return _Search(fixed, space, seeds, metric, prune and metric in _PRUNED_BY)
+
+
+def _composed(overrides: list[str]) -> tuple[Settings, Tracking]:
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from fcl_bench.composition import composed
+
+    try:
+        config = composed(overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise composition_error(error, overrides) from error
+    return load_settings(config), load_tracking(config)
+
+
+def _tune(search: _Search, settings: Settings, name: str, trials: int) -> None:
+    content: dict[str, Any] = {"fixed": sorted(search.fixed), "seeds": search.seeds, "metric": search.metric}
+    content |= {"revision": settings.method.revision}  # another one measures something else
+    content |= {"space": {key: [space.kind, *space.values] for key, space in search.space.items()}}
+    label = "-".join(map(slug, (settings.method.name, settings.data.name)))
+    name = name or f"tune-{label}-{json_hash(content)[:8]}"
+    out = user_path("out", settings.scalars.out)
+    folder = writable(f"out={settings.scalars.out}", out / "studies")
+    with locked(folder / f".{name}.lock", f"working on the study {name}"):
+        study = open_study(folder, name, content, MEASURES[search.metric].higher)
+        before = len(ended(study))
+        if before:
+            say(f"study {name}: {before} of {trials} trials are there already")
+        while (number := len(ended(study))) < trials:
+            _trial(search, study, out / "sweeps" / name, f"trial {number + 1} of {trials}", settings.scalars.tasks)
+    _summary(search, study, out, name)
+
+
+def _trial(search: _Search, study: Any, folder: Path, which: str, tasks: int) -> None:
+    """One trial, told in a line. Raises a `UserError` if it is the first to come to an end, and a bad one."""
+    optuna = require_optuna()
+    trial = study.ask()
+    values = {key: space.asked(trial, key) for key, space in search.space.items()}
+    trial.set_user_attr("values", values)
+    told = " ".join(f"{key}={value}" for key, value in values.items())
+    found = []
+    try:
+        for number, seed in enumerate(search.seeds):
+            report = JobReport(trial.number * len(search.seeds) + number, search.overrides(values, seed))
+            found.append(_run(search, trial, folder, report, number * tasks))
+    except optuna.TrialPruned as error:
+        study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        say(f"{which} pruned {error}: {told}")
+    except UserError as error:
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        if not study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
+            raise
+        say(f"{which} failed: {told}: {error}")
+    except Exception:
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        raise
+    else:
+        value = statistics.fmean(found)
+        study.tell(trial, value)
+        say(f"{which}: {search.metric} {value:.4g}: {told}  [best {study.best_value:.4g}]")
+
+
+def _run(search: _Search, trial: Any, folder: Path, report: JobReport, first: int) -> float:
+    """What one run of a trial measures; it prints into a file."""
+    from fcl_bench.results.collect import measured
+    from fcl_bench.runs.run import run
+    from fcl_bench.runs.screen import print_record
+
+    settings, tracking = _composed(report.overrides)
+    with reported(folder, report):
+        try:
+            with printed_to(output_path(folder, report.number)):
+                log_to_terminal("fcl-bench", report.warnings)
+                outcome = run(settings, Pruning(trial, first, tracking) if search.prune else tracking)
+                print_record(outcome.record, str(outcome.folder))
+        except UserError as error:
+            report.code, report.reason = 2, str(error)
+            raise
+        except Exception as error:
+            report.reason = str(error)
+            raise
+        finally:
+            log_to_terminal("fcl-bench")
+        report.code, report.run, report.was_complete = DONE, str(outcome.folder), outcome.was_complete
+        value = measured(outcome.record)[search.metric]
+        if value is None or not math.isfinite(value):
+            raise UserError(f"--metric {search.metric} is not defined for {outcome.folder.name}", "another --metric")
+    return float(value)
+
+
+def _summary(search: _Search, study: Any, out: Path, name: str) -> None:
+    """The best trials, the command of the best, and where everything is."""
+    done = [trial for trial in ended(study) if trial.value is not None and trial.state.name == "COMPLETE"]
+    count = {state: sum(trial.state.name == state for trial in ended(study)) for state in ("PRUNED", "FAIL")}
+    say(f"\nstudy {name}: {len(done)} complete, {count['PRUNED']} pruned, {count['FAIL']} failed")
+    if not done:
+        return
+    higher = MEASURES[search.metric].higher
+    best = sorted(done, key=lambda trial: trial.value, reverse=higher)[:_LISTED]
+    for trial in best:
+        values = trial.user_attrs["values"]
+        say(f"  {search.metric} {trial.value:.4g}  {' '.join(f'{key}={value}' for key, value in values.items())}")
+    command = ["fcl-bench", *search.overrides(best[0].user_attrs["values"], ",".join(search.seeds))]
+    where = "" if str(out) == "outputs" else f" --out {shlex.quote(str(out))}"
+    say(f"best: {shlex.join([command[0], *(['-m'] if len(search.seeds) > 1 else []), *command[1:]])}")
+    say(f"tables of these runs: fcl-tables{where} --sweep {name}; the study: {out / 'studies' / name}.journal")
+    say(f"{search.metric} is measured on test data: tell so, or report the choice on other seeds or other data.")

@@ -1,0 +1,166 @@
+"""`fcl-bench tune`: ranges, a study that goes on, pruning, and trials that are ordinary runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from fcl_bench.errors import UserError
+from fcl_bench.sweep.search import Range, parse_range
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+TYPED = ("method=stsa", "method.M=16", "tasks=2", "clients=2", "method.gamma=log(1e-3,1e3)")
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("a=log(1e-4,1)", ("a", Range("log", ("1e-4", "1")))),
+        ("a.b=uniform(0, 1)", ("a.b", Range("uniform", ("0", "1")))),
+        ("a=int_log(8,512)", ("a", Range("int_log", ("8", "512")))),
+        ("a=choice(x,y)", ("a", Range("choice", ("x", "y")))),
+        ("a=1,2", ("a", Range("choice", ("1", "2")))),
+        ("a=[1,2]", None),
+        ("a=3", None),
+    ],
+)
+def test_ranges_as_they_are_typed(typed, found):
+    assert parse_range(typed) == found
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["a=log(0,1)", "a=log(1,0.1)", "a=int(0.5,2)", "a=uniform(1)", "a=log(1,x)", "a=uniform(2,2)", "a=int(1,inf)"],
+)
+def test_what_is_no_range_is_told(typed):
+    with pytest.raises(UserError, match="is no range"):
+        parse_range(typed)
+
+
+def test_values_are_in_their_ranges():
+    optuna = pytest.importorskip("optuna")
+    trial = optuna.trial.FixedTrial({"a": 0.123456, "b": 64, "c": "x", "d": 0.5})
+    assert Range("log", ("1e-4", "1")).asked(trial, "a") == "0.123"
+    assert Range("int_log", ("8", "512")).asked(trial, "b") == "64"
+    assert Range("choice", ("x", "y")).asked(trial, "c") == "x"
+    assert Range("uniform", ("0", "1")).asked(trial, "d") == "0.5"
+
+
+def test_without_optuna_one_line_says_so(command, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    code, out, err = command("tune", *TYPED, f"out={tmp_path}/out")
+    assert (code, out) == (2, "")
+    assert err == "fcl-bench: error: fcl-bench tune needs optuna, which is not installed (pip install optuna)\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (("method=stsa",), "tune has nothing to search"),
+        ((*TYPED, "--trials", "0"), "--trials 0 is out of range"),
+        ((*TYPED, "--metric", "A_avgg"), "did you mean A_avg"),
+        ((*TYPED, "--study", "a/b"), "--study a/b is not a plain name"),
+        ((*TYPED, "--nope"), "unrecognized arguments: --nope"),
+        (("method=stsa", "method.gamm=log(1,2)"), "unknown key method.gamm"),
+        (("method=stsa", "method.gamma=log(1,2)", "clients=0"), "clients=0 is out of range"),
+    ],
+)
+def test_wrong_input_is_one_line_and_nothing_is_written(command, tmp_path, typed, told):
+    pytest.importorskip("optuna")
+    code, out, err = command("tune", *typed, f"out={tmp_path}/out")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert told in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def runs(folder):
+    return sorted(path.parent.name for path in (folder / "runs").glob("*/run.json"))
+
+
+def test_trials_are_runs_and_the_same_command_goes_on(command, tmp_path):
+    pytest.importorskip("optuna")
+    arguments = ("tune", *TYPED, f"out={tmp_path}", "seed=0,1", "--no-pruning")
+    code, out, err = command(*arguments, "--trials", "2")
+    assert (code, err) == (0, "")
+    assert len(runs(tmp_path)) == 4
+    assert "trial 2 of 2: A_avg " in out
+    [study] = (tmp_path / "studies").glob("*.journal")
+    line = next(line for line in out.splitlines() if line.startswith("tables of these runs: "))
+    assert f"--sweep {study.stem}" in line
+    reports = [json.loads(path.read_text()) for path in (tmp_path / "sweeps" / study.stem / "jobs").glob("*.json")]
+    assert sorted(report["run"].rpartition("/")[2] for report in reports) == runs(tmp_path)
+    # The value of a trial is the mean over its seeds, and the best is the highest.
+    best = next(line for line in out.splitlines() if line.startswith("best: "))
+    gamma = next(word for word in best.split() if word.startswith("method.gamma="))
+    values = {}
+    for report in reports:
+        record = json.loads((tmp_path / "runs" / report["run"].rpartition("/")[2] / "run.json").read_text())
+        values.setdefault(report["overrides"][-2], []).append(record["metrics"]["A_avg"])
+    means = {key: sum(found) / len(found) for key, found in values.items()}
+    assert means[gamma] == max(means.values())
+    # Nothing is done again, and a third trial is another point.
+    code, out, _ = command(*arguments, "--trials", "3")
+    assert code == 0
+    assert "2 of 3 trials are there already" in out
+    assert out.count("trial 3 of 3: ") == 1
+    assert len(runs(tmp_path)) == 6
+    # The command of the best reports its run.
+    code, out, _ = command(*best.removeprefix("best: fcl-bench ").split())
+    assert code == 0
+    assert out.count("was complete already") == 2
+
+
+def test_a_trial_that_an_interrupt_ended_is_asked_again(command, tmp_path, monkeypatch):
+    pytest.importorskip("optuna")
+    from fcl_bench.engine.federation import Federation
+
+    learn, arguments = Federation._learn, ("tune", *TYPED, f"out={tmp_path}", "--trials", "2")
+
+    def interrupted(self, task):
+        if task.index == 1:
+            raise KeyboardInterrupt
+        learn(self, task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Federation, "_learn", interrupted)
+        code, _, err = command(*arguments)
+    assert code == 130
+    assert "the same command goes on" in err
+    [begun] = [path.name for path in (tmp_path / "runs").iterdir() if path.name != ".locks"]
+    code, out, _ = command(*arguments)
+    assert code == 0
+    assert len(runs(tmp_path)) == 2
+    assert begun in runs(tmp_path)
+    assert "2 complete, 0 pruned, 0 failed" in out
+
+
+def test_a_study_of_something_else_is_refused(command, tmp_path):
+    pytest.importorskip("optuna")
+    mine = ("--study", "mine", "--trials", "1", f"out={tmp_path}")
+    assert command("tune", *TYPED, *mine)[0] == 0
+    code, _, err = command("tune", *TYPED, "beta=0.7", *mine)
+    assert code == 2
+    assert "--study mine searches something else" in err
+
+
+def test_trials_that_fall_behind_are_pruned_after_a_task():
+    optuna = pytest.importorskip("optuna")
+    from fcl_bench.sweep.search import Pruning
+    from fcl_bench.tracking.base import NoTracking, TrackedRun
+
+    study = optuna.create_study(direction="maximize", pruner=optuna.pruners.MedianPruner(n_startup_trials=2))
+    started = TrackedRun("id", "label", {}, None, 0, False)  # type: ignore[arg-type]
+    for accuracy in (90.0, 80.0):
+        trial = study.ask()
+        tracker = Pruning(trial, 4, NoTracking()).start(started)
+        tracker.task({"accuracy": accuracy}, 0)
+        tracker.task({}, 1)  # where nothing is tested, nothing is told
+        tracker.close()
+        study.tell(trial, accuracy)
+    assert study.trials[0].intermediate_values == {4: 90.0}
+    tracker = Pruning(study.ask(), 4, NoTracking()).start(started)
+    with pytest.raises(optuna.TrialPruned, match=r"after task 1, at 70\.00 %"):
+        tracker.task({"accuracy": 70.0}, 0)
