@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 #: Tensors of a run's state whose names start so only ever gain rows, so that each row is written once.
 GROWING = "rows."
 #: Version of the files below; a checkpoint of another one is left alone, and the run starts from its first task.
-FORMAT = 5
+FORMAT = 6
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ class Federation:
         middleware: what messages pass through on the server's side before the wire codec.
         evaluate_rounds: N, to test after every N-th round of the model; 0: only after each task.
         drops: whether a client whose upload is not what the server expects is left out of the round; else the run ends.
+        by_sample: whether it is kept which class every single test sample is taken for.
     """
 
     def __init__(
@@ -62,13 +63,14 @@ class Federation:
         middleware: Sequence[Middleware] = (),
         evaluate_rounds: int = 0,
         drops: bool = False,
+        by_sample: bool = False,
     ) -> None:
         self.problem = problem
         self.stream = stream
         self.transport = transport
         self.server = method.server(problem)
         self.audits = dict(audits or {})
-        self.state = FederationState(0, Answers(len(stream.tasks)), self._ledger(transport))
+        self.state = FederationState(0, Answers(len(stream.tasks), by_sample), self._ledger(transport))
         self._examination = Examination(problem, stream, test)
         self.rounds = RoundAccuracy(evaluate_rounds, self._examination, np.array([len(own) for own in stream.test]))
         self._middleware = Chain([*middleware, Codec.of_server(problem)])

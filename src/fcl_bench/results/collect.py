@@ -28,7 +28,7 @@ RUN_COLUMNS = ("seed", "run_id", "folder", "git_commit", "written")
 _RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks")
 #: Keys of config.yaml without a bearing on the result, or that the record has in the form that was used.
 _GROUPS = ("split", "partition", "adapt", "faults")
-_BESIDE = ("drift", "evaluate_rounds", "experiment", "profile")
+_BESIDE = ("drift", "evaluate_rounds", "predictions", "experiment", "profile")
 _NEITHER = ("device", "out", "force", "preview", "cache", "checkpoint_rounds", *_BESIDE)
 _LEFT_OUT = {*_RECORDED, "method", "seed", *_NEITHER}
 #: What is read here and by those who draw the runs.

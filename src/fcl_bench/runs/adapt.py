@@ -26,6 +26,7 @@ from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.half import head_seed
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.task import Task
 from fcl_bench.runs.folder import identity_hash
 from fcl_bench.runs.plan import Plan
 from fcl_bench.runs.run_json import Adaptation
@@ -109,6 +110,7 @@ class Adapted:
 
     Attributes:
         body: the adapted network without its head, in evaluation mode, on the CPU.
+        trained: what of the body the first stage may have changed: `body.<name>` -> tensor.
         ledger: its exchanges, all of task 0 and `STAGE`.
         accuracy: of the network with its own head on the first task's test set, percent; None if that is empty.
         seconds: spent on it in this run.
@@ -116,6 +118,7 @@ class Adapted:
     """
 
     body: torch.nn.Module
+    trained: dict[str, torch.Tensor]
     ledger: Ledger
     accuracy: float | None
     seconds: float
@@ -184,11 +187,26 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
     ledger, server = state.ledger, cast(GradientServer, federation.server)
     ledger.rename_stages(STAGE)
     accuracy = metrics(state.answers["correct"], np.array([len(first.test[0])]))["accuracy"][0]
-    network = method.build_network(plan.problem)
-    method.grow(network, server.heads.sizes, head_seed(plan.problem))
-    network.load({name: value for name, value in server.network.state().items() if name.startswith("body.")})
-    body = network.body.eval().requires_grad_(False)
-    return Adapted(body, ledger, accuracy, time.perf_counter() - begin, hit)
+    trained = {name: value for name, value in server.network.state().items() if name.startswith("body.")}
+    body = adapted_body(method, plan.problem, first.tasks[0], trained)
+    return Adapted(body, trained, ledger, accuracy, time.perf_counter() - begin, hit)
+
+
+def adapted_body(
+    method: GradientMethod, problem: Problem, first: Task, trained: dict[str, torch.Tensor]
+) -> torch.nn.Module:
+    """The network without its head that a first stage left, in evaluation mode, on the CPU.
+
+    Args:
+        method: of the first stage.
+        problem: which network it started from.
+        first: the first task.
+        trained: `Adapted.trained`.
+    """
+    network = method.build_network(problem)
+    method.grow(network, [len(method.head_columns(first))], head_seed(problem))
+    network.load(trained)
+    return network.body.eval().requires_grad_(False)
 
 
 def _stage(plan: Plan) -> FirstStage:

@@ -40,6 +40,7 @@ class Dataset:
 
     Attributes:
         domain_names: of the numbers in `domains`, in order; empty where the source has none.
+        class_names: of the labels 0, 1, ...; empty where the source has none.
         origin: which files these are ("uoft-cs/cifar100 at aadb3af..."); empty where the name says it all.
     """
 
@@ -47,6 +48,7 @@ class Dataset:
     train: Split
     test: Split
     domain_names: tuple[str, ...] = field(default=(), kw_only=True)
+    class_names: tuple[str, ...] = field(default=(), kw_only=True)
     origin: str = field(default="", kw_only=True)
 
     @property
