@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
-from fcl_bench.errors import UserError
 from fcl_bench.runs.predicting import Model
-from tests.conftest import write_features
 from tests.small_methods import NAMES, short_run, trains
 from tests.small_runs import run_in, settings_for
 
