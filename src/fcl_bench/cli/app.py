@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sys
+from importlib import import_module
 from typing import Any
 
 from fcl_bench import __version__
 from fcl_bench.cli.command import BUG, DONE, USER_ERROR, run_command
 from fcl_bench.cli.job import job, no_collection, storage_error
-from fcl_bench.cli.overrides import composition_error, ordered
+from fcl_bench.cli.overrides import COMMANDS, composition_error, ordered
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.sweep.workers import spin_briefly
 
@@ -23,6 +24,8 @@ def main() -> int:
 def _work() -> int:
     arguments = sys.argv[1:]
     spin_briefly()
+    if arguments and arguments[0] in COMMANDS:
+        return import_module(COMMANDS[arguments[0]]).work(arguments[1:])
     if "-h" in arguments or "--help" in arguments:
         from fcl_bench.cli.help import usage
         from fcl_bench.composition import config_dir

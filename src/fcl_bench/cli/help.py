@@ -9,6 +9,7 @@ HEAD = """fcl-bench: federated continual learning methods under one split, one l
 
 usage: fcl-bench [key=value ...]            one run
        fcl-bench -m [key=value,value ...]   a run for every combination
+       fcl-bench predict RUN [DATA]         what the model of a run takes samples for, as a table
        fcl-bench preview=true [key=value]   print and draw the split, run nothing
        fcl-bench-data list|check|prepare    what data sets there are, whether they are here and whole; fetch one
        fcl-tables [--help]                  the runs so far as one table and one figure

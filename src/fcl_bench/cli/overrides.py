@@ -10,6 +10,8 @@ from typing import Any
 
 from fcl_bench.errors import UserError, choices, first_line
 
+#: What may stand first in place of keys, and the module whose `work` is given the arguments after it.
+COMMANDS = {"predict": "fcl_bench.cli.predict"}
 SEE_HELP = "fcl-bench --help lists keys and choices"
 #: Keys whose values are paths.
 _PATHS = ("out", "data.path", "backbone.checkpoint", "cache.dir")

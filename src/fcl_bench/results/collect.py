@@ -16,7 +16,6 @@ from fcl_bench.files import content_hash
 from fcl_bench.recorded import resolved_config
 from fcl_bench.results.measures import MEASURES, SERIES, ByTask, by_task
 from fcl_bench.runs.folder import SCHEMA, RunFolder
-from fcl_bench.runs.run_json import RunRecord
 
 log = logging.getLogger(__name__)
 
@@ -58,18 +57,34 @@ def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
         if record is not None and record.get("schema") != SCHEMA:
             others.append(path.parent.name)
         elif record is not None:
-            config = resolved_config(path.parent / "config.yaml")
-            run = {"seed": record["seed"], "run_id": record["run_id"], "folder": path.parent.name}
-            run |= {"git_commit": record["environment"].get("git_commit"), "written": path.stat().st_mtime}
-            rows.append({**_configuration(record, config), **_results(record, single), **run})
+            rows.append(run_row(path.parent, record, single))
     if others:
         log.warning(
             "%s: runs by another version of fcl-bench are left out, %d in all, such as %s; run them again",
             *(runs, len(others), others[0]),
         )
+    return frame_of(rows, single)
+
+
+def run_row(folder: Path, record: Mapping[str, Any], single: Collection[str] = ()) -> dict[str, Any]:
+    """The row of `collect` of one run.
+
+    Args:
+        folder: the run's.
+        record: its run.json.
+        single: names of measures of a single task.
+    """
+    run = {"seed": record["seed"], "run_id": record["run_id"], "folder": folder.name}
+    run |= {"git_commit": record["environment"].get("git_commit")}
+    run |= {"written": (folder / "run.json").stat().st_mtime}
+    return {**_configuration(record, resolved_config(folder / "config.yaml")), **_results(record, single), **run}
+
+
+def frame_of(rows: list[dict[str, Any]], single: Collection[str] = ()) -> pd.DataFrame:
+    """Rows of `run_row` as a frame; measures are floats, NaN where a row has none."""
     # As objects, so that a whole number stays one in a column where other runs have none.
     frame = pd.DataFrame(rows, dtype=object)
-    return frame.astype(dict.fromkeys((*MEASURES, *single), float)).copy() if rows else frame
+    return frame.astype({name: float for name in (*MEASURES, *single) if name in frame}).copy() if rows else frame
 
 
 def selected(frame: pd.DataFrame, conditions: list[str]) -> pd.DataFrame:
@@ -124,7 +139,7 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
     }
 
 
-def _results(record: RunRecord, single: Collection[str]) -> dict[str, Any]:
+def _results(record: Mapping[str, Any], single: Collection[str]) -> dict[str, Any]:
     communication: Mapping[str, Any] = record["communication"]
     found = {**record["metrics"], **communication.get("accounting", {}), **record["runtime"]}
     for way in ("up_max", "down_max", "up_total_max"):
