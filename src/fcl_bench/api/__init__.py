@@ -2,8 +2,8 @@
 
 from fcl_bench.api.finding import load, runs
 from fcl_bench.api.making import run, sweep
-from fcl_bench.api.recorded import Run, TestSet
+from fcl_bench.api.recorded import Run, Tested
 from fcl_bench.errors import UserError
 from fcl_bench.runs.predicting import Model
 
-__all__ = ["Model", "Run", "TestSet", "UserError", "load", "run", "runs", "sweep"]
+__all__ = ["Model", "Run", "Tested", "UserError", "load", "run", "runs", "sweep"]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LATER = ("model.safetensors",)
 
 
-class TestSet(NamedTuple):
+class Tested(NamedTuple):
     """The test samples that count in a run's accuracies.
 
     Attributes:
@@ -33,8 +33,6 @@ class TestSet(NamedTuple):
         tasks: (n,) int64, the task of each, from 0.
         indices: (n,) int64, the places of the samples in the data set's test side.
     """
-
-    __test__ = False  # no test case for pytest
 
     inputs: Any
     labels: np.ndarray
@@ -151,7 +149,7 @@ class Run:
         """(n, C) the score of each class, whose label is the column; see `predict`."""
         return pd.DataFrame(self.model.scores(inputs, tasks), columns=pd.Index(self.model.labels, name="class"))
 
-    def test_set(self) -> TestSet:
+    def test_set(self) -> Tested:
         """The run's test samples, from the data that it was run on.
 
         Raises:
@@ -159,7 +157,7 @@ class Run:
         """
         from fcl_bench.runs.tested import tested_samples
 
-        return TestSet(*tested_samples(self.path, self.record, self.config))
+        return Tested(*tested_samples(self.path, self.record, self.config))
 
     def plot(self) -> Figure:
         """Accuracy after each task, and the accuracy matrix: a Matplotlib figure, not shown and not saved."""

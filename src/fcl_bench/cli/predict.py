@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
 import numpy as np
 
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 _SAMPLES, _LABELS = ("x_test", "x", "images", "features"), ("y_test", "y", "labels")
 
 
+class _Parser(Parser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message, f"{self.prog} --help lists the options")
+
+
 class _Asked(NamedTuple):
     """What is asked about: the samples, what to call each, and their labels and tasks where these are known."""
 
@@ -33,7 +38,7 @@ class _Asked(NamedTuple):
 
 def work(arguments: list[str]) -> int:
     """Write the table. Raises a `UserError` for a run, data or a file that is not there."""
-    asked = _parsed(arguments)
+    asked = parsed(arguments)
     # Only now, so that wrong options wait for no library.
     from fcl_bench.runs.predicting import Model
 
@@ -42,7 +47,8 @@ def work(arguments: list[str]) -> int:
     about = _about(asked.data, model, folder)
     labels, scores = model.answers(about.inputs, about.tasks)
     name_of = dict(zip(model.labels.tolist(), model.class_names.tolist(), strict=True))
-    rows = zip(about.names, (name_of[label] for label in labels.tolist()), scores.tolist(), strict=True)
+    given = (name_of[label] for label in labels.tolist())
+    rows = zip(about.names, given, (f"{score:.6g}" for score in scores.tolist()), strict=True)
     truth = [] if about.labels is None else [name_of.get(label, str(label)) for label in about.labels.tolist()]
     with _written(asked.to) as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -59,9 +65,10 @@ def work(arguments: list[str]) -> int:
     return DONE
 
 
-def _parsed(arguments: list[str]) -> Any:
+def parsed(arguments: list[str]) -> Any:
+    """The options and arguments after `fcl-bench predict`."""
     what = "What the model of a complete run takes samples for: a line per sample with its class and the class's score."
-    parser = Parser(prog="fcl-bench predict", description=what)
+    parser = _Parser(prog="fcl-bench predict", description=what)
     parser.add_argument("run", metavar="RUN", help="folder or id of a run, or its model.safetensors")
     data = (
         "an .npz file (x_test or images or features; y_test or labels if known), an .npy file, an image, a folder of "
@@ -71,7 +78,7 @@ def _parsed(arguments: list[str]) -> Any:
     parser.add_argument("--to", metavar="FILE", help="write the table there (default: to the terminal)")
     parser.add_argument("--out", default="outputs", metavar="FOLDER", help="where runs are looked for by id (outputs)")
     parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:N (auto)")
-    return parser.parse_args(arguments)
+    return parser.parse_intermixed_args(arguments)
 
 
 def _model(given: str, out: str) -> tuple[Path, Path | None]:

@@ -31,9 +31,7 @@ def run_folder(given: str | Path, out: str | Path = "outputs") -> Path:
     files = [*root.glob("runs/*/run.json"), *root.glob("quick/runs/*/run.json")]
     found = sorted(file.parent for file in files if _named(file.parent.name, str(given)))
     if not found:
-        raise UserError(
-            f"no complete run {given} in {root / 'runs'}", "the folder of a run, or its id and its out=FOLDER"
-        )
+        raise UserError(f"no complete run {given} in {root / 'runs'}", "a run's folder, or its id and out=FOLDER")
     if len(found) > 1:
         raise UserError(f"{given} fits {len(found)} runs", ", ".join(folder.name for folder in found[:8]))
     return found[0]
