@@ -86,6 +86,7 @@ def _hydra_left_alone() -> Iterator[None]:
     """A block after which Hydra is where it was: in a notebook, or in the job of another Hydra application."""
     around, version = GlobalHydra.instance(), VersionBase.instance()
     hydra, base = around.hydra, version.getbase()
+    around.hydra = None  # it would not compose beside another application
     try:
         yield
     finally:
