@@ -33,6 +33,11 @@ def test_every_command_composes_and_passes_the_checks(line, command, tmp_path, m
     for argument in arguments:
         if found := re.fullmatch(r"backbone\.checkpoint=([A-Z0-9_]+\.safetensors)", argument):
             (tmp_path / found[1]).touch()
+    if arguments[:1] == ["predict"]:
+        from fcl_bench.cli.predict import parsed
+
+        assert parsed(arguments[1:]).run
+        return
     if "--help" in arguments or arguments[0] == "show":
         assert command(*arguments)[0] == 0
         return

@@ -56,6 +56,11 @@ def test_the_wheel_holds_every_papers_folder(installed):
     assert "fcl_bench/papers/afcl/printed.csv" in names
 
 
+def test_the_wheel_says_that_it_is_typed(installed):
+    wheel, _ = installed
+    assert "fcl_bench/py.typed" in zipfile.ZipFile(wheel).namelist()
+
+
 def test_the_installed_command_runs_elsewhere(installed, tmp_path):
     _, site = installed
     where = call(site, tmp_path, sys.executable, "-c", "import fcl_bench; print(fcl_bench.__file__)")

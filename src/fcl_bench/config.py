@@ -138,6 +138,7 @@ class _Scalars:
     checkpoint_rounds: int = knob(least=1)
     evaluate_rounds: int = knob(0, least=0)
     on_bad_upload: str = knob("fail", choices=("fail", "drop"))
+    predictions: bool = False
 
     def __post_init__(self) -> None:
         user_path("out", self.out)
@@ -178,6 +179,7 @@ class Settings:
         # Runs without these keep their old ids.
         counted += ["evaluate_rounds"] if self.scalars.evaluate_rounds else []
         counted += ["on_bad_upload"] if self.scalars.drops else []
+        counted += ["predictions"] if self.scalars.predictions else []
         groups = [group for group in GROUPS if group != "transport" and (group != "faults" or self.faults.fails)]
         chosen = {group: _identity(getattr(self, group)) for group in groups}
         # All transports give the same bits; what lets a round go on without some clients does not.

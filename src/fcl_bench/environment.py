@@ -41,12 +41,15 @@ def available_cores() -> int:
 
 
 def choose_device(name: str) -> torch.device:
-    """`device=`: auto takes the first GPU where there is one. Raises a `UserError` for a GPU that is not there."""
+    """`device=`: auto takes the first GPU where there is one. Raises a `UserError` for one that is not there."""
     import torch
 
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"device={name} is not known", "auto, cpu, cuda or cuda:N") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
             f"device={name} is not there: {torch.cuda.device_count()} CUDA devices found",

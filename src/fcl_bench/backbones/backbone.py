@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -48,6 +48,10 @@ class Backbone(ABC):
     def draws_weights(self) -> bool:
         """Whether some of the initial weights are random, so that they differ between seeds of one configuration."""
         return False
+
+    def without_weights(self) -> dict[str, Any]:
+        """Knobs under which it is the same network with any weights, for those who put others into it."""
+        return {}
 
     @abstractmethod
     def open(self, dataset: Dataset, device: torch.device, seed: int = 0) -> Extractor:

@@ -110,6 +110,9 @@ class Timm(Backbone):
     def draws_weights(self) -> bool:
         return not self.pretrained or self.stem == "cifar" or self.adapters is not None
 
+    def without_weights(self) -> dict[str, Any]:
+        return {"pretrained": False, "checkpoint": None}
+
     def open(self, dataset: Dataset, device: torch.device, seed: int = 0) -> Extractor:
         require_images(self.name, dataset)
         model = self._network(seed)

@@ -87,8 +87,8 @@ def _hydra(arguments: list[str]) -> int:
             # Before the first job this is Hydra failing on what was typed (method=[1], an out that can't be made).
             if codes or isinstance(error, BrokenPipeError):
                 raise
-            told = storage_error(error, "out=FOLDER with room to write")
-            raise told or composition_error(error, arguments) from error
+            full = storage_error(error, "out=FOLDER with room to write")
+            raise full or composition_error(error, arguments) from error
         except RuntimeError as error:
             # A launcher whose worker was killed says so; which jobs that leaves undone is in their reports.
             if not sweep.began:

@@ -10,6 +10,7 @@ HEAD = """fcl-bench: federated continual learning methods under one split, one l
 
 usage: fcl-bench [key=value ...]            one run
        fcl-bench -m [key=value,value ...]   a run for every combination
+       fcl-bench predict RUN [DATA]         what the model of a run takes samples for, as a table
        fcl-bench preview=true [key=value]   print and draw the split, run nothing
        fcl-bench show [group[=choice]|key]  what can be chosen; the keys, paper and cost of one choice
        fcl-bench tune key=RANGE [...]       search keys for the best result (see `fcl-bench tune --help`)

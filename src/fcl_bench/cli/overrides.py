@@ -13,7 +13,11 @@ from fcl_bench.cli.suggestions import no_override, unknown_key, unknown_option
 from fcl_bench.errors import UserError, choices, first_line
 
 #: What may stand first in place of keys, and the module whose `work` is given the arguments after it.
-COMMANDS = {"show": "fcl_bench.cli.show", "tune": "fcl_bench.cli.tune"}
+COMMANDS = {
+    "show": "fcl_bench.cli.show",
+    "tune": "fcl_bench.cli.tune",
+    "predict": "fcl_bench.cli.predict",
+}
 SEE_HELP = "fcl-bench --help lists keys and choices"
 #: Keys whose values are paths.
 _PATHS = ("out", "data.path", "backbone.checkpoint", "cache.dir")

@@ -11,6 +11,7 @@ import torch
 
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.node import on_device
+from fcl_bench.engine.rows import Rows
 from fcl_bench.linalg.finite import all_finite
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.problem import Prediction, Problem, TestBatch
@@ -23,19 +24,38 @@ BATCH = 1024
 #: compete (under the task's own head, if it has one); `unrouted`: all classes seen compete, whatever task the method
 #: thinks of; `routed`: whether the method named the right task.
 WAYS = ("correct", "aware", "unrouted", "routed")
+#: After task `after`: how many test samples of the class `label` were taken for the class `answer`, both as columns.
+CONFUSION = np.dtype([("after", np.int32), ("label", np.int32), ("answer", np.int32), ("samples", np.int32)])
+#: After task `after`: the class of a test sample, what it was taken for, and the score of that.
+SAMPLES = np.dtype(
+    [("after", np.int32), ("sample", np.int64), ("label", np.int32), ("answer", np.int32), ("score", np.float64)]
+)
 
 
 class Answers:
     """Counts (T, T) int64 for each of `WAYS`: row t, column tau counts the test set of task tau after task t.
 
+    Besides, which class each test sample was taken for, as `correct` counts it: how many of one class for another, and
+    if asked for, sample by sample.
+
+    Args:
+        tasks: T.
+        by_sample: whether the class of every single sample is kept.
+
     Attributes:
         routes: whether the method names tasks at all; without, `routed` means nothing and `unrouted` is `correct`.
+        confusion: `CONFUSION` rows, of each task those of its examination, ascending.
+        samples: `SAMPLES` rows likewise; None where they are not kept.
     """
 
-    def __init__(self, tasks: int) -> None:
+    def __init__(self, tasks: int, by_sample: bool = False) -> None:
         # A task's counts lie together: what is known after it never changes again.
         self._counts = np.zeros((tasks, len(WAYS), tasks), dtype=np.int64)
         self.routes = False
+        self.confusion = Rows(CONFUSION)
+        self.samples = Rows(SAMPLES) if by_sample else None
+        #: Of the examination under way: samples, true columns, answers, scores of these.
+        self._given: list[tuple[np.ndarray, ...]] = []
 
     def __getitem__(self, way: str) -> np.ndarray:
         return self._counts[:, WAYS.index(way)]
@@ -47,6 +67,7 @@ class Answers:
         columns: torch.Tensor,
         true_tasks: torch.Tensor,
         classes: list[torch.Tensor],
+        samples: np.ndarray | None = None,
     ) -> None:
         """Count a batch.
 
@@ -56,19 +77,36 @@ class Answers:
             columns: (n,) their true classes; a class not seen yet is never answered.
             true_tasks: (n,) the tasks whose test samples they are.
             classes: per task so far, the columns of its classes, ascending.
+            samples: (n,) their indices, where single samples are kept.
         """
-        tasks = prediction.tasks
+        tasks, best = prediction.tasks, chosen(prediction, classes)
         right = {
-            "unrouted": prediction.scores.argmax(dim=1) == columns,
+            "correct": best == columns,
             "aware": _best_of(prediction, classes, true_tasks) == columns,
         }
-        right["correct"] = right["unrouted"]
+        right["unrouted"] = right["correct"]
         if tasks is not None:
             self.routes = True
-            right["correct"] = _best_of(prediction, classes, tasks) == columns
+            right["unrouted"] = prediction.scores.argmax(dim=1) == columns
             right["routed"] = tasks == true_tasks
         for way, hits in right.items():
             self[way][after] += np.bincount(true_tasks[hits].cpu().numpy(), minlength=len(self[way]))
+        scores = prediction.scores.gather(1, best.unsqueeze(1)).squeeze(1)
+        kept = [] if self.samples is None or samples is None else [samples, scores.cpu().numpy()]
+        self._given.append((columns.cpu().numpy(), best.cpu().numpy(), *kept))
+
+    def finish(self, after: int) -> None:
+        """All batches of the examination after task `after` are counted."""
+        if not self._given:  # no test sample yet
+            return
+        columns, answers, *kept = (np.concatenate(parts) for parts in zip(*self._given, strict=True))
+        self._given = []
+        pairs, counts = np.unique(np.stack([columns, answers]), axis=1, return_counts=True)
+        self.confusion.extend(_table(CONFUSION, after, *pairs, counts))
+        if self.samples is not None:
+            samples, scores = kept
+            order = np.argsort(samples)
+            self.samples.extend(_table(SAMPLES, after, *(part[order] for part in (samples, columns, answers, scores))))
 
     def state(self) -> dict[str, Any]:
         """What is no count, as JSON."""
@@ -82,6 +120,26 @@ class Answers:
         """Take over what `state` and `tensor` returned."""
         self.routes = bool(state["routes"])
         self._counts[: len(rows)] = rows.numpy()
+
+
+def _table(dtype: np.dtype, after: int, *columns: np.ndarray) -> np.ndarray:
+    """Rows of the type whose first column is `after`."""
+    rows = np.empty(len(columns[0]), dtype=dtype)
+    for name, values in zip(dtype.names or (), (after, *columns), strict=True):
+        rows[name] = values
+    return rows
+
+
+def chosen(prediction: Prediction, classes: list[torch.Tensor]) -> torch.Tensor:
+    """The class (n,) that the method takes each sample for, as a column.
+
+    Args:
+        prediction: of n samples.
+        classes: per task so far, the columns of its classes, ascending.
+    """
+    if prediction.tasks is None:
+        return prediction.scores.argmax(dim=1)
+    return _best_of(prediction, classes, prediction.tasks)
 
 
 def _best_of(prediction: Prediction, classes: list[torch.Tensor], tasks: torch.Tensor) -> torch.Tensor:
@@ -141,7 +199,8 @@ class Examination:
                 raise FloatingPointError(f"class scores after task {task.index} are not finite")
             truth = self._stream.test_columns[batch], self._task_of[batch]
             columns, tasks = (torch.from_numpy(values).to(self._problem.device) for values in truth)
-            answers.add(task.index, prediction, columns, tasks, self._classes[: task.index + 1])
+            answers.add(task.index, prediction, columns, tasks, self._classes[: task.index + 1], batch)
+        answers.finish(task.index)
 
 
 def test_batches(test: tuple[np.ndarray, ...], pure: int | None, seed: int) -> Iterator[np.ndarray]:

@@ -57,6 +57,7 @@ class Federation:
         minimum: the least share of a round's clients that the transport has to bring back; None: all.
         fan_in: of a tree of aggregators between the clients and the server, for a method with a `combination`; None:
             the server absorbs the clients' own uploads.
+        by_sample: whether it is kept which class every single test sample is taken for.
     """
 
     def __init__(
@@ -72,13 +73,14 @@ class Federation:
         drops: bool = False,
         minimum: float | None = None,
         fan_in: int | None = None,
+        by_sample: bool = False,
     ) -> None:
         self.problem = problem
         self.stream = stream
         self.transport = transport
         self.server = method.server(problem)
         self.audits = dict(audits or {})
-        self.state = FederationState(0, Answers(len(stream.tasks)), self._ledger(transport))
+        self.state = FederationState(0, Answers(len(stream.tasks), by_sample), self._ledger(transport))
         self._examination = Examination(problem, stream, test)
         self.rounds = RoundAccuracy(evaluate_rounds, self._examination, np.array([len(own) for own in stream.test]))
         self._middleware = Chain([*middleware, Codec.of_server(problem)])

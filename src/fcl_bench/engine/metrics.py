@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.engine.reports import Metrics
 
 
@@ -28,6 +31,48 @@ def pooled_after(task: int, correct: np.ndarray, tests: np.ndarray) -> float:
     """A_t in percent after one task alone; NaN where there is no test sample yet."""
     seen = slice(0, task + 1)
     return float(_percent(correct[task, seen].sum(), tests[seen].sum()))
+
+
+def class_accuracy(confusion: np.ndarray, tasks: int, classes: int) -> np.ndarray:
+    """(T, C) in percent: after each task, the share of each class's test samples that are taken for it.
+
+    NaN for a class that has none yet.
+
+    Args:
+        confusion: `CONFUSION` rows.
+        tasks, classes: T, C.
+    """
+    right, tests = np.zeros((2, tasks, classes), dtype=np.int64)
+    np.add.at(tests, (confusion["after"], confusion["label"]), confusion["samples"])
+    hits = confusion[confusion["label"] == confusion["answer"]]
+    np.add.at(right, (hits["after"], hits["label"]), hits["samples"])
+    return _percent(right, tests)
+
+
+def client_accuracy(by_class: np.ndarray, holdings: Sequence[Holdings], columns: np.ndarray) -> np.ndarray:
+    """(T, K) in percent: after each task, the accuracy that a client's own mix of classes would see.
+
+    a_k(t) = sum_c n_kc(t) a_c(t) / sum_c n_kc(t), with n_kc(t) the training samples of class c that client k has had up
+    to task t, and a_c(t) the accuracy of the class; classes without a test sample are left out. NaN for a client
+    without a sample of the others.
+
+    Args:
+        by_class: a_c(t) (T, C), see `class_accuracy`.
+        holdings: per task, who has which training samples.
+        columns: (n,) the class of each training sample.
+    """
+    clients = len(holdings[0])
+    found = np.full((len(by_class), clients), np.nan)
+    of = [np.repeat(np.arange(clients), own.sizes()) for own in holdings]
+    for task, accuracy in enumerate(by_class):
+        total, count = np.zeros((2, clients))
+        for own, holder in zip(holdings[: task + 1], of, strict=False):
+            seen = accuracy[columns[own.indices]]
+            tested = ~np.isnan(seen)
+            total += np.bincount(holder[tested], weights=seen[tested], minlength=clients)
+            count += np.bincount(holder[tested], minlength=clients)
+        np.divide(total, count, out=found[task], where=count > 0)
+    return found
 
 
 def _percent(part: np.ndarray, whole: np.ndarray) -> np.ndarray:

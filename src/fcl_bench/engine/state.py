@@ -13,7 +13,7 @@ from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.node import Reply
 from fcl_bench.engine.reports import Absences
 
-_ANSWERS = GROWING + "answers"
+_ANSWERS, _CONFUSION, _SAMPLES = (GROWING + name for name in ("answers", "confusion", "samples"))
 #: What of a `FederationState` is JSON as it is.
 _PLAIN = (
     *("tasks_done", "rounds_done", "server_seconds"),
@@ -66,7 +66,10 @@ class FederationState:
         """All of it: a little JSON, and what grows with tasks, clients and rounds as tensors that only gain rows."""
         saved = {name: getattr(self, name) for name in _PLAIN}
         saved |= {"answers": self.answers.state(), "ledger": self.ledger.state()}
-        return saved, {**self.ledger.tensors(), _ANSWERS: self.answers.tensor(self.tasks_done)}
+        tensors = {_ANSWERS: self.answers.tensor(self.tasks_done), _CONFUSION: self.answers.confusion.tensor()}
+        if self.answers.samples is not None:
+            tensors[_SAMPLES] = self.answers.samples.tensor()
+        return saved, {**self.ledger.tensors(), **tensors}
 
     def restore(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Take over what `save` returned."""
@@ -74,4 +77,7 @@ class FederationState:
             setattr(self, name, saved[name])
         self.absences = {**_none_absent(), **self.absences}
         self.answers.restore(saved["answers"], tensors[_ANSWERS])
+        self.answers.confusion.restore(tensors[_CONFUSION])
+        if self.answers.samples is not None:
+            self.answers.samples.restore(tensors[_SAMPLES])
         self.ledger.restore(saved["ledger"], tensors)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from fcl_bench.errors import UserError
 from fcl_bench.protocol.combining import Combination, added_up
 from fcl_bench.protocol.expected import Expectation
 from fcl_bench.protocol.message import Message
@@ -155,6 +156,18 @@ class Server(ABC):
     @abstractmethod
     def model(self) -> dict[str, torch.Tensor]:
         """What prediction needs, as tensors: the classifier `W` (M, C) and whatever comes before it."""
+
+    def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
+        """Classify as the server did whose `model` this is; for a server before its first task, which then learns none.
+
+        Args:
+            model: what `model` returned, on the device.
+            tasks: all that this server had learnt.
+
+        Raises:
+            UserError: the server half has no such method.
+        """
+        raise UserError(f"{type(self).__name__} takes up no saved model", "a server half that has load_model")
 
     def report(self) -> dict[str, Any]:
         """What this method adds to the run record, as JSON (run.json: `report`)."""

@@ -17,7 +17,6 @@ from fcl_bench.files import content_hash
 from fcl_bench.recorded import resolved_config
 from fcl_bench.results.measures import MEASURES, SERIES, ByTask, by_task
 from fcl_bench.runs.folder import SCHEMA, RunFolder
-from fcl_bench.runs.run_json import RunRecord
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ RUN_COLUMNS = ("seed", "run_id", "folder", "profile", "experiment", "git_commit"
 _RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks")
 #: Keys of config.yaml without a bearing on the result, or that the record has in the form that was used.
 _GROUPS = ("split", "partition", "adapt", "faults")
-_BESIDE = ("drift", "evaluate_rounds", "experiment", "profile")
+_BESIDE = ("drift", "evaluate_rounds", "predictions", "experiment", "profile")
 _NEITHER = ("device", "out", "force", "preview", "cache", "checkpoint_rounds", *_BESIDE)
 _LEFT_OUT = {*_RECORDED, "method", "seed", *_NEITHER}
 #: Of what is mixed: how many values are listed, and how many characters of each.
@@ -62,19 +61,35 @@ def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
         if record is not None and record.get("schema") != SCHEMA:
             others.append(path.parent.name)
         elif record is not None:
-            config = resolved_config(path.parent / "config.yaml")
-            run = {"seed": record["seed"], "run_id": record["run_id"], "folder": path.parent.name}
-            run |= {"profile": record.get("profile", "full"), "experiment": record.get("experiment")}
-            run |= {"git_commit": record["environment"].get("git_commit"), "written": path.stat().st_mtime}
-            rows.append({**_configuration(record, config), **measured(record, single), **run})
+            rows.append(run_row(path.parent, record, single))
     if others:
         log.warning(
             "%s: runs by another version of fcl-bench are left out, %d in all, such as %s; run them again",
             *(runs, len(others), others[0]),
         )
+    return frame_of(rows, single)
+
+
+def run_row(folder: Path, record: Mapping[str, Any], single: Collection[str] = ()) -> dict[str, Any]:
+    """The row of `collect` of one run.
+
+    Args:
+        folder: the run's.
+        record: its run.json.
+        single: names of measures of a single task.
+    """
+    run = {"seed": record["seed"], "run_id": record["run_id"], "folder": folder.name}
+    run |= {"profile": record.get("profile", "full"), "experiment": record.get("experiment")}
+    run |= {"git_commit": record["environment"].get("git_commit")}
+    run |= {"written": (folder / "run.json").stat().st_mtime}
+    return {**_configuration(record, resolved_config(folder / "config.yaml")), **measured(record, single), **run}
+
+
+def frame_of(rows: list[dict[str, Any]], single: Collection[str] = ()) -> pd.DataFrame:
+    """Rows of `run_row` as a frame; measures are floats, NaN where a row has none."""
     # As objects, so that a whole number stays one in a column where other runs have none.
     frame = pd.DataFrame(rows, dtype=object)
-    return frame.astype(dict.fromkeys((*MEASURES, *single), float)).copy() if rows else frame
+    return frame.astype({name: float for name in (*MEASURES, *single) if name in frame}).copy() if rows else frame
 
 
 def selected(frame: pd.DataFrame, conditions: list[str], runs: Path | None = None) -> pd.DataFrame:
@@ -192,7 +207,7 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
     }
 
 
-def measured(record: RunRecord, single: Collection[str] = ()) -> dict[str, Any]:
+def measured(record: Mapping[str, Any], single: Collection[str] = ()) -> dict[str, Any]:
     """Every one of `MEASURES` in a run record, and those of `single` tasks; None where it is not defined."""
     communication: Mapping[str, Any] = record["communication"]
     found = {**record["metrics"], **communication.get("accounting", {}), **record["runtime"]}

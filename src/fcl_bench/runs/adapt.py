@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Protocol, cast
@@ -28,6 +28,7 @@ from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.half import head_seed
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.task import Task
 from fcl_bench.runs.folder import identity_hash
 from fcl_bench.runs.plan import Plan
 from fcl_bench.runs.run_json import Adaptation
@@ -111,20 +112,19 @@ class Adapted:
 
     Attributes:
         body: the adapted network without its head, in evaluation mode, on the CPU.
+        trained: what of the body the first stage may have changed: `body.<name>` -> tensor.
         ledger: its exchanges, all of task 0 and `STAGE`.
         accuracy: of the network with its own head on the first task's test set, percent; None if that is empty.
         seconds: spent on it in this run.
         hit: whether it was there already.
-        tensors, heads: what the network is made of (see `frozen_body`).
     """
 
     body: torch.nn.Module
+    trained: dict[str, torch.Tensor]
     ledger: Ledger
     accuracy: float | None
     seconds: float
     hit: bool
-    tensors: Mapping[str, torch.Tensor]
-    heads: list[int]
 
     def record(self, weights: str | None) -> Adaptation:
         """Its part of the run record, given the hash of the adapted network."""
@@ -194,24 +194,25 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
     ledger, server = state.ledger, cast(GradientServer, federation.server)
     ledger.rename_stages(STAGE)
     accuracy = metrics(state.answers["correct"], np.array([len(first.test[0])]))["accuracy"][0]
-    tensors = {name: value for name, value in server.network.state().items() if name.startswith("body.")}
-    heads = list(server.heads.sizes)
-    body = frozen_body(plan, tensors, heads)
-    return Adapted(body, ledger, accuracy, time.perf_counter() - begin, hit, tensors, heads)
+    trained = {name: value for name, value in server.network.state().items() if name.startswith("body.")}
+    body = adapted_body(method, plan.problem, first.tasks[0], trained)
+    return Adapted(body, trained, ledger, accuracy, time.perf_counter() - begin, hit)
 
 
-def frozen_body(plan: Plan, tensors: Mapping[str, torch.Tensor], heads: list[int]) -> torch.nn.Module:
-    """The adapted network without its head, in evaluation mode, on the CPU.
+def adapted_body(
+    method: GradientMethod, problem: Problem, first: Task, trained: dict[str, torch.Tensor]
+) -> torch.nn.Module:
+    """The network without its head that a first stage left, in evaluation mode, on the CPU.
 
     Args:
-        plan: of the run.
-        tensors: what the first stage trained of it.
-        heads: classes of each of its heads, with which a method may add to the body.
+        method: of the first stage.
+        problem: which network it started from.
+        first: the first task.
+        trained: `Adapted.trained`.
     """
-    method = _stage(plan).method()
-    network = method.build_network(plan.problem)
-    method.grow(network, heads, head_seed(plan.problem))
-    network.load(dict(tensors))
+    network = method.build_network(problem)
+    method.grow(network, [len(method.head_columns(first))], head_seed(problem))
+    network.load(trained)
     return network.body.eval().requires_grad_(False)
 
 

@@ -7,17 +7,17 @@ import logging
 import shutil
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from omegaconf import OmegaConf
-from safetensors.torch import save_file
 
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.data.splits.stream import Stream
-from fcl_bench.engine.checkpoint import Checkpoint, for_disk, read_json, write_json
+from fcl_bench.engine.checkpoint import Checkpoint, read_json, write_json
 from fcl_bench.files import csv_cell, file_checksum, json_hash, regular, replacing
+from fcl_bench.runs.model_file import write_model
 from fcl_bench.runs.record_form import misfit
 from fcl_bench.runs.run_json import Result, RunRecord
 
@@ -109,9 +109,9 @@ class RunFolder:
         record: Result,
         config: dict[str, object],
         tables: dict[str, Table],
-        partition: dict[str, np.ndarray],
-        model: dict[str, torch.Tensor],
-        pictures: dict[str, bytes],
+        archives: dict[str, dict[str, np.ndarray]],
+        model: tuple[dict[str, torch.Tensor], dict[str, Any]],
+        others: dict[str, bytes],
     ) -> RunRecord:
         """Write every file, then run.json; returns what that holds.
 
@@ -119,9 +119,9 @@ class RunFolder:
             record: run.json without the files' checksums.
             config: the resolved configuration.
             tables: file name -> header and rows.
-            partition: name -> index array.
-            model: name -> tensor.
-            pictures: file name -> PNG.
+            archives: file name of an .npz -> its arrays by name.
+            model: its tensors by name, and what it says of itself.
+            others: file name -> content.
         """
         with replacing(self.path / "config.yaml") as temporary:
             temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
@@ -130,14 +130,14 @@ class RunFolder:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(map(csv_cell, header))
                 writer.writerows(map(csv_cell, row) for row in rows)
-        with replacing(self.path / "partition.npz") as temporary:
-            np.savez_compressed(temporary, **partition)  # type: ignore[arg-type]
-        with replacing(self.path / "model.safetensors") as temporary:
-            save_file(for_disk(model), temporary)
-        for name, content in pictures.items():
+        for name, arrays in archives.items():
+            with replacing(self.path / name) as temporary:
+                np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
+        write_model(self.path / "model.safetensors", *model)
+        for name, content in others.items():
             with replacing(self.path / name) as temporary:
                 temporary.write_bytes(content)
-        names = ["config.yaml", *tables, "partition.npz", "model.safetensors", *pictures]
+        names = ["config.yaml", *tables, *archives, "model.safetensors", *others]
         checksums = {name: file_checksum(self.path / name) for name in names}
         written = write_json(self.path / "run.json", {**record, "files": checksums})
         self.checkpoint.remove()

@@ -60,7 +60,7 @@ def prepare_inputs(plan: Plan, folder: Path, link: Link) -> Inputs:
         assert problem.network is not None
         adapted = adapt(plan, lambda: load_images(plan), kept or folder / "checkpoint", link)
         extractor = NetworkExtractor(adapted.body, problem.network, problem.device)
-        link.hand_on(adapted.tensors, adapted.heads)
+        link.hand_on(adapted.trained)
     cache = None if kept is None else FeatureCache(kept)
     features = extract_features(settings.backbone.name, extractor, plan.dealt.dataset, cache, link.batches)
     require_range(features, problem.dtype, problem.wire.dtype)

@@ -15,6 +15,7 @@ from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.metrics import accuracy_matrix, finite, metrics, pooled_accuracy
 from fcl_bench.engine.reports import Dropped
 from fcl_bench.papers.byte_conventions import accounting
+from fcl_bench.runs.breakdown import clients_told
 from fcl_bench.runs.folder import SCHEMA
 from fcl_bench.runs.inputs import Inputs
 from fcl_bench.runs.plan import Plan
@@ -64,6 +65,7 @@ def run_record(
         "metrics": metrics(state.answers["correct"], tests),
         "task_aware": metrics(state.answers["aware"], tests),
         "routing": _routing(state.answers, tests),
+        "client_accuracy": clients_told(federation),
         "adaptation": None if inputs.adapted is None else inputs.adapted.record(inputs.weights),
         "communication": {
             **state.ledger.communication(),

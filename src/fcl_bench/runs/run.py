@@ -23,9 +23,11 @@ from fcl_bench.engine.metrics import pooled_after
 from fcl_bench.engine.transports.base import Link
 from fcl_bench.errors import UserError
 from fcl_bench.files import locked, special, user_path, writable
+from fcl_bench.runs.breakdown import confusion_arrays, sample_files
 from fcl_bench.runs.clients import clients_of
 from fcl_bench.runs.folder import SCHEMA, RunFolder, partition_arrays
 from fcl_bench.runs.inputs import prepare_inputs
+from fcl_bench.runs.model_file import about, model_tensors
 from fcl_bench.runs.plan import Plan, make_plan
 from fcl_bench.runs.record import run_record, test_sizes
 from fcl_bench.runs.run_json import Result, RunRecord
@@ -132,6 +134,7 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, 
         drops=drops,
         minimum=minimum,
         fan_in=settings.transport.fan_in,
+        by_sample=settings.scalars.predictions,
     )
     seconds_before = _resume(federation, folder)
 
@@ -161,9 +164,15 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, 
         record,
         settings.resolved,
         run_tables(federation, record["metrics"], inputs.adapted),
-        partition_arrays(dealt.stream, dealt.shards, dealt.labelled),
-        {**federation.server.model(), "class_order": torch.from_numpy(dealt.stream.class_order)},
-        drawn(record, federation),
+        {
+            "partition.npz": partition_arrays(dealt.stream, dealt.shards, dealt.labelled),
+            "confusion.npz": confusion_arrays(federation),
+        },
+        (
+            model_tensors(federation.server, torch.from_numpy(dealt.stream.class_order), inputs.adapted),
+            about(plan, inputs),
+        ),
+        {**sample_files(federation), **drawn(record, federation)},
     )
     link.complete()
     return written

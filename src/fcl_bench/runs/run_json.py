@@ -59,6 +59,16 @@ class Labels(LabelCounts):
     rate: float  # `label_rate`: the share of its labels that each client knows
 
 
+class ClientAccuracy(TypedDict):
+    """After the last task, over the clients: accuracy on each one's own mix of classes, as in client_accuracy.csv."""
+
+    clients: int  # that have one
+    mean: float
+    std: float  # over the clients, all of them
+    least: float
+    most: float
+
+
 class Drift(TypedDict):
     """How far features moved, as in drift.csv."""
 
@@ -123,6 +133,7 @@ class Result(TypedDict):
     metrics: Metrics
     task_aware: Metrics  # with each test sample's task given
     routing: Routing | None  # of a method that names tasks
+    client_accuracy: ClientAccuracy | None  # where somebody knows who holds what
     adaptation: Adaptation | None
     communication: Communication
     labels: Labels

@@ -17,7 +17,7 @@ from fcl_bench.engine.remote.census import Census
 from fcl_bench.engine.remote.host import Host
 from fcl_bench.engine.remote.replies import Said, said
 from fcl_bench.protocol.message import Message
-from fcl_bench.runs.adapt import first_stage_clients, frozen_body
+from fcl_bench.runs.adapt import NoAdaptation, adapted_body, first_stage_clients
 from fcl_bench.runs.clients import clients_of
 from fcl_bench.runs.inputs import training_images
 from fcl_bench.runs.plan import Plan, make_plan
@@ -48,9 +48,11 @@ class Site:
         if request.kind == "plan":
             yield said("plan", **Census.here(self._name, self.plan.id, self.plan.problem.device).state())
         elif request.kind == "network":
-            body = frozen_body(self.plan, request.message, request.beside["sizes"])
-            assert self.plan.problem.network is not None
-            self._network = NetworkExtractor(body, self.plan.problem.network, self.plan.problem.device)
+            stage, problem = self.plan.settings.adapt, self.plan.problem
+            assert not isinstance(stage, NoAdaptation)
+            assert problem.network is not None
+            body = adapted_body(stage.method(), problem, self.plan.dealt.stream.tasks[0], dict(request.message))
+            self._network = NetworkExtractor(body, problem.network, problem.device)
             yield said("taken")
         elif request.kind == "extract":
             yield said("features", Message({"features": self._features(**request.beside)}))

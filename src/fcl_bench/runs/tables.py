@@ -14,6 +14,7 @@ from fcl_bench.engine.ledger import Upload
 from fcl_bench.engine.metrics import accuracy_matrix
 from fcl_bench.engine.reports import Metrics
 from fcl_bench.runs.adapt import Adapted
+from fcl_bench.runs.breakdown import class_table, client_table
 from fcl_bench.runs.folder import Table
 from fcl_bench.runs.record import test_sizes
 
@@ -26,8 +27,8 @@ _SERIES = ("accuracy", "stability_by_task", "plasticity_by_task", "retention_by_
 
 
 def run_tables(federation: Federation, metrics: Metrics, adapted: Adapted | None) -> dict[str, Table]:
-    """tasks.csv, accuracy_matrix.csv, task_aware_matrix.csv, uploads.csv; where there are any: routing_matrix.csv,
-    bounds.csv, drift.csv, nodes.csv, rounds.csv.
+    """tasks.csv, accuracy_matrix.csv, task_aware_matrix.csv, class_accuracy.csv, uploads.csv; where there are any:
+    client_accuracy.csv, routing_matrix.csv, bounds.csv, drift.csv, nodes.csv, rounds.csv.
 
     Args:
         federation: after its last task.
@@ -36,12 +37,15 @@ def run_tables(federation: Federation, metrics: Metrics, adapted: Adapted | None
     """
     state, tests = federation.state, test_sizes(federation)
     uploads = chain(adapted.ledger.cells() if adapted else (), state.ledger.cells())
-    tables = {
+    tables: dict[str, Table] = {
         "tasks.csv": _tasks(federation, metrics),
         "accuracy_matrix.csv": _matrix(state.answers["correct"], tests),
         "task_aware_matrix.csv": _matrix(state.answers["aware"], tests),
+        "class_accuracy.csv": class_table(federation),
         "uploads.csv": ([field.name for field in fields(Upload)], uploads),
     }
+    if (clients := client_table(federation)) is not None:
+        tables["client_accuracy.csv"] = clients
     if state.answers.routes:
         tables["routing_matrix.csv"] = _matrix(state.answers["routed"], tests)
     if federation.tree is not None:

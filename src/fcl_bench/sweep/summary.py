@@ -60,7 +60,7 @@ def name_of(overrides: Iterable[str], keys: set[str]) -> str:
 
 
 def end_line(report: JobReport, total: int | None, keys: set[str], elsewhere: bool = False) -> str:
-    """One ended job, with its accuracy, or with what ended it; `elsewhere` is on a cluster, which may start it again."""
+    """One ended job, with its accuracy, or with what ended it; a cluster (`elsewhere`) may start it again."""
     which = f"run {report.number + 1}" + ("" if total is None else f" of {total}")
     what = name_of(report.overrides, keys)
     if report.status != DONE:

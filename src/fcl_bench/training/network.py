@@ -88,6 +88,16 @@ class Network(torch.nn.Module):
         weight, bias = (torch.cat([state[f"{head}.{kind}"] for head in heads]) for kind in ("weight", "bias"))
         return weight, bias
 
+    def load_classifier(self, weight: torch.Tensor, bias: torch.Tensor) -> None:
+        """Take over what `classifier` returned of a network with the same heads."""
+        first = 0
+        for number, head in enumerate(self.heads):
+            rows = slice(first, first + len(head.weight))  # type: ignore[arg-type]
+            own = {"weight": weight[rows], "bias": bias[rows]}
+            # Of prototypes the bias follows from the weights.
+            self.load({f"heads.{number}.{kind}": own[kind] for kind, _ in head.named_parameters()})
+            first = rows.stop
+
     def called_layers(self) -> list[tuple[str, torch.nn.Module]]:
         """The convolutions and linear layers of the body that a forward pass calls, with their names."""
         layers = [(n, m) for n, m in self.body.named_modules() if isinstance(m, (torch.nn.Conv2d, torch.nn.Linear))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,9 @@ class HubImages(ImageSource):
     def load(self) -> Dataset:
         if (folders := self._class_folders()) is not None:
             return folders.load()
-        return self._assembled(self.sides(), self.origin())
+        sides = self.sides()
+        names = label_names(sides["train"].table, self.label_column) if isinstance(sides["train"], TableSide) else None
+        return replace(self._assembled(sides, self.origin()), class_names=tuple(names or ()))
 
     def facts(self) -> About:
         return self.about

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +38,8 @@ class ImageFolder(ImageSource):
         behind = {name: len(names["train"]) + place for place, name in enumerate(unseen)}
         known = {side: {name: number for name, number in numbers.items() if name in names[side]} for side in names}
         known["test"] |= behind
-        return self._cut({side: labelled_files(root / side, known[side], root) for side in known}, classes=None)
+        found = self._cut({side: labelled_files(root / side, known[side], root) for side in known}, classes=None)
+        return replace(found, class_names=(*names["train"], *unseen))
 
     @staticmethod
     def _classes(folder: Path) -> list[str]:

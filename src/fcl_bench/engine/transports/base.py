@@ -46,13 +46,8 @@ class Link(ABC):
         """What `extractor.batches(split, start)` gives, from all processes that can help; `side`: train or test."""
         return extractor.batches(split, start)
 
-    def hand_on(self, network: Mapping[str, torch.Tensor], sizes: list[int]) -> None:  # noqa: B027
-        """Give processes that extract features the network that the first stage trained.
-
-        Args:
-            network: its tensors.
-            sizes: classes of each of its heads.
-        """
+    def hand_on(self, network: Mapping[str, torch.Tensor]) -> None:  # noqa: B027
+        """Give processes that extract features the tensors of the network that the first stage trained."""
 
     @abstractmethod
     def about(self) -> dict[str, Any]:

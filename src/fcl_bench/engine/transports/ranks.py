@@ -121,9 +121,9 @@ class ServersRank(Link):
         for rank in self._peers:
             yield self._hear(rank, "features").message["features"]
 
-    def hand_on(self, network: Mapping[str, torch.Tensor], sizes: list[int]) -> None:
+    def hand_on(self, network: Mapping[str, torch.Tensor]) -> None:
         for rank in self._peers:
-            self._ask(rank, said("network", Message(dict(network)), sizes=sizes))
+            self._ask(rank, said("network", Message(dict(network))))
         for rank in self._peers:
             self._hear(rank, "taken")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -315,6 +315,14 @@ class ClosedFormServer(Server):
         W, bias = self.classifier()
         parts = {"W": W, "bias": bias, "projection": self.random_features.projection}
         return {name: part for name, part in parts.items() if part is not None}
+
+    def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
+        self.W, self.bias, self.scales = model["W"], model.get("bias"), None
+        if "projection" in model:
+            drawn = self.random_features
+            self.random_features = type(drawn).given(
+                model["projection"], drawn.activation, model.get("phases"), drawn.maps
+            )
 
     def report(self) -> dict[str, Any]:
         """Of the last system solved: `condition`, largest over smallest eigenvalue, and `trouble`, null for none.

@@ -6,7 +6,7 @@ second ridge regression, on tanh(Z P). Both need sums over samples only, so the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -36,7 +36,7 @@ class Linear(RandomFeatures):
     def of(cls, features: RandomFeatures) -> Linear:
         """With the same projection."""
         linear = cls.__new__(cls)
-        linear.outputs, linear.activation = features.outputs, features.activation
+        linear.outputs, linear.activation, linear.maps = features.outputs, features.activation, features.maps
         linear.projection, linear.phases = features.projection, features.phases
         return linear
 
@@ -158,6 +158,10 @@ class DSALServer(STSAServer):
 
     def model(self) -> dict[str, torch.Tensor]:
         return {**super().model(), "W_c": self.classifier_c()}
+
+    def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
+        super().load_model(model, tasks)
+        self.W_c = model["W_c"]
 
     def report(self) -> dict[str, Any]:
         """`compensation`: the `condition` and `trouble` of the second system."""

@@ -7,6 +7,7 @@ nearest prototype. The sums are exact, so the result is the centralised one, wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -225,6 +226,10 @@ class FedFeCAMServer(ClosedFormServer):
         """W, n and the packed whitening factors; plain means come with their `bias` instead."""
         made = {**super().model(), "n": self.n}
         return made if self.euclidean else {**made, "whitening": self._factors}
+
+    def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
+        super().load_model(model, tasks)
+        self.n, self._factors, self._tasks = model["n"], model.get("whitening", self._factors), len(tasks)
 
     def statistics(self) -> dict[str, torch.Tensor]:
         kept = {"n": self.n, "moments": self.moments, "tasks": torch.tensor(self._tasks)}

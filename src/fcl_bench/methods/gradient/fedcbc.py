@@ -10,6 +10,7 @@ posterior mean. No autoencoder ever sees another class, so those of classes that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -370,6 +371,10 @@ class FedCBCServer(_Half, Server):
         """`vaes` (k, P) of the classes `columns` (k,), and `low`, `high` (d,) of scaling=range."""
         ends = {name: end for name, end in (("low", self.low), ("high", self.high)) if end is not None}
         return {"vaes": self.bank.weights, "columns": self.bank.columns, **ends}
+
+    def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
+        self.bank, self._seen = Bank(model["columns"], model["vaes"]), tasks[-1].columns_seen
+        self.low, self.high = model.get("low"), model.get("high")
 
     def report(self) -> dict[str, Any]:
         """`vae_bytes`, of one class; `classes`, how many have one."""

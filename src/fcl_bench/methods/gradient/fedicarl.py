@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -226,6 +227,12 @@ class FediCaRLServer(ExemplarServer):
     def model(self) -> dict[str, torch.Tensor]:
         own = {"exemplar_means": self.means()} if self.method.classify == "nme" else {}
         return {**super().model(), **own}
+
+    def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
+        super().load_model(model, tasks)
+        if self.method.classify == "nme":
+            self.sums = model["exemplar_means"]
+            self.counts = self.sums.any(dim=1).long()  # only a class without an exemplar has no direction
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         own = {_MEANS + "sums": self.sums, _MEANS + "counts": self.counts, _HOLDERS: torch.tensor(sorted(self.holders))}

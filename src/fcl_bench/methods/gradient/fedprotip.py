@@ -323,8 +323,8 @@ class FedProTIPServer(ProjectedServer):
     def _named_references(self) -> dict[str, torch.Tensor]:
         return {f"reference.{client}.{task}": value for (client, task), value in self._references.items()}
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_state_dict(state)
+    def load_bases(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_bases(state)
         for name, value in state.items():
             if name.startswith("reference."):
                 _, client, task = name.split(".")

@@ -21,7 +21,7 @@ too. Training runs on W_0 + B_t A_t alone.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Container, Iterator
+from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -203,6 +203,11 @@ class LoRMServer(GradientServer):
             f"delta.{path}.{part}": delta for path, layer in layers.items() for part, delta in layer.merged.items()
         }
         return {**super().model(), **deltas}
+
+    def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
+        super().load_model(model, tasks)
+        for path, layer in low_rank_layers(self.network.body).items():
+            layer.merged = {part: model[f"delta.{path}.{part}"] for part in layer.parts}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         P, R = self._tasks.products, self._tasks.grams

@@ -13,7 +13,7 @@ r_k = 1 / sum_j ||w_k - m_j||, brought to 0..1 over the clients, the weights are
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -224,6 +224,10 @@ class PILoRAServer(GradientServer):
     def report(self) -> dict[str, Any]:
         """`class_means`: how many means of one client's class the server was told, all rounds together."""
         return {**super().report(), MEANS: self._means}
+
+    def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
+        super().load_model(model, tasks)
+        self._apply()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {**super().state_dict(), MEANS: torch.tensor(self._means)}

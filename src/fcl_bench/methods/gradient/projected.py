@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -319,6 +319,10 @@ class ProjectedServer(GradientServer):
     def model(self) -> dict[str, torch.Tensor]:
         return {**super().model(), **self._named_bases()}
 
+    def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
+        super().load_model(model, tasks)
+        self.load_bases(model)
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {**super().state_dict(), **self._named_bases()}
 
@@ -329,6 +333,10 @@ class ProjectedServer(GradientServer):
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
+        self.load_bases(state)
+
+    def load_bases(self, state: dict[str, torch.Tensor]) -> None:
+        """Take over what of a state or a model depends on the bases."""
         self.bases = {layer: [] for layer in self.method.layers(self.network, self.problem.recurring)}
         for layer, bases in self.bases.items():
             while (name := basis_name(len(bases), layer)) in state:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -244,6 +244,9 @@ class RidgeMeanServer(GradientServer):
     def model(self) -> dict[str, torch.Tensor]:
         """`W` (d, classes) on features."""
         return {"W": self.W}
+
+    def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
+        self.W = model["W"]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         own = {"merge.C": self.C, "merge.B": self.B, "merge.uploads": torch.tensor(self.uploads)}

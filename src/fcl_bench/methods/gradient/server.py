@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -253,6 +254,18 @@ class GradientServer(Half, Server):
             **own,
             **{name: v for name, v in state.items() if not name.startswith("heads.") and v.is_floating_point()},
         }
+
+    def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
+        self.tasks = [task.columns for task in tasks]
+        self.columns = [self.method.head_columns(task) for task in tasks]
+        self.method.grow(self.network, self.heads.sizes, head_seed(self.problem))
+        own = self.network.state_dict()
+        self.network.load({name: value for name, value in model.items() if name in own})
+        weight, bias = model["W"].T, model["bias"]
+        if self.method.replay_head == "none":
+            self.network.load_classifier(weight, bias)
+        else:
+            self.replay.weight, self.replay.bias = weight, bias
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         state = {**self.network.state(), "classes": torch.tensor(self.heads.sizes), **self._teacher}

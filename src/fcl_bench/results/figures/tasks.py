@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from fcl_bench.results.figures.canvas import canvas, legend, title
@@ -82,18 +83,29 @@ def accuracy_matrices(summary: pd.DataFrame, folders: Mapping[str, Path]) -> Fig
     low, high = min(np.nanmin(matrix) for matrix in means), max(np.nanmax(matrix) for matrix in means)
     columns = min(_MATRIX_COLUMNS, len(rows))
     for axes, matrix, label in zip(grid, means, rows["label"], strict=True):
-        image = axes.imshow(matrix, cmap=COLOUR_MAP, vmin=low, vmax=high)
-        axes.grid(False)
-        _numbers(axes, matrix, (low + high) / 2)
+        image = matrix_panel(axes, matrix, low, high)
         title(axes, named[label], columns + 1)
-        axes.set_xlabel("test samples of task")
-        axes.set_ylabel("after task")
-        every = max(1, len(matrix) // _MOST_NUMBERED)
-        ticks = np.arange(0, len(matrix), every)
-        axes.set(xticks=ticks, xticklabels=ticks + 1, yticks=ticks, yticklabels=ticks + 1)
     shrink = 0.8 if len(rows) <= _MATRIX_COLUMNS else 0.5
     figure.colorbar(image, ax=grid, label="accuracy (%)", shrink=shrink, pad=0.01)
     return figure
+
+
+def matrix_panel(axes: Axes, matrix: np.ndarray, low: float, high: float) -> AxesImage:
+    """Draw a[t, tau] (T, T) in percent as shades, with numbers where there is room; for a bar of colours.
+
+    Args:
+        axes: to draw on.
+        matrix: NaN above the diagonal.
+        low, high: the ends of the shades.
+    """
+    image = axes.imshow(matrix, cmap=COLOUR_MAP, vmin=low, vmax=high)
+    axes.grid(False)
+    _numbers(axes, matrix, (low + high) / 2)
+    axes.set_xlabel("test samples of task")
+    axes.set_ylabel("after task")
+    ticks = np.arange(0, len(matrix), max(1, len(matrix) // _MOST_NUMBERED))
+    axes.set(xticks=ticks, xticklabels=ticks + 1, yticks=ticks, yticklabels=ticks + 1)
+    return image
 
 
 def _numbers(axes: Axes, matrix: np.ndarray, middle: float) -> None:

@@ -1,0 +1,9 @@
+"""The Python API: the same runs as the command's, in the same folders, found complete by either."""
+
+from fcl_bench.api.finding import load, runs
+from fcl_bench.api.making import run, sweep
+from fcl_bench.api.recorded import Run, Tested
+from fcl_bench.errors import UserError
+from fcl_bench.runs.predicting import Model
+
+__all__ = ["Model", "Run", "Tested", "UserError", "load", "run", "runs", "sweep"]

@@ -1,0 +1,66 @@
+"""Runs that are there already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fcl_bench.api.recorded import Run
+from fcl_bench.config import text
+from fcl_bench.files import user_path
+from fcl_bench.results.collect import collect, selected
+from fcl_bench.results.finding import run_folder
+
+#: What is looked at first, in this order.
+_FIRST = (
+    *("method", "data", "beta", "clients", "tasks", "seed"),
+    *("A_avg", "A_T", "forgetting", "up_max_mib", "seconds_per_task", "error"),
+)
+
+
+def runs(out: str | Path = "outputs", **where: Any) -> pd.DataFrame:
+    """Every complete run below a folder, one row each: its configuration, its measures, its id and its path.
+
+    Measures are in percent, MiB and seconds, as in `fcl-tables`. Damaged runs are left out with a warning.
+
+    Args:
+        out: the folder that holds runs/ (`outputs`; `outputs/quick`).
+        where: only runs like these, as `fcl-tables --where`: `method="stsa"`, `beta=[0.1, 0.5]`; keys with dots as
+            `**{"method.rank": 512}`.
+
+    Raises:
+        UserError: a key that no run has, or a value that none has.
+    """
+    folder = user_path("out", str(out)) / "runs"
+    frame = collect(folder)
+    if frame.empty:
+        return pd.DataFrame(columns=[*_FIRST[:-1], "run_id", "path"])
+    frame["path"] = [str(folder / name) for name in frame["folder"]]
+    return arranged(selected(frame, [f"{key}={_values(value)}" for key, value in where.items()]))
+
+
+def load(run: str | Path, out: str | Path = "outputs") -> Run:
+    """A complete run.
+
+    Args:
+        run: its folder, a file in it, its id (or the first letters of it), or the name of its folder.
+        out: where it is looked for if `run` is no path.
+
+    Raises:
+        UserError: there is no such run, or it is damaged.
+    """
+    return Run(run_folder(run, out))
+
+
+def arranged(frame: pd.DataFrame, first: Iterable[str] = ()) -> pd.DataFrame:
+    """`frame` with the columns that are looked at first in front, and rows numbered from 0."""
+    front = [column for column in dict.fromkeys((*first, *_FIRST)) if column in frame]
+    return frame[[*front, *(column for column in frame if column not in front)]].reset_index(drop=True)
+
+
+def _values(value: Any) -> str:
+    several = isinstance(value, Iterable) and not isinstance(value, str)
+    return ",".join("null" if one is None else text(one) for one in (value if several else [value]))

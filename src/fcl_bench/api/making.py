@@ -1,0 +1,93 @@
+"""Runs made from Python, one or many."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+from fcl_bench.api.composing import Overrides, settings_of, typed
+from fcl_bench.api.finding import arranged
+from fcl_bench.api.recorded import Run
+from fcl_bench.cli.job import storage_error
+from fcl_bench.errors import UserError, first_line
+from fcl_bench.results.collect import frame_of, run_row
+
+log = logging.getLogger(__name__)
+
+
+def run(method: str | None = None, *, overrides: Overrides = (), **keys: Any) -> Run:
+    """Do one run, or take it over where it is complete already; an interrupted one goes on.
+
+    It is the run of `fcl-bench method=METHOD key=value ...`: the same checks, the same id, the same folder.
+
+    Args:
+        method: as `method=` takes it; None: the default.
+        overrides: what else one would type: texts (`["method.M=2048"]`), or keys and values (`{"method.M": 2048}`).
+        keys: any key of the configuration: `data="digits"`, `beta=0.1`, `seed=0`, `profile="quick"`, `out="outputs"`;
+            keys with dots through `overrides` or `**{"method.M": 2048}`.
+
+    Raises:
+        UserError: what the command would say in its error line; nothing is left half-written.
+    """
+    return _run(typed(overrides, _with_method(method, keys)))
+
+
+def sweep(*methods: str, overrides: Overrides = (), **keys: Any) -> pd.DataFrame:
+    """Do a run for every combination, one after the other in this process; those that are complete are taken over.
+
+    Args:
+        methods: as `method=` takes them; none: the default.
+        overrides: of all runs; see `run`.
+        keys: as of `run`; a list, a tuple, a range or an array is swept (a list as one value is a list in a list).
+
+    Returns:
+        One row per run, in the order of the combinations: the swept keys, the columns of `runs`, and `error`, which
+        says why a run failed and is None of those that did not.
+    """
+    keys = _with_method(methods or None, keys)
+    axes = {key: list(value) if _swept(value) else [value] for key, value in keys.items()}
+    rows = []
+    for values in itertools.product(*axes.values()):
+        job = dict(zip(axes, values, strict=True))
+        shown = {key: value for key, value in job.items() if _swept(keys[key])}
+        rows.append({**shown, **_row(overrides, job)})
+    return arranged(frame_of(rows), first=[key for key in axes if _swept(keys[key])])
+
+
+def _with_method(method: Any, keys: dict[str, Any]) -> dict[str, Any]:
+    return keys if method is None else {"method": method, **keys}
+
+
+def _swept(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | dict)
+
+
+def _row(overrides: Overrides, job: dict[str, Any]) -> dict[str, Any]:
+    """What came of one run of a sweep."""
+    try:
+        done = _run(typed(overrides, job))
+    except UserError as error:
+        return {"error": str(error)}
+    except Exception as error:  # a bug of one run is no reason to lose the others
+        log.debug("%s", job, exc_info=True)
+        return {"error": f"{type(error).__name__}: {first_line(error)}"}
+    return {**run_row(done.path, done.record), "path": str(done.path), "error": None}
+
+
+def _run(texts: list[str]) -> Run:
+    settings, tracking = settings_of(texts)
+    if settings.scalars.preview:
+        raise UserError("preview=true prints and draws a split, and runs nothing", "fcl-bench preview=true in a shell")
+    # Only now, as in the command: drawing and training bring much with them.
+    from fcl_bench.runs.run import run as carry_out
+
+    try:
+        return Run(carry_out(settings, tracking).folder)
+    except Exception as error:
+        if told := storage_error(error):
+            raise told from error
+        raise

@@ -1,0 +1,186 @@
+"""A complete run, as its folder has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fcl_bench.errors import UserError
+from fcl_bench.files import file_checksum
+from fcl_bench.recorded import resolved_config
+from fcl_bench.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fcl_bench.runs.predicting import Model
+
+#: Files that are verified only when they are read: a model may be large.
+_LATER = ("model.safetensors",)
+
+
+class Tested(NamedTuple):
+    """The test samples that count in a run's accuracies.
+
+    Attributes:
+        inputs: features (n, d), or n images, as `Run.predict` takes them.
+        labels: (n,) int64, as the data set has them.
+        tasks: (n,) int64, the task of each, from 0.
+        indices: (n,) int64, the places of the samples in the data set's test side.
+    """
+
+    inputs: Any
+    labels: np.ndarray
+    tasks: np.ndarray
+    indices: np.ndarray
+
+
+class Run:
+    """A complete run. Tables have one row per task, client or upload, counted from 0, and percent.
+
+    Args:
+        path: the run's folder.
+
+    Attributes:
+        path: the folder.
+        record: run.json.
+        config: the resolved configuration, as nested mappings.
+        id: of the run.
+
+    Raises:
+        UserError: the folder holds no complete run, or a damaged one.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        record = RunFolder(self.path).complete_record(otherwise="not loading it", read=_NotLater())
+        if record is None:
+            raise UserError(f"{self.path} holds no complete, undamaged run", "the same command again makes it")
+        self.record: dict[str, Any] = dict(record)
+        self.config = resolved_config(self.path / "config.yaml")
+        self.id: str = self.record["run_id"]
+
+    def __repr__(self) -> str:
+        said = [f"{key}={self.record[key]}" for key in ("method", "data", "beta", "seed")]
+        scores = [f"{key} {self.metrics[key]:.2f}" for key in ("A_avg", "A_T") if self.metrics[key] is not None]
+        return f"<Run {self.id} {' '.join(said)}: {', '.join(scores)}>"
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """`metrics` of run.json: A_avg, A_T, forgetting, accuracy (A_1 to A_T) and others (docs/metrics.md)."""
+        return self.record["metrics"]
+
+    @property
+    def tasks(self) -> pd.DataFrame:
+        """tasks.csv: classes seen, samples, accuracy, bytes and seconds of each task."""
+        return self._table("tasks.csv").set_index("task")
+
+    @property
+    def accuracy_matrix(self) -> pd.DataFrame:
+        """(T, T): accuracy on each task's test samples (column) after each task (row)."""
+        return self._matrix("accuracy_matrix.csv", "task_")
+
+    @property
+    def uploads(self) -> pd.DataFrame:
+        """uploads.csv: bytes, samples and seconds of each task, round, client and stage."""
+        return self._table("uploads.csv")
+
+    @property
+    def class_accuracy(self) -> pd.DataFrame:
+        """(T, C): accuracy of each class (column, its label) after each task (row); NaN before it is seen."""
+        return self._matrix("class_accuracy.csv", "class_").rename_axis(columns="class")
+
+    @property
+    def client_accuracy(self) -> pd.DataFrame:
+        """(T, K): accuracy on each client's own mix of classes (column) after each task (row)."""
+        table = self._table("client_accuracy.csv").set_index("client").T
+        return table.set_axis(pd.RangeIndex(len(table), name="after"), axis="index")
+
+    @property
+    def predictions(self) -> pd.DataFrame:
+        """predictions.parquet of a run with `predictions=true`: what each test sample is taken for, after each task."""
+        return pd.read_parquet(self._file("predictions.parquet", "predictions=true keeps them"))
+
+    def confusion(self, after: int = -1) -> pd.DataFrame:
+        """(C, C) how many test samples of a class (row, its label) were taken for a class (column).
+
+        Args:
+            after: a task, from 0; -1: the last one.
+        """
+        with np.load(self._file("confusion.npz")) as file:
+            kept = {name: file[name] for name in file.files}
+        tasks = self.record["tasks"]
+        if not -tasks <= after < tasks:
+            raise UserError(f"after={after} is no task of this run", f"0 to {tasks - 1}, or -1 for the last")
+        own, labels = kept["after"] == after % tasks, kept["class_order"]
+        counts = np.zeros((len(labels), len(labels)), dtype=np.int64)
+        counts[kept["label"][own], kept["answer"][own]] = kept["samples"][own]
+        return pd.DataFrame(counts, pd.Index(labels, name="label"), pd.Index(labels, name="answer"))
+
+    @cached_property
+    def model(self) -> Model:
+        """The model after the last task, on the GPU where there is one. Raises a `UserError` if it is damaged."""
+        return self.open_model()
+
+    def open_model(self, device: str = "auto") -> Model:
+        """The model on a device of one's choice: auto, cpu, cuda, cuda:N."""
+        from fcl_bench.runs.predicting import Model
+
+        file = self._file("model.safetensors")
+        if file_checksum(file) != self.record["files"]["model.safetensors"]:
+            raise UserError(f"{file} does not match its checksum", "the same command again makes the run anew")
+        return Model(file, device)
+
+    def predict(self, inputs: Any, tasks: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
+        """(n,) the label of each sample as the data set numbers its classes; `model.predict`.
+
+        Args:
+            inputs: images (uint8 arrays, PIL images or paths), or the backbone's features (n, d).
+            tasks: (n,) each sample's task; only of a model that is tested in batches of one task.
+        """
+        return self.model.predict(inputs, tasks)
+
+    def scores(self, inputs: Any, tasks: Sequence[int] | np.ndarray | None = None) -> pd.DataFrame:
+        """(n, C) the score of each class, whose label is the column; see `predict`."""
+        return pd.DataFrame(self.model.scores(inputs, tasks), columns=pd.Index(self.model.labels, name="class"))
+
+    def test_set(self) -> Tested:
+        """The run's test samples, from the data that it was run on.
+
+        Raises:
+            UserError: the data are not there any more, or are others now.
+        """
+        from fcl_bench.runs.tested import tested_samples
+
+        return Tested(*tested_samples(self.path, self.record, self.config))
+
+    def plot(self) -> Figure:
+        """Accuracy after each task, and the accuracy matrix: a Matplotlib figure, not shown and not saved."""
+        from fcl_bench.results.figures.one_run import one_run
+
+        return one_run(self.record, self.accuracy_matrix.to_numpy(float))
+
+    def _matrix(self, name: str, prefix: str) -> pd.DataFrame:
+        table = self._table(name)
+        table.columns = pd.Index([int(column.removeprefix(prefix)) for column in table.columns], name=prefix[:-1])
+        return table.rename_axis(index="after")
+
+    def _table(self, name: str) -> pd.DataFrame:
+        return pd.read_csv(self._file(name))
+
+    def _file(self, name: str, remedy: str = "force=true makes the run anew, with it") -> Path:
+        if name not in self.record["files"]:
+            raise UserError(f"run {self.id} has no {name}", remedy)
+        return self.path / name
+
+
+class _NotLater:
+    """All names but those in `_LATER`, for `RunFolder.complete_record`."""
+
+    def __contains__(self, name: object) -> bool:
+        return name not in _LATER

@@ -1,0 +1,174 @@
+"""`fcl-bench predict RUN [DATA]`: what a run's model takes samples for, as a table."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
+
+import numpy as np
+
+from fcl_bench.cli.command import DONE, Parser
+from fcl_bench.errors import UserError
+from fcl_bench.files import csv_cell, replacing, user_path
+
+if TYPE_CHECKING:
+    from fcl_bench.runs.predicting import Model
+
+#: Names under which an .npz file may hold samples and their labels; the first that is there counts.
+_SAMPLES, _LABELS = ("x_test", "x", "images", "features"), ("y_test", "y", "labels")
+
+
+class _Parser(Parser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message, f"{self.prog} --help lists the options")
+
+
+class _Asked(NamedTuple):
+    """What is asked about: the samples, what to call each, and their labels and tasks where these are known."""
+
+    inputs: Any
+    names: list[str]
+    labels: np.ndarray | None = None
+    tasks: np.ndarray | None = None
+
+
+def work(arguments: list[str]) -> int:
+    """Write the table. Raises a `UserError` for a run, data or a file that is not there."""
+    asked = parsed(arguments)
+    # Only now, so that wrong options wait for no library.
+    from fcl_bench.runs.predicting import Model
+
+    path, folder = _model(asked.run, asked.out)
+    model = Model(path, asked.device)
+    about = _about(asked.data, model, folder)
+    labels, scores = model.answers(about.inputs, about.tasks)
+    name_of = dict(zip(model.labels.tolist(), model.class_names.tolist(), strict=True))
+    given = (name_of[label] for label in labels.tolist())
+    rows = zip(about.names, given, (f"{score:.6g}" for score in scores.tolist()), strict=True)
+    truth = [] if about.labels is None else [name_of.get(label, str(label)) for label in about.labels.tolist()]
+    with _written(asked.to) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["sample", "class", "score", *(["label"] if truth else [])])
+        for number, row in enumerate(rows):
+            writer.writerow([*map(csv_cell, row), *map(csv_cell, truth[number : number + 1])])
+    if about.labels is not None and len(labels):
+        right = int((labels == about.labels).sum())
+        said = f"accuracy: {100 * right / len(labels):.2f} % ({right:,} of {len(labels):,})"
+        # Beside the table, not in it.
+        print(said, file=sys.stdout if asked.to else sys.stderr)
+    if asked.to:
+        print(f"written: {asked.to}")
+    return DONE
+
+
+def parsed(arguments: list[str]) -> Any:
+    """The options and arguments after `fcl-bench predict`."""
+    what = "What the model of a complete run takes samples for: a line per sample with its class and the class's score."
+    parser = _Parser(prog="fcl-bench predict", description=what)
+    parser.add_argument("run", metavar="RUN", help="folder or id of a run, or its model.safetensors")
+    data = (
+        "an .npz file (x_test or images or features; y_test or labels if known), an .npy file, an image, a folder of "
+        "images or with a folder per class, or data=NAME for the test samples of a data set; default: the run's own"
+    )
+    parser.add_argument("data", metavar="DATA", nargs="?", help=data)
+    parser.add_argument("--to", metavar="FILE", help="write the table there (default: to the terminal)")
+    parser.add_argument("--out", default="outputs", metavar="FOLDER", help="where runs are looked for by id (outputs)")
+    parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:N (auto)")
+    return parser.parse_intermixed_args(arguments)
+
+
+def _model(given: str, out: str) -> tuple[Path, Path | None]:
+    """The file of the model, and the run's folder; None for a model that lies somewhere else."""
+    from fcl_bench.results.finding import run_folder
+
+    path = user_path("RUN", given)
+    if path.suffix == ".safetensors" and path.is_file() and not (path.parent / "run.json").exists():
+        return path, None
+    folder = run_folder(given, out)
+    return folder / "model.safetensors", folder
+
+
+def _about(data: str | None, model: Model, folder: Path | None) -> _Asked:
+    if data is None:
+        return _own(folder)
+    if data.startswith("data="):
+        return _data_set(data.removeprefix("data="))
+    path = user_path("DATA", data)
+    if path.is_dir():
+        return _folder(path, model)
+    if not path.is_file():
+        raise UserError(f"{data} is no file and no folder", "an .npz file, images, or data=NAME such as data=digits")
+    return _array(path) if path.suffix in (".npz", ".npy") else _Asked([path], [path.name])
+
+
+def _own(folder: Path | None) -> _Asked:
+    from fcl_bench.engine.checkpoint import read_json
+    from fcl_bench.recorded import resolved_config
+    from fcl_bench.runs.tested import tested_samples
+
+    if folder is None:
+        raise UserError("a model that is in no run's folder has no test samples", "DATA, such as data=digits")
+    record, config = read_json(folder / "run.json"), resolved_config(folder / "config.yaml")
+    inputs, labels, tasks, indices = tested_samples(folder, record, config)
+    return _Asked(inputs, [str(index) for index in indices.tolist()], labels, tasks)
+
+
+def _data_set(name: str) -> _Asked:
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from fcl_bench.cli.overrides import composition_error
+    from fcl_bench.composition import composed
+    from fcl_bench.config import load_settings
+
+    try:
+        test = load_settings(composed([f"data={name}"])).data.load().test
+    except (HydraException, OmegaConfBaseException) as error:
+        raise composition_error(error, [f"data={name}"]) from error
+    return _Asked(test.inputs, [str(index) for index in range(len(test))], test.labels)
+
+
+def _folder(path: Path, model: Model) -> _Asked:
+    """Images at any depth; in a folder per class, whose names the model knows, with their labels."""
+    from fcl_bench.data.images.stored import IMAGE_SUFFIXES
+
+    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+    if not files:
+        raise UserError(f"{path} holds no images", f"files ending in {', '.join(sorted(IMAGE_SUFFIXES))}")
+    label_of = dict(zip(model.class_names.tolist(), model.labels.tolist(), strict=True))
+    classes = [file.relative_to(path).parts[0] for file in files]
+    known = all(name in label_of for name in classes)
+    labels = np.array([label_of[name] for name in classes]) if known else None
+    return _Asked(files, [file.relative_to(path).as_posix() for file in files], labels)
+
+
+def _array(path: Path) -> _Asked:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        arrays = {"x": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
+    except Exception as error:  # whatever NumPy, zipfile and zlib raise on foreign bytes
+        raise UserError(f"{path} is not a readable .npz or .npy file", f"an array {' or '.join(_SAMPLES)}") from error
+    samples, labels = (next((arrays[name] for name in names if name in arrays), None) for names in (_SAMPLES, _LABELS))
+    if samples is None:
+        raise UserError(f"{path} holds {', '.join(arrays) or 'nothing'}", f"an array {' or '.join(_SAMPLES)}")
+    if labels is not None and labels.shape != (len(samples),):
+        raise UserError(f"{path} has labels of the shape {labels.shape} for {len(samples)} samples", "one per sample")
+    return _Asked(samples, [str(number) for number in range(len(samples))], labels)
+
+
+@contextmanager
+def _written(to: str | None) -> Iterator[TextIO]:
+    """Where the table goes: a file, whole or not at all, or the terminal."""
+    if to is None:
+        yield sys.stdout
+        return
+    path = user_path("--to", to)
+    try:
+        with replacing(path) as temporary, temporary.open("w", newline="") as file:
+            yield file
+    except OSError as error:
+        raise UserError(f"--to {to} cannot be written: {error.strerror or error}", "another file") from error

@@ -1,0 +1,70 @@
+"""Samples that somebody has at hand, with no labels, as one side of a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from fcl_bench.data.images.stored import ArrayImages, FileImages, Images
+from fcl_bench.data.sources.base import Split
+from fcl_bench.errors import UserError
+
+_FORMS = "uint8 images (n, h, w) or (n, h, w, 3), PIL images, paths of image files, or features (n, d)"
+
+
+class OpenImages:
+    """Images that are open already."""
+
+    fingerprint = ""  # nothing that is made of them is kept
+
+    def __init__(self, images: Sequence[Image.Image]) -> None:
+        self._images = images
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> Image.Image:
+        return self._images[index]
+
+    def describe(self, index: int) -> str:
+        return f"image {index}"
+
+
+def samples_of(inputs: Any) -> Split:
+    """Images or features in whatever form they are; the labels are all -1.
+
+    Args:
+        inputs: a `Split`, `Images`, an array or a tensor, PIL images or paths.
+
+    Raises:
+        UserError: they are none of these.
+    """
+    if isinstance(inputs, Split):
+        return inputs
+    found = _inputs(inputs)
+    return Split(np.full(len(found), -1, dtype=np.int64), found, "")
+
+
+def _inputs(inputs: Any) -> Images | np.ndarray:
+    if hasattr(inputs, "describe") and hasattr(inputs, "__getitem__"):
+        return inputs
+    if isinstance(inputs, list | tuple) and inputs:
+        if all(isinstance(entry, Image.Image) for entry in inputs):
+            return OpenImages(inputs)
+        if all(isinstance(entry, str | Path) for entry in inputs):
+            return FileImages(Path("/"), [Path(entry).expanduser().absolute() for entry in inputs])
+    array = inputs.detach().cpu().numpy() if hasattr(inputs, "detach") else np.asarray(inputs)
+    if array.ndim == 2 and array.dtype.kind in "fiu":
+        # As a file of features is read.
+        whole = np.float32 if array.dtype.itemsize <= 2 else np.float64
+        kind = array.dtype.newbyteorder("=") if array.dtype.kind == "f" else whole
+        return np.ascontiguousarray(array, dtype=kind)
+    if array.dtype == np.uint8 and (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3)):
+        return ArrayImages(array)
+    if array.dtype == np.uint8 and array.ndim == 4 and array.shape[1] == 3:
+        return ArrayImages(array.transpose(0, 2, 3, 1))
+    raise UserError(f"inputs of shape {array.shape} and type {array.dtype} are neither images nor features", _FORMS)
