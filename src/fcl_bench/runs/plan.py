@@ -95,7 +95,8 @@ def make_plan(settings: Settings) -> Plan:
         inputs, features = extractor.dimension(dataset.train), extractor.identity
     wire = WireFormat(**{**dataclasses.asdict(scalars.wire), "dtype": WIRE_DTYPES[scalars.wire.dtype]})
     dtype, recurring = getattr(torch, scalars.dtype), dealt.stream.recurring
-    problem = Problem(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring)
+    release = settings.noise.release(settings.method)
+    problem = Problem(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring, release)
     data = {"data_fingerprint": dataset.fingerprint, "device": environment.device_kind(device)}
     identity = run_id({**settings.identity(), **data, "features": features})
     plan = Plan(settings, dealt, extractor, problem, features, identity)
@@ -106,9 +107,30 @@ def make_plan(settings: Settings) -> Plan:
             f"{key}: the bounds compare with all samples, of which some never come",
             "faults=none on_bad_upload=fail, or method.bounds=false and method.theory=0",
         )
+    _check_noise(settings, problem)
     settings.adapt.check(problem, plan.classes_per_task[:1])
     settings.method.check(problem, plan.classes_per_task)
     return plan
+
+
+def _check_noise(settings: Settings, problem: Problem) -> None:
+    """Raise a `UserError` for what `noise` does not cover."""
+    if not settings.noise.noisy:
+        return
+    if settings.adapt.trains_network:
+        raise UserError(
+            f"adapt={settings.adapt.name}: the first stage sends models without noise, and noise={settings.noise.name}"
+            " would promise what it does not keep",
+            "adapt=none",
+        )
+    settings.noise.check(settings.method, problem)
+    share_of = getattr(settings.noise, "share_of", None)
+    if share_of and (settings.faults.fails or settings.scalars.drops):
+        key = f"faults={settings.faults.name}" if settings.faults.fails else "on_bad_upload=drop"
+        raise UserError(
+            f"{key}: with noise.share_of={share_of} each upload has a part of the noise, and parts would be missing",
+            "faults=none on_bad_upload=fail, or noise.share_of=null",
+        )
 
 
 def deal(settings: Settings) -> Dealt:

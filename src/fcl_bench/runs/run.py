@@ -106,7 +106,9 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking) 
     settings, dealt = plan.settings, plan.dealt
     inputs = prepare_inputs(plan, folder.path)
     method, problem, columns = settings.method, plan.problem, dealt.stream.train_columns
-    transport: Transport = InProcess.of(method, problem, dealt.shards, columns, dealt.labelled, inputs.train)
+    noise = settings.noise.middleware(method, problem, settings.scalars.tasks)
+    clients = (dealt.shards, columns, dealt.labelled, inputs.train)
+    transport: Transport = InProcess.of(method, problem, *clients, middleware=noise)
     if isinstance(settings.faults, Faults):
         transport = Faulty(transport, settings.faults, problem.seed)
     audits = audits_of(method, problem, settings.scalars.drift, dealt.shards)

@@ -122,7 +122,7 @@ class ClosedFormClient(Client):
         """The map that the server asks for."""
         if "projection" in broadcast:
             projection = broadcast["projection"].to(self.problem.device, self.problem.dtype)
-            return RandomFeatures.given(projection, self.method.activation)
+            return RandomFeatures.given(projection, self.method.activation, clip=clip_of(self.problem))
         seed = int(broadcast["seed"])
         if self._features is None or self._features[0] != seed:
             self._features = seed, random_features_of(self.method, self.problem, seed)
@@ -131,7 +131,13 @@ class ClosedFormClient(Client):
 
 def random_features_of(method: ClosedFormMethod, problem: Problem, seed: int) -> RandomFeatures:
     """The map that a method's knobs ask for, drawn from a seed."""
-    return RandomFeatures(seed, problem.inputs, method.M, problem.dtype, problem.device, method.activation)
+    like, clip = (problem.dtype, problem.device), clip_of(problem)
+    return RandomFeatures(seed, problem.inputs, method.M, *like, method.activation, clip=clip)
+
+
+def clip_of(problem: Problem) -> float | None:
+    """The longest h that there may be; None: any length. Test samples are clipped as training samples are."""
+    return None if problem.release is None else problem.release.clip
 
 
 def projection_seed(problem: Problem) -> int:
@@ -272,6 +278,15 @@ class ClosedFormServer(Server):
         """The ridge of the next solve; 0 for a method without one."""
         return 0.0
 
+    def noise_edge(self, uploads: int) -> float:
+        """What is added to the eigenvalues of a Gram matrix that so many clients sent with noise, before it is used.
+
+        The largest eigenvalue of their noise: with it the matrix is positive definite again, and directions that are
+        nothing but noise count little. 0 without noise.
+        """
+        release = self.problem.release
+        return 0.0 if release is None else release.ridge * release.edge(self.dimension, uploads)
+
     @abstractmethod
     def solution(self) -> Solution:
         """The classifier from the statistics so far, with `ridge`."""
@@ -313,7 +328,9 @@ class ClosedFormServer(Server):
 
     def model(self) -> dict[str, torch.Tensor]:
         W, bias = self.classifier()
-        parts = {"W": W, "bias": bias, "projection": self.random_features.projection}
+        features = self.random_features
+        clip = None if features.clip is None else torch.tensor(features.clip, dtype=torch.float64)
+        parts = {"W": W, "bias": bias, "projection": features.projection, "clip": clip}
         return {name: part for name, part in parts.items() if part is not None}
 
     def report(self) -> dict[str, Any]:

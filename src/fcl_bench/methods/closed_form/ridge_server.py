@@ -87,7 +87,8 @@ class RidgeServer(RegularisedServer):
         return relative_rounding(self.problem.dtype, *([self.problem.wire.dtype] if self.sums_what_came else []))
 
     def solution(self) -> Solution:
-        return self.estimate.solve(self.B, self.offset() + self.ridge, self.rounding())
+        shift = self.offset() + self.ridge + self.noise_edge(self.uploads)
+        return self.estimate.solve(self.B, shift, self.rounding())
 
     def statistics(self) -> dict[str, torch.Tensor]:
         return {**self.estimate.state_dict(), "uploads": torch.tensor(self.uploads)}

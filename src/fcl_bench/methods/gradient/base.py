@@ -41,6 +41,8 @@ class GradientMethod(Method):
         inside_transformers: whether it puts something into a frozen vision transformer, and so takes no other network.
         only_mean: why `training.aggregate` has to be the mean: the new model is made of something else besides;
             "": it may be any.
+        only_updates: whether clients send nothing but the trained model and their number of samples, so that noise on
+            what training changed of it covers all that they say.
         keeps_teacher: whether clients get the last task's model, to be held to what it knew (`GradientClient.teacher`).
     """
 
@@ -49,6 +51,7 @@ class GradientMethod(Method):
     resumes_within_tasks: ClassVar[bool] = True
     training_key: ClassVar[str] = "method.training"
     inside_transformers: ClassVar[bool] = False
+    only_updates: ClassVar[bool] = False
     keeps_teacher: ClassVar[bool] = False
     only_mean: ClassVar[str] = ""
 
@@ -85,6 +88,10 @@ class GradientMethod(Method):
         if (kind := self.training.server_optimizer) != "average":
             key = f"{self.training_key}.server_optimizer"
             raise UserError(f"{key}={kind}: {what} makes the new model itself", f"{key}=average{otherwise}")
+
+    @property
+    def sends_updates(self) -> bool:
+        return self.only_updates and self.replay_head == "none"
 
     @property
     def trains_network(self) -> bool:

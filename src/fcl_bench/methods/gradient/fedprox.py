@@ -73,6 +73,7 @@ class FedProx(GradientMethod):
     """
 
     name: ClassVar[str] = "fedprox"
+    only_updates: ClassVar[bool] = True
     client_half = FedProxClient
 
     mu: float = knob(0.01, least=0)

@@ -13,3 +13,4 @@ class FineTune(GradientMethod):
     """Knobs of finetune: those of any gradient method."""
 
     name: ClassVar[str] = "finetune"
+    only_updates: ClassVar[bool] = True
