@@ -95,8 +95,9 @@ def make_plan(settings: Settings) -> Plan:
         inputs, features = extractor.dimension(dataset.train), extractor.identity
     wire = WireFormat(**{**dataclasses.asdict(scalars.wire), "dtype": WIRE_DTYPES[scalars.wire.dtype]})
     dtype, recurring = getattr(torch, scalars.dtype), dealt.stream.recurring
-    release = settings.noise.release(settings.method)
-    problem = Problem(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring, release)
+    problem = Problem(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring)
+    _check_noise(settings, problem)
+    problem = dataclasses.replace(problem, release=settings.noise.release(settings.method))
     data = {"data_fingerprint": dataset.fingerprint, "device": environment.device_kind(device)}
     identity = run_id({**settings.identity(), **data, "features": features})
     plan = Plan(settings, dealt, extractor, problem, features, identity)
@@ -107,7 +108,6 @@ def make_plan(settings: Settings) -> Plan:
             f"{key}: the bounds compare with all samples, of which some never come",
             "faults=none on_bad_upload=fail, or method.bounds=false and method.theory=0",
         )
-    _check_noise(settings, problem)
     settings.adapt.check(problem, plan.classes_per_task[:1])
     settings.method.check(problem, plan.classes_per_task)
     return plan

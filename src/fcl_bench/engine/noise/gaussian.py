@@ -54,16 +54,15 @@ class Gaussian:
     share_of: int | None = knob(None, least=1)
     ridge: float = knob(1.0, least=0)
 
-    def __post_init__(self) -> None:
+    def check(self, method: Method, problem: Problem) -> None:
+        """Raise a `UserError` for what the mechanism does not cover, before any work is done."""
         if (self.epsilon is None) == (self.multiplier is None):
-            said = "neither noise.epsilon nor noise.multiplier" if self.epsilon is None else "both"
+            both = f"noise.epsilon={self.epsilon} and noise.multiplier={self.multiplier}"
+            said = "neither noise.epsilon nor noise.multiplier is" if self.epsilon is None else f"both {both} are"
             raise UserError(
                 f"noise=gaussian: {said} given, and each follows from the other",
                 "noise.epsilon=8, or noise.multiplier=1",
             )
-
-    def check(self, method: Method, problem: Problem) -> None:
-        """Raise a `UserError` for what the mechanism does not cover, before any work is done."""
         if self.multiplier != 0:
             accountant.library()
         if not method.summands and not method.sends_updates:

@@ -13,6 +13,7 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError, require_memory
+from fcl_bench.linalg.eigen import nearest_semidefinite
 from fcl_bench.linalg.product import product
 from fcl_bench.linalg.random_features import ACTIVATIONS, RandomFeatures
 from fcl_bench.linalg.ridge import AUTO, GCV
@@ -22,6 +23,7 @@ from fcl_bench.protocol.expected import Expectation
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
 from fcl_bench.protocol.problem import Prediction, Problem, Shard, TestBatch
+from fcl_bench.protocol.release import SQUARE
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import Notices
@@ -278,14 +280,22 @@ class ClosedFormServer(Server):
         """The ridge of the next solve; 0 for a method without one."""
         return 0.0
 
-    def noise_edge(self, uploads: int) -> float:
-        """What is added to the eigenvalues of a Gram matrix that so many clients sent with noise, before it is used.
+    def denoised(self, S: torch.Tensor, uploads: int) -> torch.Tensor:
+        """S (M, M) as it may be solved with: where its noise has left it indefinite, positive definite again.
 
-        The largest eigenvalue of their noise: with it the matrix is positive definite again, and directions that are
-        nothing but noise count little. 0 without noise.
+        Eigenvalues below zero are noise and become zero; then all are raised by the largest that the noise alone has,
+        so that directions in which there is little else count little. Without noise, S itself.
+
+        Args:
+            S: a sum of Gram matrices, less what has no noise.
+            uploads: how many clients' noise is in it.
         """
         release = self.problem.release
-        return 0.0 if release is None else release.ridge * release.edge(self.dimension, uploads)
+        if release is None or not release.of(SQUARE):
+            return S
+        nearest = nearest_semidefinite(S)
+        nearest.diagonal().add_(release.ridge * release.edge(len(S), uploads))
+        return nearest
 
     @abstractmethod
     def solution(self) -> Solution:

@@ -26,18 +26,17 @@ class DiscriminantServer(ClosedFormServer):
 
     Attributes:
         n: (C,) samples of each class so far; where clients add noise it may be anything, below zero too.
-        uploads: how many there were; of_class: (C,) how many had a sum of each class.
+        uploads: how many there were.
     """
 
     def __init__(self, method: ClosedFormMethod, problem: Problem) -> None:
         super().__init__(method, problem)
         self.n = torch.zeros(0, dtype=torch.int64, device=problem.device)
-        self.uploads, self.of_class = 0, torch.zeros_like(self.n)
+        self.uploads = 0
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
-        new = (0, task.columns_seen - len(self.n))
-        self.n, self.of_class = (torch.nn.functional.pad(number, new) for number in (self.n, self.of_class))
+        self.n = torch.nn.functional.pad(self.n, (0, task.columns_seen - len(self.n)))
 
     def objection(self, upload: Message) -> str:
         noisy = self.problem.release is not None
@@ -46,7 +45,6 @@ class DiscriminantServer(ClosedFormServer):
     def absorb(self, client: int, upload: Message) -> None:
         self.add_class_sums(upload["S"])
         self.n[self.columns] += upload["n"]
-        self.of_class[self.columns] += 1
         self.uploads += 1
 
     def means(self) -> torch.Tensor:
@@ -64,13 +62,12 @@ class DiscriminantServer(ClosedFormServer):
 
     def statistics(self) -> dict[str, torch.Tensor]:
         noisy = self.problem.release is not None
-        uploads = {"uploads": torch.tensor(self.uploads), "of_class": self.of_class} if noisy else {}
-        return {"n": self.n, **uploads}
+        return {"n": self.n, **({"uploads": torch.tensor(self.uploads)} if noisy else {})}
 
     def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
         self.n = state["n"]
         if self.problem.release is not None:
-            self.uploads, self.of_class = int(state["uploads"]), state["of_class"]
+            self.uploads = int(state["uploads"])
 
 
 @dataclass

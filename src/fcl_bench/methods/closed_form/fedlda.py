@@ -177,8 +177,7 @@ class FedLDAServer(DiscriminantServer):
     def _discriminants(self, G: torch.Tensor, S: torch.Tensor, means: torch.Tensor) -> tuple[float, Solution]:
         """The share of the identity, and W (M, C) of one map."""
         rounding = relative_rounding(self.problem.dtype, self.problem.wire.dtype)
-        scatter = within_scatter(G, S, self.n)
-        scatter.diagonal().add_(self._scatter_edge())
+        scatter = self.denoised(within_scatter(G, S, self.n), self.uploads)
         if objection := contradiction(scatter, G, rounding):
             kind, _, _ = objection.partition(":")
             self.notices.tell(kind, f"{self.method.name}, {self.B.shape[1]} classes seen: {objection}")
@@ -193,15 +192,6 @@ class FedLDAServer(DiscriminantServer):
         mean = self.method.shrinkage == "oas" or self.method.target == "mean"
         level = trace / len(Sigma) if mean else 1.0
         return share, solve_discriminant(Sigma, means, share, level, noise_of(G, rounding) / freedom)
-
-    def _scatter_edge(self) -> float:
-        """`noise_edge` of G, and the largest that the noise in S diag(1/n) S' has, M times its variance over n_c."""
-        release, held = self.problem.release, self.n > 0
-        if release is None or not bool(held.any()):
-            return 0.0
-        noise = self.of_class[held] / self.n[held]
-        own = float(noise.max()) * self.dimension * release.of(COLUMN) ** 2
-        return self.noise_edge(self.uploads) + release.ridge * own
 
     def biases(self) -> torch.Tensor:
         """-mu_c'w_c / 2 + log prior_c, less o'w_c: (C,), and (maps, C) with several maps."""
