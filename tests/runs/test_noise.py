@@ -149,7 +149,7 @@ def test_updates_that_are_clipped_by_nothing_are_the_plain_run(tmp_path):
             ("noise=gaussian", "noise.epsilon=1", "noise.multiplier=1"),
             "both noise.epsilon=1.0 and noise.multiplier=1.0",
         ),
-        ((*NOISE, "noise.clip=.inf"), "noise.clip=inf"),
+        ((*NOISE, "noise.clip=inf"), "noise.clip=inf"),
         ((*NOISE, "noise.clip=0"), "noise.clip=0"),
         ((*NOISE, "noise.delta=1"), "noise.delta=1"),
         ((*NOISE, "noise.epsilon=-1"), "noise.epsilon=-1"),
@@ -194,4 +194,4 @@ def test_runs_without_noise_are_what_they_were(tmp_path):
     old = {key: value for key, value in settings.resolved.items() if key != "noise"}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(old))
     assert resolved_config(tmp_path / "config.yaml")["noise"] == settings.resolved["noise"]
-    assert settings_for(tmp_path, *STSA, *NOISE).identity()["noise"]["choice"] == "Gaussian"
+    assert settings_for(tmp_path, *STSA, *NOISE).identity()["noise"]["choice"] == "gaussian"
