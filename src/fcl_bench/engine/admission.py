@@ -13,6 +13,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.linalg.structure import (
     descending_trouble,
     gram_trouble,
+    noisy_gram_trouble,
     orthonormal_trouble,
     packed_grams_trouble,
     sums_trouble,
@@ -21,6 +22,7 @@ from fcl_bench.protocol.expected import Announced, Expectation, Expected
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.release import noise_room
 
 #: More samples than any client has: what an int32 holds.
 MOST_SAMPLES = 2**31 - 1
@@ -89,6 +91,8 @@ def admitted(
 
     if upload.clients != clients:
         raise bad(f"clients={upload.clients}", f"{clients}, since it is of so many")
+    if problem is not None and problem.release is not None:
+        expected = problem.release.loosened(expected, clients)
     if found := form_objection(upload, expected, None if problem is None else problem.wire):
         raise refused(*found)
     try:
@@ -202,7 +206,14 @@ def _form(
         most, found = announced.task * wanted.per_sample, float(tensor.abs().max())
         if found > (1 + 4 * error) * most:
             return f"holds {found:.4g}", f"at most {most:.4g} of {announced.task} samples"
-    if wanted.form:
+    if wanted.form == "noisy gram":
+        room = noise_room(wanted.noise, len(tensor))
+        if said := noisy_gram_trouble(tensor, error, room):
+            return (
+                f"{said} beyond what its noise explains",
+                "a symmetric, positive semidefinite matrix with noise on it",
+            )
+    elif wanted.form:
         trouble, words = _FORMS[wanted.form]
         if said := trouble(tensor, max(error, _ORTHONORMAL) if wanted.form == "orthonormal" else error):
             return said, words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -209,6 +209,20 @@ class Method(ABC):
     @property
     def trains_network(self) -> bool:
         """Whether it trains the backbone itself, on images, rather than take a frozen one's features."""
+        return False
+
+    @property
+    def summands(self) -> Mapping[str, str]:
+        """What one sample adds to each field of an upload (see `protocol.release`), where that is all its share in it.
+
+        Empty: the upload holds something else as well, or nobody has bounded it, and noise would promise nothing. The
+        samples of a task go into one upload.
+        """
+        return {}
+
+    @property
+    def sends_updates(self) -> bool:
+        """Whether an upload is nothing but the broadcast model after training, with the number of samples."""
         return False
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:  # noqa: B027

@@ -8,12 +8,13 @@ from fcl_bench.runs.plan import Plan
 
 def clients_of(plan: Plan) -> Clients:
     """The clients of the run itself. What messages pass through on their side belongs here: `middleware`."""
-    dealt = plan.dealt
+    settings, dealt = plan.settings, plan.dealt
     columns = dealt.stream.train_columns
     classes = [task.columns for task in dealt.stream.tasks] if dealt.dataset.elsewhere else []
     return Clients(
-        *(plan.settings.method, plan.problem, dealt.shards, columns, dealt.labelled),
+        *(settings.method, plan.problem, dealt.shards, columns, dealt.labelled),
+        middleware=settings.noise.middleware(settings.method, plan.problem, settings.scalars.tasks),
         run=plan.id,
-        config=plan.settings.resolved,
+        config=settings.resolved,
         classes=classes,
     )

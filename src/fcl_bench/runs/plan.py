@@ -111,6 +111,7 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
         extractor = settings.backbone.open(dataset, device, scalars.seed)
         inputs, features = extractor.dimension(dataset.train), extractor.identity
     problem = problem_of(settings, inputs, device, dealt.stream.recurring, network)
+    _check_noise(settings, problem)
     fingerprint = json_hash([dataset.fingerprint, sites]) if dataset.elsewhere else dataset.fingerprint
     data = {"data_fingerprint": fingerprint, "device": environment.device_kind(device)}
     identity = run_id({**settings.identity(), **data, "features": features})
@@ -168,7 +169,28 @@ def problem_of(
     scalars = settings.scalars
     wire = WireFormat(**{**dataclasses.asdict(scalars.wire), "dtype": WIRE_DTYPES[scalars.wire.dtype]})
     dtype = getattr(torch, scalars.dtype)
-    return Problem(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring)
+    release = settings.noise.release(settings.method)
+    return Problem(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring, release)
+
+
+def _check_noise(settings: Settings, problem: Problem) -> None:
+    """Raise a `UserError` for what `noise` does not cover."""
+    if not settings.noise.noisy:
+        return
+    if settings.adapt.trains_network:
+        raise UserError(
+            f"adapt={settings.adapt.name}: the first stage sends models without noise, and noise={settings.noise.name}"
+            " would promise what it does not keep",
+            "adapt=none",
+        )
+    settings.noise.check(settings.method, problem)
+    share_of = getattr(settings.noise, "share_of", None)
+    if share_of and (settings.faults.fails or settings.scalars.drops):
+        key = f"faults={settings.faults.name}" if settings.faults.fails else "on_bad_upload=drop"
+        raise UserError(
+            f"{key}: with noise.share_of={share_of} each upload has a part of the noise, and parts would be missing",
+            "faults=none on_bad_upload=fail, or noise.share_of=null",
+        )
 
 
 def deal(settings: Settings) -> Dealt:

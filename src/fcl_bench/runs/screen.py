@@ -8,7 +8,7 @@ from rich.columns import Columns
 from rich.console import Console
 from rich.table import Table
 
-from fcl_bench.engine.reports import Absences, BestRounds, Metrics, Raw, TreeLevel
+from fcl_bench.engine.reports import Absences, BestRounds, Guarantee, Metrics, Raw, TreeLevel
 from fcl_bench.environment import Environment
 from fcl_bench.runs.run_json import (
     TASK_AGNOSTIC,
@@ -61,7 +61,10 @@ def print_record(record: RunRecord, folder: str) -> None:
         console.print(_larger(raw, record["communication"]["up_total_bytes"]), soft_wrap=True)
     if record.get("client_storage_bytes"):
         console.print(_storage(record))
-    if any(record.get("privacy", {}).values()):  # older runs lack it
+    privacy = record.get("privacy", {})  # older runs lack it
+    if guarantee := privacy.get("guarantee"):
+        console.print(_guarantee(guarantee), soft_wrap=True)
+    if any(count for name, count in privacy.items() if name != "guarantee"):
         console.print(_privacy(record["privacy"], record["labels"]["samples"]))
     if record.get("faults", "none") != "none":  # older runs lack it
         console.print(_absences(record["absences"]))
@@ -255,6 +258,20 @@ def _nodes(levels: Sequence[TreeLevel]) -> Table:
     )
     columns = ("level", "nodes", "messages up", "up", "down", "seconds")
     return screen_table("Nodes between the clients and the server", columns, rows)
+
+
+def _guarantee(guarantee: Guarantee) -> str:
+    """What the noise promises, in one line."""
+    epsilon, unit = guarantee["epsilon"], guarantee["unit"]
+    if epsilon is None:
+        return f"Noise: none, {unit}s are clipped to {guarantee['clip']:g} and nothing is promised"
+    whom = "the sum of each round's uploads" if guarantee["of_sums"] else "each client's uploads"
+    hidden = " (and nobody knows whose)" if guarantee["sampled"] else ""
+    return (
+        f"Noise: {whom}{hidden}: ({epsilon:.4g}, {guarantee['delta']:g})-private per {unit} (clip"
+        f" {guarantee['clip']:g}, multiplier {guarantee['multiplier']:.4g}, releases {guarantee['releases']}; by"
+        f" {guarantee['accountant']})"
+    )
 
 
 def _absences(absences: Absences) -> Table:

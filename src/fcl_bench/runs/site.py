@@ -88,8 +88,9 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
         )
         for task in range(scalars.tasks)
     ]
+    noise = settings.noise.middleware(settings.method, problem, scalars.tasks)
     about = {"run": run["id"], "stage": run["stage"], "classes": classes}
-    clients = Clients(settings.method, problem, holdings, held.column, held.labelled, **about)
+    clients = Clients(settings.method, problem, holdings, held.column, held.labelled, noise, **about)
     rows = clients.rows(own)
     return Site(clients, inputs[torch.from_numpy(rows)], held.fingerprint)
 

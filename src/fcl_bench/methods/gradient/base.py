@@ -46,6 +46,8 @@ class GradientMethod(Method):
             "": it may be any.
         averages: whether its server does nothing with clients' models but average them by `training.weighting`, and all
             other uploads are `Message.summed`.
+        only_updates: whether clients send nothing but the trained model and their number of samples, so that noise on
+            what training changed of it covers all that they say.
         keeps_teacher: whether clients get the last task's model, to be held to what it knew (`GradientClient.teacher`).
     """
 
@@ -54,6 +56,7 @@ class GradientMethod(Method):
     resumes_within_tasks: ClassVar[bool] = True
     training_key: ClassVar[str] = "method.training"
     inside_transformers: ClassVar[bool] = False
+    only_updates: ClassVar[bool] = False
     keeps_teacher: ClassVar[bool] = False
     only_mean: ClassVar[str] = ""
     averages: ClassVar[bool] = False
@@ -91,6 +94,10 @@ class GradientMethod(Method):
         if (kind := self.training.server_optimizer) != "average":
             key = f"{self.training_key}.server_optimizer"
             raise UserError(f"{key}={kind}: {what} makes the new model itself", f"{key}=average{otherwise}")
+
+    @property
+    def sends_updates(self) -> bool:
+        return self.only_updates and self.replay_head == "none"
 
     @property
     def trains_network(self) -> bool:
