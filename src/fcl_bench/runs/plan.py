@@ -112,6 +112,7 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
         inputs, features = extractor.dimension(dataset.train), extractor.identity
     problem = problem_of(settings, inputs, device, dealt.stream.recurring, network)
     _check_noise(settings, problem)
+    problem = dataclasses.replace(problem, release=settings.noise.release(settings.method))
     fingerprint = json_hash([dataset.fingerprint, sites]) if dataset.elsewhere else dataset.fingerprint
     data = {"data_fingerprint": fingerprint, "device": environment.device_kind(device)}
     identity = run_id({**settings.identity(), **data, "features": features})
@@ -169,8 +170,7 @@ def problem_of(
     scalars = settings.scalars
     wire = WireFormat(**{**dataclasses.asdict(scalars.wire), "dtype": WIRE_DTYPES[scalars.wire.dtype]})
     dtype = getattr(torch, scalars.dtype)
-    release = settings.noise.release(settings.method)
-    return Problem(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring, release)
+    return Problem(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring)
 
 
 def _check_noise(settings: Settings, problem: Problem) -> None:
