@@ -27,17 +27,18 @@ if TYPE_CHECKING:
     from fcl_bench.data.sources.base import Source
     from fcl_bench.data.splits.base import TaskSplit
     from fcl_bench.engine.faults.base import Faults, NoFaults
+    from fcl_bench.engine.secure.base import NoSecurity, SecureSums
     from fcl_bench.protocol.method import Method
     from fcl_bench.runs.adapt import FirstStage, NoAdaptation
 
 #: Each group's choice names its class in `_target_`; the class is a dataclass of the choice's knobs.
-GROUPS = ("method", "backbone", "data", "split", "partition", "adapt", "faults")
+GROUPS = ("method", "backbone", "data", "split", "partition", "adapt", "faults", "secure")
 STATISTICS_DTYPES = ("float64", "float32")
 #: `wire.dtype`, by torch's names.
 WIRE_DTYPES = ("float64", "float32", "bfloat16", "float16")
 #: What a class of each group does, by which one of another group is told apart; `track` is a group of no run.
 _DOES = {"method": "server", "backbone": "open", "data": "load", "split": "cut", "partition": "deal"}
-_DOES |= {"adapt": "trains_network", "faults": "fails", "track": "start"}
+_DOES |= {"adapt": "trains_network", "faults": "fails", "secure": "sums", "track": "start"}
 #: Keys that are no part of a run: what else is to run, and who is told.
 _OUTSIDE = ("hydra", "grid", "track")
 #: The C parser, in a tenth of OmegaConf's time.
@@ -162,6 +163,7 @@ class Settings:
     partition: Partition
     adapt: NoAdaptation | FirstStage
     faults: NoFaults | Faults
+    secure: NoSecurity | SecureSums
     resolved: dict[str, Any]
 
     @property
@@ -176,7 +178,8 @@ class Settings:
         # Runs without these keep their old ids.
         counted += ["evaluate_rounds"] if self.scalars.evaluate_rounds else []
         counted += ["on_bad_upload"] if self.scalars.drops else []
-        groups = [group for group in GROUPS if group != "faults" or self.faults.fails]
+        usual = {"faults": not self.faults.fails, "secure": not self.secure.sums}
+        groups = [group for group in GROUPS if not usual.get(group, False)]
         chosen = {group: _identity(getattr(self, group)) for group in groups}
         plain = {key: scalars[key] for key in counted} | {"wire": counting(self.scalars.wire)}
         return {**plain, "beta": self.beta, **chosen}

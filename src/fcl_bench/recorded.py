@@ -15,7 +15,10 @@ from fcl_bench.errors import UserError
 log = logging.getLogger(__name__)
 
 #: What every run did before there were these groups.
-_GROUPS_BEFORE = {"faults": {"_target_": "fcl_bench.engine.faults.base.NoFaults"}}
+_GROUPS_BEFORE = {
+    "faults": {"_target_": "fcl_bench.engine.faults.base.NoFaults"},
+    "secure": {"_target_": "fcl_bench.engine.secure.base.NoSecurity"},
+}
 
 
 def resolved_config(path: Path) -> dict[str, Any]:

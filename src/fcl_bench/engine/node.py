@@ -13,7 +13,7 @@ from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.engine.ledger import Stopwatch
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.raw import RawSamples
-from fcl_bench.engine.revealed import NOTHING, Revealed, revealed
+from fcl_bench.engine.revealed import NOTHING, Grouped, Revealed, revealed
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
 from fcl_bench.protocol.problem import SAMPLE_KINDS, Problem, Shard, State
@@ -93,6 +93,7 @@ class Reply:
         samples_kept: how many raw samples are among it (see `SAMPLE_KINDS`).
         revealed: what the upload reveals of single samples, by what the client half says of it. Their numbers are among
             the samples that it learnt from; as `guesses`, only a transport that sees everything has them.
+        grouped: what tells that of a sum of uploads; None where uploads are not added up.
     """
 
     client: int
@@ -102,6 +103,7 @@ class Reply:
     stored: dict[str, int]
     samples_kept: int
     revealed: Revealed = NOTHING
+    grouped: Grouped | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,35 @@ class Lost:
 
     client: int
     reason: str
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A client that has had its turn, and whose upload tells the server nothing until the `Total` comes."""
+
+    reply: Reply
+
+
+@dataclass(frozen=True)
+class Total:
+    """The sum of a round's masked uploads, and what it cost besides these.
+
+    Attributes:
+        clients: whose uploads it is of.
+        upload: the sum.
+        rounding: the most that an entry of it is off.
+        up_bytes, down_bytes: (K,) of each client, those that were lost included.
+        client_seconds: (K,) of each client.
+        server_seconds: of the server.
+    """
+
+    clients: tuple[int, ...]
+    upload: Message
+    rounding: float
+    up_bytes: np.ndarray
+    down_bytes: np.ndarray
+    client_seconds: np.ndarray
+    server_seconds: float
 
 
 @dataclass(frozen=True)
@@ -151,6 +182,7 @@ class Node:
                 shard = shard.with_pseudo_labels(guesses)
             upload, state = self._client.update(shard, received, state)
         alone = revealed(upload, len(shard.labels))
+        grouped = Grouped.of(upload, len(shard.labels)) if self._problem.sums else None
         with watch.running():
             upload = dataclasses.replace(upload, stage=received.stage, task=task, round=round_)
             upload = self._middleware.send(upload.to_be_sent(), client)
@@ -161,7 +193,20 @@ class Node:
         }
         self._before = client, self._states.get(client)
         self._states[client] = kept
-        return Reply(client, upload, watch.seconds, guesses, stored_bytes(kept), samples_in(kept), alone)
+        return Reply(client, upload, watch.seconds, guesses, stored_bytes(kept), samples_in(kept), alone, grouped)
+
+    def answer(self, client: int, request: Message) -> Reply:
+        """What a client's middleware answers; the method is not asked, and no state changes.
+
+        Raises:
+            ValueError: no middleware knows such a request.
+        """
+        watch = Stopwatch(self._problem.device)
+        with watch.running():
+            answer = self._middleware.answer(client, request)
+        if answer is None:
+            raise ValueError(f"no middleware of this side answers to {request.stage!r}")
+        return Reply(client, answer, watch.seconds, None, {}, 0)
 
     def take_back(self, client: int) -> None:
         """The upload of the last turn was left out: its client keeps what it kept before."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.middleware import Chain, Middleware
-from fcl_bench.engine.node import UNKNOWN, ClientData, Late, Lost, Node, Reply
+from fcl_bench.engine.node import UNKNOWN, ClientData, Late, Lost, Masked, Node, Reply, Total
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.problem import Problem
@@ -33,11 +33,18 @@ class Transport(Protocol):
     def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
         """(K,) and (K,): how many samples of a task each client has, and how many of them are labelled."""
 
-    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late]:
+    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late | Masked | Total]:
         """The broadcast's round: a reply for each client of `present`, in this order, whatever order they arrive in.
 
         The order matters: FedRAN's sequential merge gives another result in another one. Before them come the uploads
         of earlier rounds that are late; their replies have nothing but the upload, which says its task and round.
+        Behind those whose upload is masked comes the sum of them.
+        """
+
+    def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
+        """What clients' middlewares answer to requests, each client to its own, in this order.
+
+        It is no turn: nothing of the method is asked, and the replies have nothing but the answer and its seconds.
         """
 
     def refused(self, client: int) -> None:
@@ -96,6 +103,10 @@ class InProcess:
     def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late]:
         for client in present:
             yield self._node.turn(client, broadcast)
+
+    def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
+        for client, request in requests.items():
+            yield self._node.answer(client, request)
 
     def refused(self, client: int) -> None:
         self._node.take_back(client)

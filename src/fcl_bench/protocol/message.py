@@ -31,6 +31,7 @@ class Message(Mapping[str, torch.Tensor]):
         kept: names of the tensors of a broadcast that never change again: a client that has had one keeps it, and it
             is sent, and counted, only once.
         task, round: of the exchange, from 0.
+        uploads: of how many uploads it is the sum, where somebody added them up on the way.
         sums_of: of an upload, which of its tensors are sums over samples (or means, extremes, the samples themselves),
             and in which sum each of the client's labelled samples is: whole numbers (n,), -1 for none; None: all are in
             one. A sum of one sample is that sample: the engine counts these (docs/privacy.md), and nothing of this
@@ -50,6 +51,7 @@ class Message(Mapping[str, torch.Tensor]):
     moments_of: Mapping[str, torch.Tensor | None] = field(default_factory=dict, kw_only=True)
     task: int = field(default=0, kw_only=True)
     round: int = field(default=0, kw_only=True)
+    uploads: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
         for name in ("symmetric", "per_class", "factors", "summed", "kept"):

@@ -14,6 +14,9 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Prediction, Problem, Shard, State, TestBatch
 from fcl_bench.protocol.task import Task
 
+#: The client of an upload that is the sum of all clients'.
+EVERYONE = -1
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -112,7 +115,10 @@ class Server(ABC):
 
     @abstractmethod
     def absorb(self, client: int, upload: Message) -> None:
-        """Take in one upload, already in the statistics' dtype on the device."""
+        """Take in one upload, already in the statistics' dtype on the device.
+
+        With `Problem.sums` it is the sum of all uploads of the round, and `client` is `EVERYONE`.
+        """
 
     def finish_round(self) -> None:  # noqa: B027
         """All uploads of the round are in."""
@@ -180,11 +186,13 @@ class Method(ABC):
         revision: to be raised when a change to the method changes its numbers; part of the run id, so that runs of the
             old code are not taken for runs of the new.
         resumes_within_tasks: whether its server's state is whole after every round, not only after a task.
+        stages_apart: stages whose uploads the server needs one by one, where it can do with sums in all others.
     """
 
     name: ClassVar[str]
     revision: ClassVar[int] = 1
     resumes_within_tasks: ClassVar[bool] = False
+    stages_apart: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def trains_network(self) -> bool:
@@ -193,6 +201,16 @@ class Method(ABC):
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:  # noqa: B027
         """Raise a `UserError` for knobs that this problem rules out, before any work is done."""
+
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        """Why the server cannot do with the sum of a round's uploads, and what would work; None: it can.
+
+        Where it can, both halves obey `Problem.sums`.
+        """
+        return (
+            f"the server of method={self.name} needs each upload by itself",
+            "secure=none, or a method whose uploads add up, such as method=stsa",
+        )
 
     @abstractmethod
     def client(self, problem: Problem) -> Client:

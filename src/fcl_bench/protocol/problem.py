@@ -34,6 +34,8 @@ class Problem:
         network: what a method that trains the backbone starts from; None for the methods that take its features.
         clients: K; None where nobody says.
         recurring: whether classes of a task may come back in later ones.
+        sums: whether the server gets the sum of a round's uploads in place of the uploads: clients then send what adds
+            up (`Message.summed`), and the server absorbs one message, which says of how many uploads it is.
     """
 
     inputs: int
@@ -44,6 +46,7 @@ class Problem:
     network: Trainable | None = None
     clients: int | None = None
     recurring: bool = False
+    sums: bool = False
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,15 @@ RUN_COLUMNS = ("seed", "run_id", "folder", "git_commit", "written")
 #: What the record says of the configuration; of the groups there, the classes' knobs are columns too where they matter.
 _RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks")
 #: Keys of config.yaml without a bearing on the result, or that the record has in the form that was used.
-_GROUPS = ("split", "partition", "adapt", "faults")
+_GROUPS = ("split", "partition", "adapt", "faults", "secure")
 _BESIDE = ("drift", "evaluate_rounds", "experiment", "profile")
 _NEITHER = ("device", "out", "force", "preview", "cache", "checkpoint_rounds", *_BESIDE)
 _LEFT_OUT = {*_RECORDED, "method", "seed", *_NEITHER}
 #: What is read here and by those who draw the runs.
 _READ = {"config.yaml", "tasks.csv", "uploads.csv", "rounds.csv", "accuracy_matrix.csv", "task_aware_matrix.csv"}
 #: Keys that older runs lack, of which they had this value; `resolved_config` fills in the knobs marked `added`.
-_BEFORE = {"label_rate": 1.0, "adapt": "none", "faults": "none", "on_bad_upload": "fail", "protocol": "task-agnostic"}
+_BEFORE = {"label_rate": 1.0, "adapt": "none", "faults": "none", "secure": "none", "on_bad_upload": "fail"}
+_BEFORE |= {"protocol": "task-agnostic"}
 _NEW = {"split.order_seed": "null"}
 
 
@@ -109,7 +110,7 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
         "method.revision": str(record.get("method_revision", "unknown")),
         **dict(_flat({key: record[key] for key in _RECORDED if key in record})),
         **_BEFORE,
-        **{key: record[key] for key in ("adapt", "faults", "protocol") if key in record},
+        **{key: record[key] for key in ("adapt", "faults", "secure", "protocol") if key in record},
         **dict(_flat({key: value for key, value in config.items() if key not in (*_LEFT_OUT, *_GROUPS)})),
         "device": record["environment"]["device"],
         **_NEW,

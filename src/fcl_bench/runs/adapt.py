@@ -172,11 +172,13 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
         none = torch.empty(0, dtype=torch.uint8)
         method, dealt = _stage(plan).method(), plan.dealt
         stream = dealt.stream
+        # Its models travel as they are, whatever the method's uploads do.
+        problem = replace(plan.problem, sums=False)
         first = replace(stream, tasks=stream.tasks[:1], train=stream.train[:1], test=stream.test[:1])
         train, test = (none, none) if hit else images()
-        transport = InProcess.of(method, plan.problem, dealt.shards[:1], stream.train_columns, dealt.labelled, train)
+        transport = InProcess.of(method, problem, dealt.shards[:1], stream.train_columns, dealt.labelled, train)
         drops = plan.settings.scalars.drops
-        federation = Federation(method, plan.problem, first, transport, test, drops=drops)
+        federation = Federation(method, problem, first, transport, test, drops=drops)
         if saved is not None:
             federation.restore(*saved)
             log.info("adaptation: %s", "taken over" if hit else f"going on after round {saved[0]['rounds_done']}")

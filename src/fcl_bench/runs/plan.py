@@ -95,11 +95,13 @@ def make_plan(settings: Settings) -> Plan:
         inputs, features = extractor.dimension(dataset.train), extractor.identity
     wire = WireFormat(**{**dataclasses.asdict(scalars.wire), "dtype": WIRE_DTYPES[scalars.wire.dtype]})
     dtype, recurring = getattr(torch, scalars.dtype), dealt.stream.recurring
-    problem = Problem(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring)
+    sums = settings.secure.sums
+    problem = Problem(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring, sums)
     data = {"data_fingerprint": dataset.fingerprint, "device": environment.device_kind(device)}
     identity = run_id({**settings.identity(), **data, "features": features})
     plan = Plan(settings, dealt, extractor, problem, features, identity)
     settings.faults.check(scalars.clients, scalars.tasks)
+    settings.secure.check(settings.method, wire, scalars.clients, scalars.drops)
     if (settings.faults.fails or scalars.drops) and against_theory(settings.method, problem) is not None:
         key = f"faults={settings.faults.name}" if settings.faults.fails else f"on_bad_upload={scalars.on_bad_upload}"
         raise UserError(

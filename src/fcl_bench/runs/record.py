@@ -43,6 +43,7 @@ def run_record(plan: Plan, federation: Federation, inputs: Inputs, seconds: floa
         "partition": settings.partition.name,
         "adapt": settings.adapt.name,
         "faults": settings.faults.name,
+        "secure": settings.secure.name,
         "experiment": scalars.experiment,
         "profile": scalars.profile,
         "seed": scalars.seed,

@@ -20,6 +20,7 @@ from fcl_bench.engine.faults.base import Faults
 from fcl_bench.engine.faults.transport import Faulty
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.metrics import pooled_after
+from fcl_bench.engine.secure.base import SecureSums
 from fcl_bench.engine.transport import InProcess, Transport
 from fcl_bench.errors import UserError
 from fcl_bench.files import locked, special, user_path, writable
@@ -106,9 +107,18 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking) 
     settings, dealt = plan.settings, plan.dealt
     inputs = prepare_inputs(plan, folder.path)
     method, problem, columns = settings.method, plan.problem, dealt.stream.train_columns
-    transport: Transport = InProcess.of(method, problem, dealt.shards, columns, dealt.labelled, inputs.train)
+    secure, masks = settings.secure, []
+    if isinstance(secure, SecureSums):
+        from fcl_bench.engine.secure.party import Parties, seeded
+
+        masks = [Parties(secure, seeded(problem.seed), problem.wire.gram == "packed")]
+    transport: Transport = InProcess.of(method, problem, dealt.shards, columns, dealt.labelled, inputs.train, masks)
     if isinstance(settings.faults, Faults):
         transport = Faulty(transport, settings.faults, problem.seed)
+    if isinstance(secure, SecureSums):
+        from fcl_bench.engine.secure.transport import SummingTransport
+
+        transport = SummingTransport(transport, secure, problem.seed, method.stages_apart)
     audits = audits_of(method, problem, settings.scalars.drift, dealt.shards)
     every = settings.scalars.evaluate_rounds
     drops = settings.scalars.drops

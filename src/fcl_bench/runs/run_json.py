@@ -104,6 +104,7 @@ class Result(TypedDict):
     partition: str
     adapt: str
     faults: str  # whether clients were made to fail, and how
+    secure: str  # sums: the server saw sums of uploads alone; none: it saw every upload
     experiment: str | None  # which of the papers' experiments the run belongs to
     profile: str  # of an experiment: full, or quick for its miniature
     seed: int

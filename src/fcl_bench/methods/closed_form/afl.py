@@ -52,16 +52,20 @@ class AFLClient(LocalRidge):
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """C_k = X'X + gamma I (d, d) and W_k (d, c_t), this task's columns of the client's solution.
 
-        C_k W_k are the class sums, so W_k tells them.
+        C_k W_k are the class sums, so W_k tells them; with `Problem.sums` they travel in its place.
         """
         X, columns = self.features(shard, broadcast), broadcast["columns"]
         C, W = self.solve(X, one_hot(shard, columns), self.method.gamma)
+        # Only the products add up over clients.
+        upload = {"C": C, "CW": C @ W} if self.problem.sums else {"C": C, "W": W}
+        per_class = upload.keys() - {"C"}
         return Message(
-            {"C": C, "W": W},
+            upload,
             samples=self.told(shard),
             symmetric=["C"],
-            per_class=["W"],
-            sums_of={"W": positions(shard, columns)},
+            per_class=per_class,
+            summed=upload if self.problem.sums else (),
+            sums_of=dict.fromkeys(per_class, positions(shard, columns)),
             moments_of={"C": None},
         ), state
 
@@ -74,12 +78,13 @@ class AFLServer(RidgeServer):
 
     def expects(self, task: Task, round_: int) -> Expectation:
         d = self.dimension
-        return {"C": gram_matrix(d, self.floor_of_features), "W": real(d, len(task.columns))}
+        name = "CW" if self.problem.sums else "W"
+        return {"C": gram_matrix(d, self.floor_of_features), name: real(d, len(task.columns))}
 
     def absorb(self, client: int, upload: Message) -> None:
         self.estimate.matrix.add_(upload["C"])
         self.count(upload)
-        self.add_class_sums(upload["C"] @ upload["W"])
+        self.add_class_sums(upload["CW"] if "CW" in upload else upload["C"] @ upload["W"])
 
     def offset(self) -> float:
         return -self.uploads * self.method.gamma if self.method.ri else 0.0
@@ -157,6 +162,11 @@ class AFL(ClosedFormMethod):
     @property
     def penalty(self) -> float | str:
         return self.ridge
+
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        if self.aggregation == "sum":
+            return None
+        return "method.aggregation=recursive takes in client by client", "method.aggregation=sum"
 
     def matrices(self) -> int:
         """With four more for the recursion: inverses of C_agg, C_k and their sum, and that sum."""

@@ -231,6 +231,9 @@ class RanPAC(ClosedFormMethod):
     def penalty(self) -> float | str:
         return self.ridge
 
+    def needs_each_upload(self) -> None:
+        return None
+
     @property
     def parts(self) -> int:
         """Of how many parts of the samples the sums travel apart; 0: they travel together, as STSA's."""

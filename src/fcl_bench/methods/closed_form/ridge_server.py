@@ -68,8 +68,8 @@ class RidgeServer(RegularisedServer):
         self.uploads = 0
 
     def count(self, upload: Message) -> None:
-        """One more upload."""
-        self.uploads += 1
+        """One more upload, or the sum of several."""
+        self.uploads += upload.uploads
         self.samples += upload.samples or 0
 
     def offset(self) -> float:

@@ -141,6 +141,12 @@ class GradientMethod(Method):
             raise UserError(f"method.frozen_stages={self.frozen_stages}: {what}", "method.frozen_stages=0")
         transformer_blocks(start.build(), self.name, start.name)
 
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        if self.training.aggregate == "mean":
+            return None
+        key = f"{self.training_key}.aggregate"
+        return f"{key}={self.training.aggregate} compares the models with each other", f"{key}=mean"
+
     def stages(self, task: Task) -> list[str]:
         """The ledger's stages of a task's rounds, in order: those of the model, and others before or after them."""
         return [MODEL] * self.training.rounds + ([MOMENTS] if self.replay_head == "gaussian" else [])

@@ -391,6 +391,9 @@ class FedProTIP(ProjectedMethod):
         """Whether clients fill in the entries that later tasks add to their references."""
         return self.tip is not None and self.tip.references == "updated"
 
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        return "fedprotip keeps each client's references", "method=fot, whose sketches add up"
+
     def stages(self, task: Task) -> list[str]:
         return [*super().stages(task), *([REFERENCES] if self.tip else [])]
 

@@ -132,6 +132,9 @@ class JointTraining(GradientMethod):
                     f"{key}={shown} has no meaning with all data in one place", f"{key}={str(only).lower()}"
                 )
 
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        return "the clients of joint_training send samples", "method=finetune"
+
     def stages(self, task: Task) -> list[str]:
         return [SAMPLES]
 
