@@ -207,6 +207,18 @@ def test_an_upload_is_sent_once_and_only_of_summed_fields():
     assert here.nodes[1].send(other_round, 1) is other_round
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float64])
+@pytest.mark.parametrize("bits", [64, 32])
+def test_masks_are_on_what_travels_and_not_on_what_the_client_has(dtype, bits):
+    here = Round([0, 1], SecureSums(bits=bits, fraction_bits=0))
+    here.share([0, 1])
+    own = torch.arange(6, dtype=dtype).reshape(2, 3)
+    sent = here.nodes[0].send(Message({"x": own}, summed=["x"], task=2, round=1), 0)
+    assert torch.equal(own, torch.arange(6, dtype=dtype).reshape(2, 3))
+    assert next(iter(sent.values())).shape == (2, 3)
+    assert not torch.equal(next(iter(sent.values())).to(dtype), own)
+
+
 def test_uploads_of_other_fields_are_refused():
     here = Round([0, 1, 2])
     here.share([0, 1, 2])

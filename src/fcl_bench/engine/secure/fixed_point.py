@@ -84,7 +84,8 @@ class FixedPoint:
                 f" numbers up to {self.most(clients) * step:.4g} of each of {clients} clients",
                 "a smaller secure.fraction_bits, secure.bits=64, or features of a smaller scale",
             )
-        return multiples.to("cpu", self.dtype).contiguous()
+        # A copy, whatever type it had: masks are put on in place.
+        return multiples.to("cpu", self.dtype, copy=True).contiguous()
 
     def decoded(self, sums: Mapping[str, torch.Tensor], like: Message, uploads: int) -> Message:
         """The sum of the uploads, real numbers in float64.
