@@ -33,7 +33,7 @@ ADDED = {
 
 def test_what_is_newer_than_a_run_is_as_it_was_before(tmp_path, settings):
     old = copy.deepcopy(settings.resolved)
-    del old["faults"], old["on_bad_upload"]
+    del old["faults"], old["secure"], old["on_bad_upload"]
     for path, knobs in ADDED.items():
         node = old
         for part in path.split("."):
@@ -42,6 +42,7 @@ def test_what_is_newer_than_a_run_is_as_it_was_before(tmp_path, settings):
             node.pop(knob, None)
     found = read_back(tmp_path, old)
     assert found["faults"] == settings.resolved["faults"]
+    assert found["secure"] == settings.resolved["secure"]
     assert found["split"]["imbalance"] == 1
     assert found["wire"] == settings.resolved["wire"]
     for group in ("method", "adapt"):
