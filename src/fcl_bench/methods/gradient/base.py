@@ -41,6 +41,7 @@ class GradientMethod(Method):
         inside_transformers: whether it puts something into a frozen vision transformer, and so takes no other network.
         only_mean: why `training.aggregate` has to be the mean: the new model is made of something else besides;
             "": it may be any.
+        apart: why sums of uploads are never enough, and what would work (`needs_each_upload`); None: they may be.
         keeps_teacher: whether clients get the last task's model, to be held to what it knew (`GradientClient.teacher`).
     """
 
@@ -51,6 +52,7 @@ class GradientMethod(Method):
     inside_transformers: ClassVar[bool] = False
     keeps_teacher: ClassVar[bool] = False
     only_mean: ClassVar[str] = ""
+    apart: ClassVar[tuple[str, str] | None] = None
 
     training: Training = field(default_factory=Training)
     frozen_stages: int = knob(0, least=0)
@@ -142,8 +144,8 @@ class GradientMethod(Method):
         transformer_blocks(start.build(), self.name, start.name)
 
     def needs_each_upload(self) -> tuple[str, str] | None:
-        if self.training.aggregate == "mean":
-            return None
+        if self.apart or self.training.aggregate == "mean":
+            return self.apart
         key = f"{self.training_key}.aggregate"
         return f"{key}={self.training.aggregate} compares the models with each other", f"{key}=mean"
 

@@ -349,6 +349,7 @@ class FedProTIP(ProjectedMethod):
     """
 
     name: ClassVar[str] = "fedprotip"
+    apart = "fedprotip keeps each client's references", "method=fot, whose sketches add up"
     client_half = FedProTIPClient
     server_half = FedProTIPServer
 
@@ -390,9 +391,6 @@ class FedProTIP(ProjectedMethod):
     def updates(self) -> bool:
         """Whether clients fill in the entries that later tasks add to their references."""
         return self.tip is not None and self.tip.references == "updated"
-
-    def needs_each_upload(self) -> tuple[str, str] | None:
-        return "fedprotip keeps each client's references", "method=fot, whose sketches add up"
 
     def stages(self, task: Task) -> list[str]:
         return [*super().stages(task), *([REFERENCES] if self.tip else [])]

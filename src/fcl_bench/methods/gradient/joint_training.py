@@ -108,6 +108,7 @@ class JointTraining(GradientMethod):
 
     name: ClassVar[str] = "joint_training"
     only_mean: ClassVar[str] = "clients send no models"
+    apart = "the clients of joint_training send samples", "method=finetune"
     server_half = JointTrainingServer
     resumes_within_tasks: ClassVar[bool] = False
 
@@ -131,9 +132,6 @@ class JointTraining(GradientMethod):
                 raise UserError(
                     f"{key}={shown} has no meaning with all data in one place", f"{key}={str(only).lower()}"
                 )
-
-    def needs_each_upload(self) -> tuple[str, str] | None:
-        return "the clients of joint_training send samples", "method=finetune"
 
     def stages(self, task: Task) -> list[str]:
         return [SAMPLES]
