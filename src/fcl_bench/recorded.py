@@ -19,6 +19,7 @@ _GROUPS_BEFORE = {
     "faults": {"_target_": "fcl_bench.engine.faults.base.NoFaults"},
     "transport": {"_target_": "fcl_bench.engine.transports.in_process.InOneProcess"},
     "noise": {"_target_": "fcl_bench.engine.noise.base.NoNoise"},
+    "secure": {"_target_": "fcl_bench.engine.secure.base.NoSecurity"},
 }
 
 

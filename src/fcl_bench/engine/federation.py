@@ -17,7 +17,8 @@ from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.examination import Answers, Examination
 from fcl_bench.engine.ledger import NOBODY_KNOWS, Ledger, Stopwatch
 from fcl_bench.engine.middleware import Chain, Middleware
-from fcl_bench.engine.node import Late, Lost, Reply
+from fcl_bench.engine.node import Late, Lost, Masked, Reply, Total
+from fcl_bench.engine.revealed import Grouped, Revealed, revealed_together
 from fcl_bench.engine.rounds import RoundAccuracy
 from fcl_bench.engine.state import FederationState
 from fcl_bench.engine.transport import Transport
@@ -26,7 +27,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.protocol.audit import Audit, Everything
 from fcl_bench.protocol.expected import Announced, Expectation
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Method
+from fcl_bench.protocol.method import EVERYONE, Method
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices, progress
@@ -192,6 +193,8 @@ class Federation:
             expected = self.server.expects(task, round_)
         absorbed: set[int] = set()
         gone = 0
+        #: Of clients whose uploads are masked, in which sums their samples are.
+        hidden: dict[int, Grouped] = {}
         # Nothing of an upload outlives its turn.
         for answer in self._answers(present, broadcast, expected, watch):
             if isinstance(answer, Lost):
@@ -199,7 +202,16 @@ class Federation:
                 self._note_lost(answer, task, round_, gone, len(present))
                 columns["lost"][answer.client] = 1
                 continue
-            reply = answer.reply if isinstance(answer, Late) else answer
+            if isinstance(answer, Total):
+                with watch.running():
+                    self._absorb_total(answer, expected, known["samples"])
+                watch.seconds += answer.server_seconds
+                for name in ("up_bytes", "down_bytes", "client_seconds"):
+                    columns[name] += getattr(answer, name)
+                for client, alone in revealed_together(hidden).items():
+                    self._note_revealed(client, alone, columns)
+                continue
+            reply = answer.reply if isinstance(answer, Late | Masked) else answer
             client = reply.client
             if (reply.upload.task, reply.upload.round) != (task.index, round_):
                 with watch.running():
@@ -210,13 +222,18 @@ class Federation:
             if self.tree is not None:
                 self.tree.received(client, broadcast)
             columns["client_seconds"][client] = reply.seconds
-            columns["one_sample_sums"][client] = reply.revealed.sums
-            columns["one_sample_moments"][client] = reply.revealed.moments
-            ledger.told.add(reply.revealed.samples)
+            masked = isinstance(answer, Masked)
+            if masked and reply.grouped is not None:
+                hidden[client] = reply.grouped
+            elif not masked:
+                self._note_revealed(client, reply.revealed, columns)
             if isinstance(answer, Late):
                 self._note_missing("late", client, task, round_)
                 columns["late"][client] = 1
-                self.server.await_late(task)
+                if not self.problem.sums:
+                    self.server.await_late(task)
+            elif masked:
+                absorbed.add(client)
             else:
                 with self._watch_above(client, watch).running():
                     taken = self._taken_in(client, reply.upload, expected, int(known["samples"][client]))
@@ -240,7 +257,7 @@ class Federation:
 
     def _answers(
         self, present: list[int], broadcast: Message, expected: Expectation, watch: Stopwatch
-    ) -> Iterator[Reply | Lost | Late]:
+    ) -> Iterator[Reply | Lost | Late | Masked | Total]:
         """The transport's; with a tree, the server absorbs what each one makes ready once it has been dealt with."""
         if self.tree is None:
             yield from self.transport.exchange(present, broadcast)
@@ -256,7 +273,9 @@ class Federation:
             with watch.running():
                 self.server.absorb(arrival.client, admit(arrival))
 
-        yield from self.tree.climbed(self.transport.exchange(present, broadcast), present, broadcast, admit, absorb)
+        # Nothing is masked under a tree.
+        answers = cast(Iterator[Reply | Lost | Late], self.transport.exchange(present, broadcast))
+        yield from self.tree.climbed(answers, present, broadcast, admit, absorb)
 
     def _watch_above(self, client: int, watch: Stopwatch) -> Stopwatch:
         """Of whoever takes in a client's upload: a node of the tree, or the server, whose `watch` is."""
@@ -289,6 +308,31 @@ class Federation:
             self.server.absorb(client, read)
         return True
 
+    def _absorb_total(self, total: Total, expected: Expectation, samples: np.ndarray) -> None:
+        """Absorb the sum of a round's uploads; `samples` (K,) are the clients' of the task."""
+        own = list(total.clients)
+        announced = Announced(int(samples[own].sum()), int(self._announced[own].sum()))
+        # What travelled is no number of the wire's type.
+        problem = replace(self.problem, wire=replace(self.problem.wire, dtype=torch.float64))
+        read = admitted(
+            *(EVERYONE, total.upload, self._middleware, self.server, expected, problem, announced),
+            clients=len(own),
+            rounding=total.rounding,
+        )
+        if len(own) == 1:
+            self._notices.tell(
+                "alone",
+                f"task {total.upload.task}, round {total.upload.round} has one client, whose upload the secure sum is;"
+                " rounds like this hide nothing",
+            )
+        self.server.absorb(EVERYONE, read)
+
+    def _note_revealed(self, client: int, alone: Revealed, columns: dict[str, np.ndarray]) -> None:
+        """Count what an upload, or the sum that it is in, reveals of the samples that a client learnt from."""
+        columns["one_sample_sums"][client] = alone.sums
+        columns["one_sample_moments"][client] = alone.moments
+        self.state.ledger.told.add(alone.samples)
+
     def _note_lost(self, lost: Lost, task: Task, round_: int, gone: int, present: int) -> None:
         """Go on without a client that was made to fail, or that the transport may lose; else the run ends.
 
@@ -320,6 +364,10 @@ class Federation:
         """Take in an upload of an earlier round, if the server can still use it."""
         absences = self.state.absences
         absences["late_arrived"] += 1
+        if self.problem.sums:
+            text = "late uploads are left out: the masks of their round are gone (secure=sums)"
+            self._notices.tell("late", text, logging.INFO)
+            return
         expected = self.server.expects_late(self.stream.tasks[upload.task], upload.round)
         if expected is None:
             self._notices.tell("late", "late uploads are of no use to this method and are left out", logging.INFO)

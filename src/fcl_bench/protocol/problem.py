@@ -36,6 +36,8 @@ class Problem:
         clients: K; None where nobody says.
         recurring: whether classes of a task may come back in later ones.
         release: of clients that clip their samples and add noise to their statistics; None: they do not.
+        sums: whether the server gets the sum of a round's uploads in place of the uploads: clients then send what adds
+            up (`Message.summed`), and the server absorbs one message, which says of how many uploads it is.
     """
 
     inputs: int
@@ -47,6 +49,7 @@ class Problem:
     clients: int | None = None
     recurring: bool = False
     release: Release | None = None
+    sums: bool = False
 
 
 @dataclass(frozen=True)

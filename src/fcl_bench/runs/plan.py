@@ -118,6 +118,8 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
     identity = run_id({**settings.identity(), **data, "features": features})
     plan = Plan(settings, dealt, extractor, problem, features, identity, fingerprint)
     settings.faults.check(scalars.clients, scalars.tasks)
+    settings.secure.check(settings.method, problem.wire, scalars.clients, scalars.drops)
+    _check_sums(settings)
     partial = settings.transport.minimum is not None
     if (settings.faults.fails or scalars.drops or partial) and against_theory(settings.method, problem) is not None:
         key = f"faults={settings.faults.name}" if settings.faults.fails else f"on_bad_upload={scalars.on_bad_upload}"
@@ -170,7 +172,18 @@ def problem_of(
     scalars = settings.scalars
     wire = WireFormat(**{**dataclasses.asdict(scalars.wire), "dtype": WIRE_DTYPES[scalars.wire.dtype]})
     dtype = getattr(torch, scalars.dtype)
-    return Problem(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring)
+    sums = settings.secure.sums
+    return Problem(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring, sums=sums)
+
+
+def _check_sums(settings: Settings) -> None:
+    """Raise a `UserError` where masks could not be agreed on: the exchanges for them stay in this process."""
+    transport = settings.transport
+    if settings.secure.sums and not (transport.sees_everything and transport.fan_in is None):
+        raise UserError(
+            f"secure=sums: transport={transport.name} has no way for the exchanges that masks take",
+            "transport=in_process, or secure=none",
+        )
 
 
 def _check_noise(settings: Settings, problem: Problem) -> None:

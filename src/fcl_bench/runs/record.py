@@ -49,6 +49,7 @@ def run_record(
         "adapt": settings.adapt.name,
         "faults": settings.faults.name,
         "noise": settings.noise.name,
+        "secure": settings.secure.name,
         "experiment": scalars.experiment,
         "profile": scalars.profile,
         "seed": scalars.seed,

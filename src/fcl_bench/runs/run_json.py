@@ -117,6 +117,7 @@ class Result(TypedDict):
     adapt: str
     faults: str  # whether clients were made to fail, and how
     noise: str  # whether clients added noise, and which
+    secure: str  # sums: the server saw sums of uploads alone; none: it saw every upload
     experiment: str | None  # which of the papers' experiments the run belongs to
     profile: str  # of an experiment: full, or quick for its miniature
     seed: int

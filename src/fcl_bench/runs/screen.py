@@ -54,7 +54,7 @@ def print_record(record: RunRecord, folder: str) -> None:
         console.print(_rounds(rounds))
     if record["adaptation"]:
         console.print(_adaptation(record["adapt"], record["adaptation"]))
-    console.print(_communication(record["communication"]))
+    console.print(_communication(record["communication"], record.get("secure", "none") == "sums"))
     if levels := record.get("transport", {}).get("levels"):  # of a tree; older runs have no transport
         console.print(_nodes(levels))
     if (raw := record["communication"].get("raw")) and raw["larger"]:  # older runs lack it
@@ -66,6 +66,9 @@ def print_record(record: RunRecord, folder: str) -> None:
         console.print(_guarantee(guarantee), soft_wrap=True)
     if any(count for name, count in privacy.items() if name != "guarantee"):
         console.print(_privacy(record["privacy"], record["labels"]["samples"]))
+    if record.get("secure", "none") != "none":  # older runs lack it
+        text = "secure sums: of each round's statistics or models the server saw the sum over the clients alone"
+        console.print(f"{text}; bytes are of masked numbers, keys and shares", soft_wrap=True)
     if record.get("faults", "none") != "none":  # older runs lack it
         console.print(_absences(record["absences"]))
     if record["labels"]["rate"] < 1:
@@ -192,7 +195,7 @@ def _bounds(bounds: Mapping[str, float | None]) -> Table:
     return screen_table("Against the exact Gram matrix, last task", headers, rows)
 
 
-def _communication(communication: Communication) -> Table:
+def _communication(communication: Communication, masked: bool) -> Table:
     sizes = {
         "upload, busiest client and task": communication["up_max_bytes"],
         "upload, busiest client over the stream": communication["up_total_max_bytes"],
@@ -208,7 +211,8 @@ def _communication(communication: Communication) -> Table:
         rows.append((f"everyone's raw {raw['kind']}", _bytes(raw["total_bytes"])))
     for name, mib in communication["accounting"].items():
         rows.append((f"as {_CONVENTIONS.get(name, name)} counts", f"{mib:.2f} MiB"))
-    return screen_table(f"Communication ({communication['wire']['dtype']})", ("", "size"), rows)
+    form = "masked" if masked else communication["wire"]["dtype"]
+    return screen_table(f"Communication ({form})", ("", "size"), rows)
 
 
 def _larger(raw: Raw, sent: int) -> str:

@@ -73,9 +73,9 @@ class AFLClient(LocalRidge):
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """C_k = X'X + gamma I (d, d) and W_k (d, c_t), this task's columns of the client's solution.
 
-        C_k W_k are the class sums, so W_k tells them.
+        C_k W_k are the class sums, so W_k tells them; they travel in its place where only sums add up (`Problem.sums`).
         """
-        if self.method.upload == "sums":
+        if self.method.upload == "sums" or self.problem.sums:
             return self.sums(shard, broadcast), state
         X, columns = self.features(shard, broadcast), broadcast["columns"]
         C, W = self.solve(X, one_hot(shard, columns), self.method.gamma)
@@ -98,7 +98,7 @@ class AFLServer(RidgeServer):
     def expects(self, task: Task, round_: int) -> Expectation:
         d = self.dimension
         C, second = gram_matrix(d, self.floor_of_features), real(d, len(task.columns))
-        if self.method.upload == "sums":
+        if self.method.upload == "sums" or self.problem.sums:
             return {"C": C, "B": replace(second, least=self.floor_of_features, of="C")}
         return {"C": C, "W": second}
 
@@ -212,6 +212,11 @@ class AFL(ClosedFormMethod):
             return as_one(uploads, {"C": C, "W": solve_symmetric(C, sums, rounding).W})
 
         return combined
+
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        if self.aggregation == "sum":
+            return None
+        return "method.aggregation=recursive takes in client by client", "method.aggregation=sum"
 
     def matrices(self) -> int:
         """With four more for the recursion: inverses of C_agg, C_k and their sum, and that sum."""

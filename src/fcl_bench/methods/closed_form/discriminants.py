@@ -76,6 +76,9 @@ class DiscriminantMethod(ClosedFormMethod):
 
     M: int | None = knob(None, least=1)
 
+    def needs_each_upload(self) -> None:
+        return None
+
     def __post_init__(self) -> None:
         super().__post_init__()
         # h'w_c + b_c compares distances: multiplied by a number for each class, the nearest mean would not win any

@@ -234,6 +234,9 @@ class RanPAC(ClosedFormMethod):
     def penalty(self) -> float | str:
         return self.ridge
 
+    def needs_each_upload(self) -> None:
+        return None
+
     @property
     def summands(self) -> Mapping[str, str]:
         """Where folds are apart, a sample's features choose the one that it is in."""

@@ -93,3 +93,6 @@ class STSA(ClosedFormMethod):
     @property
     def penalty(self) -> float | str:
         return self.gamma
+
+    def needs_each_upload(self) -> None:
+        return None

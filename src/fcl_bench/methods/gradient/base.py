@@ -48,6 +48,7 @@ class GradientMethod(Method):
             other uploads are `Message.summed`.
         only_updates: whether clients send nothing but the trained model and their number of samples, so that noise on
             what training changed of it covers all that they say.
+        apart: why sums of uploads are never enough, and what would work (`needs_each_upload`); None: they may be.
         keeps_teacher: whether clients get the last task's model, to be held to what it knew (`GradientClient.teacher`).
     """
 
@@ -60,6 +61,7 @@ class GradientMethod(Method):
     keeps_teacher: ClassVar[bool] = False
     only_mean: ClassVar[str] = ""
     averages: ClassVar[bool] = False
+    apart: ClassVar[tuple[str, str] | None] = None
 
     training: Training = field(default_factory=Training)
     frozen_stages: int = knob(0, least=0)
@@ -168,6 +170,12 @@ class GradientMethod(Method):
         if self.frozen_stages:
             raise UserError(f"method.frozen_stages={self.frozen_stages}: {what}", "method.frozen_stages=0")
         transformer_blocks(start.build(), self.name, start.name)
+
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        if self.apart or self.training.aggregate == "mean":
+            return self.apart
+        key = f"{self.training_key}.aggregate"
+        return f"{key}={self.training.aggregate} compares the models with each other", f"{key}=mean"
 
     def stages(self, task: Task) -> list[str]:
         """The ledger's stages of a task's rounds, in order: those of the model, and others before or after them."""
