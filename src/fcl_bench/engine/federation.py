@@ -17,6 +17,7 @@ from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.examination import Answers, Examination
 from fcl_bench.engine.ledger import NOBODY_KNOWS, Ledger, Stopwatch
 from fcl_bench.engine.middleware import Chain, Middleware
+from fcl_bench.engine.missing import SIMULATED, MissingClients
 from fcl_bench.engine.node import Late, Lost, Masked, Reply, Total
 from fcl_bench.engine.revealed import Grouped, Revealed, revealed_together
 from fcl_bench.engine.rounds import RoundAccuracy
@@ -36,10 +37,6 @@ log = logging.getLogger(__name__)
 
 #: Prefixes of what a checkpoint keeps beside the server's tensors; an audit's name follows its.
 _AUDIT, _CLIENT = "audit.", "client."
-#: What becomes of a client whose upload is not there in time.
-Missing = Literal["silent", "gone", "lost", "late"]
-#: Why a client is lost that is only made to fail (`faults=`).
-_SIMULATED = ("silent", "gone")
 
 
 class Federation:
@@ -88,9 +85,10 @@ class Federation:
         #: (K,) samples that clients have had, of how many tasks.
         self._announced, self._announced_tasks = np.zeros(transport.clients, dtype=np.int64), 0
         self._resumes_within_tasks = method.resumes_within_tasks
-        self._drops, self._minimum = drops, minimum
+        self._drops = drops
         self.tree = None if fan_in is None else self._tree(method, fan_in)
         self._notices = Notices(log)
+        self._missing = MissingClients(self.state, self.server, self._notices, minimum, drops)
         self._after_round: Callable[[int, int], None] = lambda round_, of: None
         if self.audits and transport.everything is None:
             raise UserError(
@@ -150,7 +148,7 @@ class Federation:
             rounds = server.rounds(task)
         for round_ in range(state.rounds_done, rounds):
             with watch.running():
-                barred = self._barred(task, round_)
+                barred = self._missing.barred(task, round_)
                 present = server.participants(task, round_, [k for k in available if k not in barred])
                 # A server may name others, too.
                 present = [client for client in present if client not in barred]
@@ -198,8 +196,8 @@ class Federation:
         # Nothing of an upload outlives its turn.
         for answer in self._answers(present, broadcast, expected, watch):
             if isinstance(answer, Lost):
-                gone += answer.reason not in _SIMULATED
-                self._note_lost(answer, task, round_, gone, len(present))
+                gone += answer.reason not in SIMULATED
+                self._missing.lost(answer, task, round_, gone, len(present))
                 columns["lost"][answer.client] = 1
                 continue
             if isinstance(answer, Total):
@@ -228,7 +226,7 @@ class Federation:
             elif not masked:
                 self._note_revealed(client, reply.revealed, columns)
             if isinstance(answer, Late):
-                self._note_missing("late", client, task, round_)
+                self._missing.note("late", client, task, round_)
                 columns["late"][client] = 1
                 if not self.problem.sums:
                     self.server.await_late(task)
@@ -333,33 +331,6 @@ class Federation:
         columns["one_sample_moments"][client] = alone.moments
         self.state.ledger.told.add(alone.samples)
 
-    def _note_lost(self, lost: Lost, task: Task, round_: int, gone: int, present: int) -> None:
-        """Go on without a client that was made to fail, or that the transport may lose; else the run ends.
-
-        Args:
-            lost: the client.
-            task, round_: at hand.
-            gone: how many of the `present` clients of the round the transport has lost so far.
-        """
-        if lost.reason in _SIMULATED:
-            self._note_missing(cast(Missing, lost.reason), lost.client, task, round_)
-            return
-        where = f"client {lost.client} was lost in task {task.index}, round {round_}: {lost.reason}"
-        remedy = "the same command goes on from the last checkpoint"
-        if self._minimum is None:
-            raise UserError(where, remedy)
-        if present - gone < self._minimum * present:
-            left = f"{present - gone} of {present} clients are left, and transport.minimum={self._minimum:g}"
-            raise UserError(f"{where}; {left}", remedy)
-        self._notices.tell(f"lost {lost.client}", f"{where}; the round goes on without it")
-        self._note_missing("lost", lost.client, task, round_)
-
-    def _note_missing(self, why: Missing, client: int, task: Task, round_: int) -> None:
-        self.state.absences[why] += 1
-        # Of clients that may return nothing need be remembered: there can be as many as turns.
-        if not self.server.may_return(task, round_, round_ + 1):
-            self.state.missing.append((client, round_))
-
     def _absorb_late(self, client: int, upload: Message) -> None:
         """Take in an upload of an earlier round, if the server can still use it."""
         absences = self.state.absences
@@ -378,12 +349,6 @@ class Federation:
         else:
             absences["late_dropped"] += 1
             self.server.lose_late(self.stream.tasks[upload.task])
-
-    def _barred(self, task: Task, round_: int) -> set[int]:
-        """Clients of whom an upload of this task is missing or was left out on which the round at hand would build."""
-        dropped = self.state.ledger.dropped(task.index) if self._drops else []
-        absent = {*dropped, *map(tuple, self.state.missing)}
-        return {client for client, refused in absent if not self.server.may_return(task, refused, round_)}
 
     def _announce(self, task: Task, samples: np.ndarray) -> None:
         """What clients have had of all tasks up to this one, of which they have `samples` (K,)."""

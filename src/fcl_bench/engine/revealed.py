@@ -87,11 +87,9 @@ class Grouped:
     @classmethod
     def of(cls, upload: Message, samples: np.ndarray) -> Grouped:
         """By what the client half says of its upload, made of these samples."""
+        in_one = np.zeros(len(samples), dtype=np.int64)
         sums, moments = (
-            {
-                name: np.zeros(len(samples), dtype=np.int64) if which is None else which.cpu().numpy()
-                for name, which in of
-            }
+            {name: in_one if which is None else which.cpu().numpy() for name, which in of}
             for of in (upload.sums_of.items(), upload.moments_of.items())
         )
         return cls(sums, moments, samples)
