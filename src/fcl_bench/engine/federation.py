@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -78,7 +78,7 @@ class Federation:
         self.transport = transport
         self.server = method.server(problem)
         self.audits = dict(audits or {})
-        self.state = FederationState(0, Answers(len(stream.tasks), by_sample), self._ledger(transport))
+        self.state = FederationState(0, Answers(len(stream.tasks), by_sample), Ledger(transport.clients, transport.raw))
         self._examination = Examination(problem, stream, test)
         self.rounds = RoundAccuracy(evaluate_rounds, self._examination, np.array([len(own) for own in stream.test]))
         self._middleware = Chain([*middleware, Codec.of_server(problem)])
@@ -95,10 +95,6 @@ class Federation:
                 f"the audits {', '.join(self.audits)} need the clients' data, which stay where they are",
                 "method.bounds=false, method.theory=0 and drift=0",
             )
-
-    @staticmethod
-    def _ledger(transport: Transport) -> Ledger:
-        return Ledger(transport.clients, transport.raw)
 
     def _tree(self, method: Method, fan_in: int) -> Tree:
         combination, problem = method.combination(self.problem), self.problem
@@ -233,7 +229,7 @@ class Federation:
             elif masked:
                 absorbed.add(client)
             else:
-                with self._watch_above(client, watch).running():
+                with (watch if self.tree is None else self.tree.watch(client, watch)).running():
                     taken = self._taken_in(client, reply.upload, expected, int(known["samples"][client]))
                 if not taken:
                     self.transport.refused(client)
@@ -274,11 +270,6 @@ class Federation:
         # Nothing is masked under a tree.
         answers = cast(Iterator[Reply | Lost | Late], self.transport.exchange(present, broadcast))
         yield from self.tree.climbed(answers, present, broadcast, admit, absorb)
-
-    def _watch_above(self, client: int, watch: Stopwatch) -> Stopwatch:
-        """Of whoever takes in a client's upload: a node of the tree, or the server, whose `watch` is."""
-        above = None if self.tree is None else self.tree.watch(client)
-        return watch if above is None else above
 
     def _taken_in(self, client: int, upload: Message, expected: Expectation, samples: int) -> bool:
         """Absorb an upload; False where it is not what the server expects and is left out.
