@@ -60,7 +60,7 @@ def command(in_process: Callable[..., tuple[int, str, str]]) -> Callable[..., tu
 def no_pictures() -> Iterator[None]:
     """Runs draw none, which is half of a short one's time; `pytestmark = pytest.mark.usefixtures("no_pictures")`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fcl_bench.runs.run.drawn", lambda *_: {})
+        patch.setattr("fcl_bench.execution.run.drawn", lambda *_: {})
         yield
 
 

@@ -11,8 +11,8 @@ import pytest
 from fcl_bench.composition import composed
 from fcl_bench.config import Settings, load_settings
 from fcl_bench.engine import federation as engine
+from fcl_bench.execution.run import Outcome, run
 from fcl_bench.protocol.task import Task
-from fcl_bench.runs.run import Outcome, run
 
 
 def settings_for(out: Path, *overrides: str) -> Settings:

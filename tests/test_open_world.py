@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fcl_bench.runs.run import Outcome
+from fcl_bench.execution.run import Outcome
 from tests.conftest import write_features
 from tests.small_runs import run_in
 

@@ -68,6 +68,14 @@ def test_what_a_run_has_stays(tmp_path, settings):
         assert {**found[path], **new[path]} == found[path]
 
 
+def test_a_class_of_a_package_that_was_renamed_is_found(tmp_path, settings):
+    assert settings.resolved["adapt"]["_target_"] == "fcl_bench.execution.adapt.FedAvgAdaptation"
+    old = copy.deepcopy(settings.resolved)
+    old["adapt"]["_target_"] = "fcl_bench.runs.adapt.FedAvgAdaptation"
+    del old["adapt"]["training"]["aggregate"]
+    assert read_back(tmp_path, old)["adapt"] == settings.resolved["adapt"]
+
+
 @pytest.mark.parametrize("target", ["nowhere.Gone", "fcl_bench.gone.Gone", "fcl_bench.protocol.task.Task", None])
 def test_of_a_class_that_is_here_no_more_nothing_is_said(tmp_path, target):
     method = {"_target_": target, "rank": 8, "training": {"lr": 1}}

@@ -49,7 +49,7 @@ class Configurations(Part):
 
     def _warm(self) -> None:
         """What every plan imports is imported here, once."""
-        from fcl_bench.runs.plan import make_plan
+        from fcl_bench.execution.plan import make_plan
 
         with quiet():
             make_plan(load_settings(composed(["method=afl", f"out={self.scratch}/out"])))
@@ -106,7 +106,7 @@ class Configurations(Part):
 def _planned(settings: Settings) -> int:
     """What a run does before its first write."""
     from fcl_bench.cli.command import run_command
-    from fcl_bench.runs.plan import make_plan
+    from fcl_bench.execution.plan import make_plan
 
     def plan() -> int:
         make_plan(settings)

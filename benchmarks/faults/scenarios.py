@@ -136,7 +136,7 @@ def _run(composed: object, out: Path, path: Path) -> int:
 
     from fcl_bench.cli.command import run_command
     from fcl_bench.cli.job import carry_out
-    from fcl_bench.sweep.jobs import JobReport
+    from fcl_bench.sweeps.jobs import JobReport
 
     config = composed.copy()  # type: ignore[attr-defined]
     for key, value in (("out", f"{out}/out"), ("data.path", str(path))):
@@ -162,18 +162,18 @@ def _tables(out: Path) -> int:
 def _without_pictures() -> None:
     """Pictures are written, but not drawn: that is most of a short run's time, and touches no file."""
     import fcl_bench.environment
+    import fcl_bench.execution.preview
+    import fcl_bench.execution.run
     import fcl_bench.results.figures.style
-    import fcl_bench.runs.preview
-    import fcl_bench.runs.run
     from fcl_bench.backbones import cache
 
     class Drawn:
         def savefig(self, path: Path, **_: object) -> None:
             Path(path).write_bytes(b"picture" * 3000)
 
-    fcl_bench.runs.run.drawn = lambda *_: {"accuracy.png": b"picture" * 3000}
+    fcl_bench.execution.run.drawn = lambda *_: {"accuracy.png": b"picture" * 3000}
     fcl_bench.results.figures.style.drawn = lambda *_: b"picture"
-    fcl_bench.runs.preview.preview_figure = lambda *_: Drawn()  # type: ignore[assignment,return-value]
+    fcl_bench.execution.preview.preview_figure = lambda *_: Drawn()  # type: ignore[assignment,return-value]
     # A process of git's, and every batch a chunk on disk.
     fcl_bench.environment.git_commit = lambda: None
     cache.SECONDS_PER_CHUNK = 0.0

@@ -12,8 +12,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from fcl_bench.engine.checkpoint import read_json
+from fcl_bench.execution.folder import RunFolder
 from fcl_bench.files import content_hash
-from fcl_bench.runs.folder import RunFolder
 
 #: Keys of a record that differ from one run to the next, beside whatever holds seconds.
 _TIMED = {"runtime", "environment", "files", "checksum", "cache_hit", "tensors", "row_files"}

@@ -6,7 +6,6 @@ In Python, `run` does a run, `sweep` many, `runs` lists those that are done, and
 from __future__ import annotations
 
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,24 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["Model", "Run", "UserError", "load", "run", "runs", "sweep"]
 __version__ = "0.1.0"
 
-#: The rooms of the house that have a function's name.
-_CALLED = ("runs", "sweep")
-
-
-class CalledPackage(ModuleType):
-    """A package that may be called as the function of its name in `fcl_bench.api`: `fcl_bench.runs(beta=0.1)`.
-
-    Importing any module of it puts the package itself where the function would be.
-    """
-
-    def __call__(self, *arguments: Any, **keys: Any) -> Any:
-        return getattr(import_module("fcl_bench.api"), self.__name__.rpartition(".")[2])(*arguments, **keys)
-
 
 def __getattr__(name: str) -> Any:
     # Only now, and by name: a command that prints a version does not wait for torch, and no room below `api` needs it.
-    if name in _CALLED:
-        return import_module(f"{__name__}.{name}")
     if name in __all__:
         return getattr(import_module("fcl_bench.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

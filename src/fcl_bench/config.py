@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from fcl_bench.engine.noise.gaussian import Gaussian
     from fcl_bench.engine.secure.base import NoSecurity, SecureSums
     from fcl_bench.engine.transports.base import Reach
+    from fcl_bench.execution.adapt import FirstStage, NoAdaptation
     from fcl_bench.protocol.method import Method
-    from fcl_bench.runs.adapt import FirstStage, NoAdaptation
 
 #: Each group's choice names its class in `_target_`; the class is a dataclass of the choice's knobs.
 GROUPS = ("method", "backbone", "data", "split", "partition", "adapt", "faults", "noise", "secure", "transport")

@@ -14,6 +14,8 @@ from fcl_bench.errors import UserError
 
 log = logging.getLogger(__name__)
 
+#: What `adapt._target_` of older runs begins with, and what it is called today.
+_MOVED = ("fcl_bench.runs.", "fcl_bench.execution.")
 #: What every run did before there were these groups.
 _GROUPS_BEFORE = {
     "faults": {"_target_": "fcl_bench.engine.faults.base.NoFaults"},
@@ -31,10 +33,17 @@ def resolved_config(path: Path) -> dict[str, Any]:
     config = {**_GROUPS_BEFORE, **yaml.load(path.read_text(), Loader=YAML_LOADER)}
     for group in GROUPS:
         if isinstance(node := config.get(group), dict):
+            node = _of_today(node)
             config[group] = _filled(node, _added(group, str(node.get("_target_"))))
     if isinstance(wire := config.get("wire"), dict):
         config["wire"] = _filled(wire, added_knobs(Wire))
     return config
+
+
+def _of_today(node: dict[str, Any]) -> dict[str, Any]:
+    """`node`, naming its class where that is today."""
+    target = str(node.get("_target_"))
+    return {**node, "_target_": target.replace(*_MOVED, 1)} if target.startswith(_MOVED[0]) else node
 
 
 @functools.cache

@@ -13,8 +13,6 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 import fcl_bench
-import fcl_bench.runs.folder  # puts the package where the function would be
-import fcl_bench.sweep.jobs
 from fcl_bench.composition import config_dir
 from tests.small_runs import run_in
 

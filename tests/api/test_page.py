@@ -13,7 +13,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "python.md").
 
 def test_the_pages_code_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fcl_bench.runs.run.drawn", lambda *_: {})  # half of a short run's time
+    monkeypatch.setattr("fcl_bench.execution.run.drawn", lambda *_: {})  # half of a short run's time
     known: dict[str, object] = {}
     with matplotlib.rc_context({"backend": "agg"}):
         for block in BLOCKS:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fcl_bench.runs.predicting import Model
+from fcl_bench.execution.predicting import Model
 from tests.conftest import write_features
 from tests.small_runs import run_in, settings_for
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fcl_bench.errors import UserError
-from fcl_bench.sweep.search import Range, parse_range
+from fcl_bench.sweeps.search import Range, parse_range
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 TYPED = ("method=stsa", "method.M=16", "tasks=2", "clients=2", "method.gamma=log(1e-3,1e3)")
@@ -148,7 +148,7 @@ def test_a_study_of_something_else_is_refused(command, tmp_path):
 
 def test_trials_that_fall_behind_are_pruned_after_a_task():
     optuna = pytest.importorskip("optuna")
-    from fcl_bench.sweep.search import Pruning
+    from fcl_bench.sweeps.search import Pruning
     from fcl_bench.tracking.base import NoTracking, TrackedRun
 
     study = optuna.create_study(direction="maximize", pruner=optuna.pruners.MedianPruner(n_startup_trials=2))

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fcl_bench.data.partitions.holdings import Holdings
-from fcl_bench.runs import folder as run_folder
-from fcl_bench.runs.folder import partition_arrays
+from fcl_bench.execution import folder as run_folder
+from fcl_bench.execution.folder import partition_arrays
 
 
 @given(st.lists(st.lists(st.integers(0, 30), max_size=5), max_size=8), st.integers(0, 2**31 - 1))

@@ -19,8 +19,8 @@ from fcl_bench.data.splits.class_incremental import ClassIncremental
 from fcl_bench.data.splits.domain_incremental import DomainIncremental
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.errors import UserError
+from fcl_bench.execution.plan import deal
 from fcl_bench.randomness import generator
-from fcl_bench.runs.plan import deal
 from fcl_bench.typed import typed_instance
 from tests.data.split_cases import check_stream, class_table, dataset_of, even_dataset, same, uneven_dataset
 from tests.data.test_stream_splits import SHUFFLED, SPLITS, many_classes

@@ -98,13 +98,13 @@ def uploads(scratch: Path) -> tuple[Part, list[str]]:
 PLANTED: dict[str, tuple[Callable[[Path], tuple[Part, list[str]]], dict[str, Any]]] = {
     "a writer that does not rename": (
         writes,
-        {"fcl_bench.runs.folder.replacing": in_place, "fcl_bench.engine.checkpoint.replacing": in_place},
+        {"fcl_bench.execution.folder.replacing": in_place, "fcl_bench.engine.checkpoint.replacing": in_place},
     ),
     "a full disk that is taken for a bug": (writes, {"fcl_bench.cli.job.storage_error": lambda *_: None}),
     "a reader that ignores a checksum": (files, {"fcl_bench.engine.checkpoint.file_checksum": lambda *_: Fits()}),
     "messages as long as what was typed": (configurations, {"fcl_bench.errors._shortened": str}),
     "a signal that ends as a bug": (kills, {"fcl_bench.cli.command._Ended": Raised}),
-    "a run without its lock": (concurrency, {"fcl_bench.runs.run.locked": unlocked}),
+    "a run without its lock": (concurrency, {"fcl_bench.execution.run.locked": unlocked}),
     "a server that checks nothing": (uploads, {"fcl_bench.engine.admission.first_objection": nothing}),
 }
 

@@ -42,7 +42,7 @@ def test_of_tables_and_their_note(runs, in_process):
 
 
 def test_of_a_preview(tmp_path, capsys):
-    from fcl_bench.runs.preview import preview
+    from fcl_bench.execution.preview import preview
 
     folder = preview(settings_for(tmp_path, *SMALL, "preview=true"))
     (folder / f".counts-{LEFT}.csv").write_text("half")
@@ -67,7 +67,7 @@ def full(*_: object) -> None:
 
 def test_a_log_on_a_full_disk_is_one_line(command, tmp_path, monkeypatch):
     """logging printed a traceback of its own for every line of the log."""
-    monkeypatch.setattr("fcl_bench.runs.run._RunLog.flush", full)
+    monkeypatch.setattr("fcl_bench.execution.run._RunLog.flush", full)
     code, _, err = command(*SMALL, f"out={tmp_path}")
     assert (code, err.count("\n")) == (2, 1)
     assert "writing failed, run.log: No space left on device (out=FOLDER and cache.dir=FOLDER" in err

@@ -16,7 +16,7 @@ from fcl_bench.backbones import cache
 from fcl_bench.data.sources.feature_file import FeatureFile
 from fcl_bench.engine.checkpoint import GROWING, Checkpoint
 from fcl_bench.errors import UserError
-from fcl_bench.runs.folder import RunFolder
+from fcl_bench.execution.folder import RunFolder
 from tests.small_runs import run_in
 
 #: The folder is shared by the examples, each of which writes its own file anew.
@@ -73,7 +73,7 @@ def test_a_checkpoint_is_what_was_saved_or_none(tmp_path, file, data, seed):
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fcl_bench.runs.run.drawn", lambda *_: {})
+        patch.setattr("fcl_bench.execution.run.drawn", lambda *_: {})
         return run_in(tmp_path_factory.mktemp("complete"), "method=afl", "tasks=2", "clients=2")
 
 

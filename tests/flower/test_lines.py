@@ -15,7 +15,7 @@ from fcl_bench.engine.flower import frames, worker
 from fcl_bench.engine.flower.turns import Asked, Tag, tags_of, tags_tensor
 from fcl_bench.engine.flower.versions import Versions
 from fcl_bench.errors import UserError
-from fcl_bench.runs.site import changed
+from fcl_bench.execution.site import changed
 
 
 def pair():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.runs import site
+from fcl_bench.execution import site
 from tests.flower.town import Town, lost_link, reached
 from tests.small_methods import short_run
 from tests.small_runs import interrupted_in, run_in

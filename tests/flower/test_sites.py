@@ -10,7 +10,7 @@ import pytest
 
 from fcl_bench.engine.remote.replies import heard
 from fcl_bench.errors import UserError
-from fcl_bench.runs.plan import make_plan
+from fcl_bench.execution.plan import make_plan
 from tests.flower.test_over_nodes import features, model
 from tests.flower.town import Town, reached
 from tests.small_runs import run_in, settings_for

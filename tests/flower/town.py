@@ -13,7 +13,7 @@ from fcl_bench.engine.flower.line import Answer, LinkLost
 from fcl_bench.engine.flower.worker import Site, Worker
 from fcl_bench.engine.remote.replies import heard
 from fcl_bench.engine.transports import flower
-from fcl_bench.runs.site import site_of
+from fcl_bench.execution.site import site_of
 
 Make = Callable[[dict[str, Any]], Site]
 

@@ -12,10 +12,10 @@ import torch
 from matplotlib.image import imread
 
 from fcl_bench.errors import UserError
+from fcl_bench.execution.pictures import images_figure
 from fcl_bench.methods.gradient.data_free import DataFreeClient, DataFreeMethod, DataFreeServer
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.protocol.method import Picture
-from fcl_bench.runs.pictures import images_figure
 from fcl_bench.training.generators.images import ImageGenerator, to_bytes
 from fcl_bench.training.generators.replay import ImagePool
 from fcl_bench.training.heads import Heads

@@ -11,10 +11,10 @@ import pytest
 from fcl_bench.composition import composed, register_presets
 from fcl_bench.config import Settings, load_settings
 from fcl_bench.errors import UserError
+from fcl_bench.execution.run import run
 from fcl_bench.papers.experiments import PROFILES, experiments, grid_cells, runs_of
 from fcl_bench.papers.matching import overrides, settings_of, words_without_key
 from fcl_bench.papers.printed import printed
-from fcl_bench.runs.run import run
 from tests.small_methods import trains
 
 LIST = Path(__file__).parents[2] / "docs" / "experiments.md"

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from fcl_bench.composition import config_dir
 from fcl_bench.config import target_class
 from fcl_bench.errors import UserError
-from fcl_bench.runs.run import Outcome, run
+from fcl_bench.execution.run import Outcome, run
 from fcl_bench.tracking.base import NoTracking, TrackedRun, flat, load_tracking, numbers
 from tests.conftest import write_features
 from tests.small_runs import interrupted_in, settings_for
@@ -301,7 +301,7 @@ def test_the_command_takes_every_choice(choice, tmp_path, command):
 
 
 def settings_name(out: Path, data: Path) -> str:
-    from fcl_bench.runs.plan import make_plan
+    from fcl_bench.execution.plan import make_plan
 
     return make_plan(settings_for(out, *SMALL, f"data.path={data}")).label
 

@@ -4,6 +4,6 @@ from fcl_bench.api.finding import load, runs
 from fcl_bench.api.making import run, sweep
 from fcl_bench.api.recorded import Run, Tested
 from fcl_bench.errors import UserError
-from fcl_bench.runs.predicting import Model
+from fcl_bench.execution.predicting import Model
 
 __all__ = ["Model", "Run", "Tested", "UserError", "load", "run", "runs", "sweep"]

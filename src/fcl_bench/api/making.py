@@ -83,7 +83,7 @@ def _run(texts: list[str]) -> Run:
     if settings.scalars.preview:
         raise UserError("preview=true prints and draws a split, and runs nothing", "fcl-bench preview=true in a shell")
     # Only now, as in the command: drawing and training bring much with them.
-    from fcl_bench.runs.run import run as carry_out
+    from fcl_bench.execution.run import run as carry_out
 
     try:
         return Run(carry_out(settings, tracking).folder)

@@ -11,14 +11,14 @@ import numpy as np
 import pandas as pd
 
 from fcl_bench.errors import UserError
+from fcl_bench.execution.folder import RunFolder
 from fcl_bench.files import file_checksum
 from fcl_bench.recorded import resolved_config
-from fcl_bench.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fcl_bench.runs.predicting import Model
+    from fcl_bench.execution.predicting import Model
 
 #: Files that are verified only when they are read: a model may be large.
 _LATER = ("model.safetensors",)
@@ -129,7 +129,7 @@ class Run:
 
     def open_model(self, device: str = "auto") -> Model:
         """The model on a device of one's choice: auto, cpu, cuda, cuda:N."""
-        from fcl_bench.runs.predicting import Model
+        from fcl_bench.execution.predicting import Model
 
         file = self._file("model.safetensors")
         if file_checksum(file) != self.record["files"]["model.safetensors"]:
@@ -155,7 +155,7 @@ class Run:
         Raises:
             UserError: the data are not there any more, or are others now.
         """
-        from fcl_bench.runs.tested import tested_samples
+        from fcl_bench.execution.tested import tested_samples
 
         return Tested(*tested_samples(self.path, self.record, self.config))
 

@@ -13,7 +13,7 @@ from fcl_bench.cli.command import BUG, DONE, USER_ERROR, run_command, storage_er
 from fcl_bench.cli.job import job, no_collection
 from fcl_bench.cli.overrides import COMMANDS, composition_error, ordered
 from fcl_bench.errors import UserError, first_line
-from fcl_bench.sweep.workers import spin_briefly
+from fcl_bench.sweeps.workers import spin_briefly
 
 
 def main() -> int:
@@ -61,7 +61,7 @@ def _hydra(arguments: list[str]) -> int:
         from omegaconf.errors import OmegaConfBaseException
 
         from fcl_bench.composition import config_dir, register_presets
-        from fcl_bench.sweep.watch import CALLBACK, sweeping
+        from fcl_bench.sweeps.watch import CALLBACK, sweeping
 
     # Only experiments have presets, and registering them takes as long as composing a run.
     if any("experiment" in argument for argument in arguments):

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from fcl_bench.cli.command import DONE, USER_ERROR, interrupted, report_failure, storage_error
 from fcl_bench.errors import UserError, first_line
-from fcl_bench.sweep.jobs import JobReport, output_path, reported
+from fcl_bench.sweeps.jobs import JobReport, output_path, reported
 from fcl_bench.tracking.console import log_to_terminal, output_to, say, silence
 
 if TYPE_CHECKING:
     from fcl_bench.config import Settings
-    from fcl_bench.runs.run_json import RunRecord
+    from fcl_bench.execution.run_json import RunRecord
 
 #: What helps where nothing can be written.
 _ROOM = "out=FOLDER and cache.dir=FOLDER with room to write"
@@ -40,8 +40,8 @@ def job(config: Any) -> int:
 
 def _job_of_sweep(config: Any, hydra_job: Any) -> int:
     """One job, with a report for the parent process; where it shares the machine, with its share of it."""
-    from fcl_bench.sweep.watch import current_sweep
-    from fcl_bench.sweep.workers import take_gpu
+    from fcl_bench.sweeps.watch import current_sweep
+    from fcl_bench.sweeps.workers import take_gpu
 
     folder = Path(str(hydra_job.sweep.dir)).absolute()
     report = JobReport(hydra_job.job.num, list(hydra_job.overrides.task))
@@ -67,13 +67,13 @@ def carry_out(config: Any, report: JobReport) -> int:
         tracking = load_tracking(config)
         with no_collection():
             settings = load_settings(config)
-            from fcl_bench.runs.run import run
-            from fcl_bench.runs.screen import print_record
+            from fcl_bench.execution.run import run
+            from fcl_bench.execution.screen import print_record
         if settings.transport.follows:
             return _follow(settings)
         log_to_terminal("fcl-bench", report.warnings)
         if settings.scalars.preview:
-            from fcl_bench.runs.preview import preview
+            from fcl_bench.execution.preview import preview
 
             preview(settings)
         else:
@@ -93,7 +93,7 @@ def carry_out(config: Any, report: JobReport) -> int:
 
 def _follow(settings: Settings) -> int:
     """A process that has clients only, and leaves all that is said and written to the server's."""
-    from fcl_bench.runs.serve import serve
+    from fcl_bench.execution.serve import serve
 
     if settings.scalars.preview:
         return DONE

@@ -226,7 +226,7 @@ def _work_for_good(path: Path, node: NodeArguments) -> int:
     """The resident worker: answers what the ClientApp hands on."""
     from fcl_bench.engine.flower.frames import listener
     from fcl_bench.engine.flower.worker import Worker
-    from fcl_bench.runs.site import site_of
+    from fcl_bench.execution.site import site_of
     from fcl_bench.tracking.console import log_to_terminal
 
     log_to_terminal("fcl-bench-node")

@@ -16,7 +16,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.files import csv_cell, replacing, user_path
 
 if TYPE_CHECKING:
-    from fcl_bench.runs.predicting import Model
+    from fcl_bench.execution.predicting import Model
 
 #: Names under which an .npz file may hold samples and their labels; the first that is there counts.
 _SAMPLES, _LABELS = ("x_test", "x", "images", "features"), ("y_test", "y", "labels")
@@ -40,7 +40,7 @@ def work(arguments: list[str]) -> int:
     """Write the table. Raises a `UserError` for a run, data or a file that is not there."""
     asked = parsed(arguments)
     # Only now, so that wrong options wait for no library.
-    from fcl_bench.runs.predicting import Model
+    from fcl_bench.execution.predicting import Model
 
     path, folder = _model(asked.run, asked.out)
     model = Model(path, asked.device)
@@ -107,8 +107,8 @@ def _about(data: str | None, model: Model, folder: Path | None) -> _Asked:
 
 def _own(folder: Path | None) -> _Asked:
     from fcl_bench.engine.checkpoint import read_json
+    from fcl_bench.execution.tested import tested_samples
     from fcl_bench.recorded import resolved_config
-    from fcl_bench.runs.tested import tested_samples
 
     if folder is None:
         raise UserError("a model that is in no run's folder has no test samples", "DATA, such as data=digits")

@@ -174,8 +174,8 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
 
 def _show(summary: pd.DataFrame, sheet: Sheet) -> None:
     """The summary on the screen."""
+    from fcl_bench.execution.screen import ScreenConsole
     from fcl_bench.results.tables.summary_table import screen_table
-    from fcl_bench.runs.screen import ScreenConsole
 
     console = ScreenConsole(highlight=False)
     table, left_out = screen_table(summary, sheet, console.width if console.is_terminal else math.inf)

@@ -16,8 +16,8 @@ from fcl_bench.config import Settings, load_settings
 from fcl_bench.errors import UserError, require_choice
 from fcl_bench.files import json_hash, locked, slug, user_path, writable
 from fcl_bench.results.measures import MEASURES
-from fcl_bench.sweep.jobs import JobReport, output_path, reported
-from fcl_bench.sweep.search import Pruning, Range, ended, open_study, parse_range, require_optuna
+from fcl_bench.sweeps.jobs import JobReport, output_path, reported
+from fcl_bench.sweeps.search import Pruning, Range, ended, open_study, parse_range, require_optuna
 from fcl_bench.tracking.base import Tracking, load_tracking
 from fcl_bench.tracking.console import log_to_terminal, printed_to, say
 
@@ -162,9 +162,9 @@ def _trial(search: _Search, study: Any, folder: Path, which: str, tasks: int) ->
 
 def _run(search: _Search, trial: Any, folder: Path, report: JobReport, first: int) -> float:
     """What one run of a trial measures; it prints into a file."""
+    from fcl_bench.execution.run import run
+    from fcl_bench.execution.screen import print_record
     from fcl_bench.results.collect import measured
-    from fcl_bench.runs.run import run
-    from fcl_bench.runs.screen import print_record
 
     settings, tracking = _composed(report.overrides)
     with reported(folder, report):

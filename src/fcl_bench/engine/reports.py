@@ -1,4 +1,4 @@
-"""What the engine reports of a run: the parts of run.json that it measures (see `runs.run_json` for the whole)."""
+"""What the engine reports of a run: the parts of run.json that it measures (see `execution.run_json` for the whole)."""
 
 from __future__ import annotations
 

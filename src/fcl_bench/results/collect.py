@@ -13,10 +13,10 @@ import pandas as pd
 
 from fcl_bench.config import number_text, text
 from fcl_bench.errors import UserError, choices
+from fcl_bench.execution.folder import SCHEMA, RunFolder
 from fcl_bench.files import content_hash
 from fcl_bench.recorded import resolved_config
 from fcl_bench.results.measures import MEASURES, SERIES, ByTask, by_task
-from fcl_bench.runs.folder import SCHEMA, RunFolder
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from fcl_bench.engine.remote.replies import heard, said
 from fcl_bench.engine.transports.base import PartialRounds
 from fcl_bench.engine.transports.ranks import shares
 from fcl_bench.errors import UserError
-from fcl_bench.runs.serve import Site
+from fcl_bench.execution.serve import Site
 from fcl_bench.typed import typed_instance
 from tests.small_runs import settings_for
 

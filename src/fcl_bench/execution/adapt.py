@@ -1,0 +1,233 @@
+"""First-stage adaptation (STSA 4.1): the first task trains the network, by FedAvg say; then it is frozen for good."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar, Protocol, cast
+
+import numpy as np
+import torch
+
+from fcl_bench import environment
+from fcl_bench.config import counting
+from fcl_bench.engine.checkpoint import Checkpoint
+from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.ledger import Ledger
+from fcl_bench.engine.metrics import metrics
+from fcl_bench.engine.reports import Exchanged
+from fcl_bench.engine.transports.base import Link
+from fcl_bench.engine.transports.in_process import Here
+from fcl_bench.execution.folder import identity_hash
+from fcl_bench.execution.plan import Plan
+from fcl_bench.execution.run_json import Adaptation
+from fcl_bench.files import locked
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.gradient.half import head_seed
+from fcl_bench.methods.gradient.server import GradientServer
+from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.task import Task
+from fcl_bench.training.knobs import Training
+
+log = logging.getLogger(__name__)
+
+#: Version of what is stored.
+_SCHEMA = 1
+#: The ledger's stage of all its exchanges.
+STAGE = "adaptation"
+
+
+class FirstStage(Protocol):
+    """What `adapt=...` names, unless it is `none`."""
+
+    name: ClassVar[str]
+    trains_network: ClassVar[bool]
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        """Raise a `UserError` for knobs that this problem rules out, before any work is done."""
+
+    def method(self) -> GradientMethod:
+        """What trains the first task."""
+
+    def identity(self) -> dict[str, object]:
+        """Everything of it that determines the result."""
+
+
+@dataclass
+class NoAdaptation:
+    """The backbone as it comes."""
+
+    name: ClassVar[str] = "none"
+    trains_network: ClassVar[bool] = False
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        """There is nothing to rule out."""
+
+
+@dataclass
+class _FedAvg(FineTune):
+    """FedAvg, whose knobs the user sets at `adapt.training`."""
+
+    training_key: ClassVar[str] = "adapt.training"
+
+
+@dataclass
+class FedAvgAdaptation:
+    """FedAvg on the first task. The defaults are STSA's for a ResNet-18 from scratch on CIFAR-100 (E.2).
+
+    Args:
+        training: as of a gradient method, for the one task.
+    """
+
+    name: ClassVar[str] = "fedavg"
+    trains_network: ClassVar[bool] = True
+
+    training: Training = field(
+        default_factory=lambda: Training(
+            rounds=100, epochs=2, batch_size=128, lr=0.04, momentum=0.9, weight_decay=5e-4, schedule="cosine"
+        )
+    )
+
+    def __post_init__(self) -> None:
+        self.training.check("adapt.training")
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        """Any network does."""
+
+    def method(self) -> GradientMethod:
+        return _FedAvg(training=self.training)
+
+    def identity(self) -> dict[str, object]:
+        return {"revision": FineTune.revision, "training": counting(self.training)}
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """What the first stage left.
+
+    Attributes:
+        body: the adapted network without its head, in evaluation mode, on the CPU.
+        trained: what of the body the first stage may have changed: `body.<name>` -> tensor.
+        ledger: its exchanges, all of task 0 and `STAGE`.
+        accuracy: of the network with its own head on the first task's test set, percent; None if that is empty.
+        seconds: spent on it in this run.
+        hit: whether it was there already.
+    """
+
+    body: torch.nn.Module
+    trained: dict[str, torch.Tensor]
+    ledger: Ledger
+    accuracy: float | None
+    seconds: float
+    hit: bool
+
+    def record(self, weights: str | None) -> Adaptation:
+        """Its part of the run record, given the hash of the adapted network."""
+        sent, seconds = self.ledger.communication(), self.ledger.runtime()
+        exchanged = cast(Exchanged, {name: size for name, size in sent.items() if name != "by_stage"})
+        return {
+            "rounds": 1 + max(row.round for row in self.ledger.uploads),
+            "accuracy": self.accuracy,
+            **exchanged,
+            "client_seconds": seconds["client_seconds"],
+            "server_seconds": seconds["server_seconds"],
+            "seconds": self.seconds,
+            "cache_hit": self.hit,
+            "weights": weights,
+            "told": self.ledger.told_alone(),
+        }
+
+
+def adaptation_identity(plan: Plan) -> dict[str, object]:
+    """Everything that determines the first stage: not the method, nor what only it looks at."""
+    whole = plan.settings.identity()
+    kept = ["seed", "beta", "clients", "tasks", "label_rate", "dtype", "data", "split", "partition"]
+    kept += [key for key in ("on_bad_upload", "transport") if key in whole]
+    return {
+        **{key: whole[key] for key in kept},
+        "wire_dtype": str(plan.problem.wire.dtype),
+        **_stage(plan).identity(),
+        "network": plan.identity,
+        "data_fingerprint": plan.dealt.dataset.fingerprint,
+        "device": environment.device_kind(plan.problem.device),
+    }
+
+
+def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], folder: Path, link: Link) -> Adapted:
+    """Train on the first task, or take over what an earlier run trained; an interrupted training goes on.
+
+    Args:
+        plan: of the run; of its data only the first task is looked at.
+        images: the data set's training and test images, (n, 3, h, w) uint8; called if there is training to do.
+        folder: where results are kept, one folder for each `adaptation_identity`.
+        link: to the processes of the clients.
+    """
+    begin = time.perf_counter()
+    identity = identity_hash(_SCHEMA, adaptation_identity(plan))
+    place = folder / f"adapted-{identity}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / f"{place.name}.lock", "adapting the network"):
+        checkpoint = Checkpoint(place, _SCHEMA, identity)
+        saved = checkpoint.load()
+        hit = saved is not None and saved[0]["tasks_done"] == 1
+        none = torch.empty(0, dtype=torch.uint8)
+        method, dealt = _stage(plan).method(), plan.dealt
+        stream = dealt.stream
+        # Its models travel as they are, whatever the method's uploads do.
+        problem = replace(plan.problem, sums=False)
+        first = replace(stream, tasks=stream.tasks[:1], train=stream.train[:1], test=stream.test[:1])
+        train, test = (none, none) if hit else images()
+        # What is there already needs no clients.
+        reached = Here() if hit else link
+        transport = reached.federate(first_stage_clients(plan), train, place / "clients")
+        drops, way = plan.settings.scalars.drops, plan.settings.transport
+        federation = Federation(
+            *(method, problem, first, transport, test), drops=drops, minimum=way.minimum, fan_in=way.fan_in
+        )
+        if saved is not None:
+            federation.restore(*saved)
+            log.info("adaptation: %s", "taken over" if hit else f"going on after round {saved[0]['rounds_done']}")
+        state = federation.run(lambda done: checkpoint.save(*done.save()), plan.settings.scalars.checkpoint_rounds)
+    ledger, server = state.ledger, cast(GradientServer, federation.server)
+    ledger.rename_stages(STAGE)
+    accuracy = metrics(state.answers["correct"], np.array([len(first.test[0])]))["accuracy"][0]
+    trained = {name: value for name, value in server.network.state().items() if name.startswith("body.")}
+    body = adapted_body(method, plan.problem, first.tasks[0], trained)
+    return Adapted(body, trained, ledger, accuracy, time.perf_counter() - begin, hit)
+
+
+def adapted_body(
+    method: GradientMethod, problem: Problem, first: Task, trained: dict[str, torch.Tensor]
+) -> torch.nn.Module:
+    """The network without its head that a first stage left, in evaluation mode, on the CPU.
+
+    Args:
+        method: of the first stage.
+        problem: which network it started from.
+        first: the first task.
+        trained: `Adapted.trained`.
+    """
+    network = method.build_network(problem)
+    method.grow(network, [len(method.head_columns(first))], head_seed(problem))
+    network.load(trained)
+    return network.body.eval().requires_grad_(False)
+
+
+def first_stage_clients(plan: Plan) -> Clients:
+    """The clients of the first stage: of the first task alone."""
+    dealt = plan.dealt
+    return Clients(
+        *(_stage(plan).method(), plan.problem, dealt.shards[:1], dealt.stream.train_columns, dealt.labelled),
+        run=identity_hash(_SCHEMA, adaptation_identity(plan)),
+        stage="adapt",
+    )
+
+
+def _stage(plan: Plan) -> FirstStage:
+    assert not isinstance(plan.settings.adapt, NoAdaptation)
+    return plan.settings.adapt

@@ -1,0 +1,97 @@
+"""Test results class by class, client by client and sample by sample, after each task."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+
+from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.metrics import class_accuracy, client_accuracy
+from fcl_bench.execution.folder import Table
+from fcl_bench.execution.run_json import ClientAccuracy
+
+
+def class_table(federation: Federation) -> Table:
+    """class_accuracy.csv: a row per task, a column per class; empty before a class is seen, or without a test."""
+    header = [f"class_{label}" for label in federation.stream.class_order]
+    return header, ([_cell(value) for value in row] for row in _by_class(federation).tolist())
+
+
+def client_table(federation: Federation) -> Table | None:
+    """client_accuracy.csv: a row per client, a column per task; None where nobody knows who holds what."""
+    matrix = _by_client(federation)
+    if matrix is None:
+        return None
+    header = ["client", *(f"task_{task}" for task in range(len(matrix)))]
+    return header, ([client, *map(_cell, row)] for client, row in enumerate(matrix.T.tolist()))
+
+
+def clients_told(federation: Federation) -> ClientAccuracy | None:
+    """run.json's `client_accuracy`; None where no client has an accuracy."""
+    matrix = _by_client(federation)
+    known = np.zeros(0) if matrix is None else matrix[-1][~np.isnan(matrix[-1])]
+    if not len(known):
+        return None
+    return {
+        "clients": len(known),
+        "mean": float(known.mean()),
+        "std": float(known.std()),
+        "least": float(known.min()),
+        "most": float(known.max()),
+    }
+
+
+def confusion_arrays(federation: Federation) -> dict[str, np.ndarray]:
+    """confusion.npz: `after`, `label`, `answer`, `samples` (n,) of the counts that are not 0, and `class_order` (C,).
+
+    After task `after`, so many test samples of class `label` were taken for class `answer`, both as columns.
+    """
+    rows = federation.state.answers.confusion.array
+    named = {name: rows[name] for name in rows.dtype.names or ()}
+    return {**named, "class_order": federation.stream.class_order}
+
+
+def sample_files(federation: Federation) -> dict[str, bytes]:
+    """predictions.parquet where single samples are kept: a row per task and test sample so far.
+
+    `after`, the `sample`'s index in the test set, its `label`, the `prediction` (both as the data set has them), and
+    the `score` of that.
+    """
+    kept = federation.state.answers.samples
+    if kept is None:
+        return {}
+    # Only now: few runs keep them.
+    import pyarrow
+    import pyarrow.parquet
+
+    rows, labels = kept.array, federation.stream.class_order
+    columns = {
+        "after": rows["after"],
+        "sample": rows["sample"],
+        "label": labels[rows["label"]],
+        "prediction": labels[rows["answer"]],
+        "score": rows["score"],
+    }
+    content = io.BytesIO()
+    arrays = {name: np.ascontiguousarray(values) for name, values in columns.items()}
+    pyarrow.parquet.write_table(pyarrow.table(arrays), content)
+    return {"predictions.parquet": content.getvalue()}
+
+
+def _by_class(federation: Federation) -> np.ndarray:
+    """(T, C)"""
+    stream = federation.stream
+    return class_accuracy(federation.state.answers.confusion.array, len(stream.tasks), len(stream.class_order))
+
+
+def _by_client(federation: Federation) -> np.ndarray | None:
+    """(T, K)"""
+    data = federation.transport.everything
+    if data is None:
+        return None
+    return client_accuracy(_by_class(federation), data.holdings, federation.stream.train_columns)
+
+
+def _cell(value: float) -> object:
+    return "" if np.isnan(value) else value

@@ -1,0 +1,36 @@
+"""The clients of a run and of its first stage, as both ends derive them from the same settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.secure.base import SecureSums
+from fcl_bench.execution.plan import Plan
+
+
+def clients_of(plan: Plan) -> Clients:
+    """The clients of the run itself. What messages pass through on their side belongs here: `middleware`."""
+    settings, dealt = plan.settings, plan.dealt
+    columns = dealt.stream.train_columns
+    classes = [task.columns for task in dealt.stream.tasks] if dealt.dataset.elsewhere else []
+    return Clients(
+        *(settings.method, plan.problem, dealt.shards, columns, dealt.labelled),
+        middleware=_middleware(plan),
+        run=plan.id,
+        config=settings.resolved,
+        classes=classes,
+    )
+
+
+def _middleware(plan: Plan) -> Sequence[Middleware]:
+    """Noise, and then masks over what is noisy."""
+    settings, problem = plan.settings, plan.problem
+    steps = [*settings.noise.middleware(settings.method, problem, settings.scalars.tasks)]
+    if isinstance(settings.secure, SecureSums):
+        # Here, since what it needs is installed only where somebody wants sums.
+        from fcl_bench.engine.secure.party import Parties, seeded
+
+        steps.append(Parties(settings.secure, seeded(problem.seed), problem.wire.gram == "packed"))
+    return steps

@@ -1,0 +1,169 @@
+"""A run's folder: written whole or not at all, found again by its id, verified before it is trusted."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import shutil
+from collections.abc import Container, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+
+from fcl_bench.data.partitions.holdings import Holdings
+from fcl_bench.data.splits.stream import Stream
+from fcl_bench.engine.checkpoint import Checkpoint, read_json, write_json
+from fcl_bench.execution.model_file import write_model
+from fcl_bench.execution.record_form import misfit
+from fcl_bench.execution.run_json import Result, RunRecord
+from fcl_bench.files import csv_cell, file_checksum, json_hash, regular, replacing
+
+log = logging.getLogger(__name__)
+
+#: Version of the run folder's files; part of the run id. What changes a method's numbers raises its `revision` instead.
+SCHEMA = 4
+
+#: Most clients times tasks whose samples are arrays of their own in partition.npz.
+SEPARATE = 20_000
+
+#: A CSV file: its header and its rows.
+Table = tuple[Iterable[str], Iterable[Iterable[object]]]
+
+
+def run_id(identity: Mapping[str, object]) -> str:
+    """The id of the run, or of the preview, that `identity` determines."""
+    return identity_hash(SCHEMA, identity)[:12]
+
+
+def identity_hash(schema: int, identity: Mapping[str, object]) -> str:
+    """Hash of everything that determines a result, and of the version of its files."""
+    return json_hash({"schema": schema, **identity})
+
+
+class RunFolder:
+    """`<out>/runs/<method>-<data>-<backbone>-<id>/`.
+
+    `run.json` is written last and holds the checksum of every other file, so a folder is complete only if all of it is
+    there and undamaged. Until then, `checkpoint` holds the state after the last complete task, or some round since.
+
+    Args:
+        path: of the folder.
+        run: id of the run that it is for; "" for a reader of whatever run is there.
+    """
+
+    def __init__(self, path: Path, run: str = "") -> None:
+        self.path = path
+        self.run = run
+        self.checkpoint = Checkpoint(path / "checkpoint", SCHEMA, run)
+
+    def complete_record(self, otherwise: str = "running again", read: Container[str] | None = None) -> RunRecord | None:
+        """The run record, if the run is complete and every file matches its checksum.
+
+        Args:
+            otherwise: what the caller does about a damaged folder, for the warning.
+            read: the files that the caller goes on to read: of the others only their presence is checked, since models
+                take long to read; None: all.
+        """
+        try:
+            record = cast(RunRecord, read_json(self.path / "run.json"))
+            if record["schema"] == SCHEMA and (wrong := misfit(record)):
+                raise ValueError(wrong)
+            _require_plain(record["files"])
+            damaged = [name for name, checksum in record["files"].items() if not self._holds(name, checksum, read)]
+        except FileNotFoundError as error:
+            if not (self.path / "run.json").exists():
+                return None
+            trouble = f" lacks {error.filename}"
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            trouble = f" has a damaged run.json ({error})"
+        else:
+            if not damaged:
+                return record
+            trouble = f": {', '.join(damaged)} does not match its checksum"
+        log.warning("run folder %s%s; %s", self.path, trouble, otherwise)
+        return None
+
+    def _holds(self, name: str, checksum: str, read: Container[str] | None) -> bool:
+        """Whether a file is as it was written. Raises OSError if it is not there, or is no file."""
+        if read is None or name in read:
+            return file_checksum(self.path / name) == checksum
+        return regular(self.path / name).stat().st_size >= 0
+
+    def clear(self, keep_checkpoint: bool = False) -> None:
+        """Forget what is there but the log: a complete run (force), or what a killed or damaged one left."""
+        kept = {"run.log", self.checkpoint.folder.name} if keep_checkpoint else {"run.log"}
+        for entry in self.path.iterdir() if self.path.is_dir() else ():
+            if entry.name not in kept:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+    def remove_if_empty(self) -> None:
+        """Delete the folder of a run that was refused before it had anything but its log."""
+        if self.path.is_dir() and {entry.name for entry in self.path.iterdir()} <= {"run.log"}:
+            shutil.rmtree(self.path)
+
+    def write(
+        self,
+        record: Result,
+        config: dict[str, object],
+        tables: dict[str, Table],
+        archives: dict[str, dict[str, np.ndarray]],
+        model: tuple[dict[str, torch.Tensor], dict[str, Any]],
+        others: dict[str, bytes],
+    ) -> RunRecord:
+        """Write every file, then run.json; returns what that holds.
+
+        Args:
+            record: run.json without the files' checksums.
+            config: the resolved configuration.
+            tables: file name -> header and rows.
+            archives: file name of an .npz -> its arrays by name.
+            model: its tensors by name, and what it says of itself.
+            others: file name -> content.
+        """
+        with replacing(self.path / "config.yaml") as temporary:
+            temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+        for name, (header, rows) in tables.items():
+            with replacing(self.path / name) as temporary, temporary.open("w", newline="") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(map(csv_cell, header))
+                writer.writerows(map(csv_cell, row) for row in rows)
+        for name, arrays in archives.items():
+            with replacing(self.path / name) as temporary:
+                np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
+        write_model(self.path / "model.safetensors", *model)
+        for name, content in others.items():
+            with replacing(self.path / name) as temporary:
+                temporary.write_bytes(content)
+        names = ["config.yaml", *tables, *archives, "model.safetensors", *others]
+        checksums = {name: file_checksum(self.path / name) for name in names}
+        written = write_json(self.path / "run.json", {**record, "files": checksums})
+        self.checkpoint.remove()
+        return cast(RunRecord, written)
+
+
+def _require_plain(names: Iterable[str]) -> None:
+    """Raise ValueError unless all are files of the folder itself; a record from elsewhere may name any."""
+    for name in names:
+        if name in ("", ".", "..") or Path(name).name != name:
+            raise ValueError(f"{name!r} is no file of the folder")
+
+
+def partition_arrays(stream: Stream, shards: Sequence[Holdings], labelled: np.ndarray) -> dict[str, np.ndarray]:
+    """`class_order`, and index arrays into the data set: `train_t<t>_c<k>`, `test_t<t>`, `unlabelled`; t, k from 0.
+
+    Of more than `SEPARATE` clients and tasks, `train_t<t>` with the samples of one client after the other, and
+    `train_ends_t<t>` (K + 1,): client k has `train_t<t>[train_ends_t<t>[k]:train_ends_t<t>[k + 1]]`. A file of its own
+    for every client and task in the archive would be ten million of 300 bytes each, most of them of no sample.
+    """
+    arrays = {"class_order": stream.class_order, "unlabelled": np.flatnonzero(~labelled)}
+    separate = sum(map(len, shards)) <= SEPARATE
+    for task, (clients, test) in enumerate(zip(shards, stream.test, strict=True)):
+        arrays[f"test_t{task}"] = test
+        if separate:
+            arrays.update({f"train_t{task}_c{client}": indices for client, indices in enumerate(clients)})
+        else:
+            arrays |= {f"train_t{task}": clients.indices, f"train_ends_t{task}": clients.ends}
+    return arrays

@@ -1,0 +1,147 @@
+"""What a method learns from: images, or a frozen backbone's features, after the first stage if there is one."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fcl_bench.backbones.cache import FeatureCache
+from fcl_bench.backbones.extract import Features, extract_features
+from fcl_bench.backbones.network_extractor import NetworkExtractor
+from fcl_bench.data.images.pixels import load_pixels
+from fcl_bench.data.sources.base import Split
+from fcl_bench.engine.transports.base import Link
+from fcl_bench.errors import UserError
+from fcl_bench.execution.adapt import Adapted, adapt
+from fcl_bench.execution.plan import Plan
+from fcl_bench.files import user_path, writable
+
+log = logging.getLogger(__name__)
+
+#: Relative rounding of float32, and so of 16-bit types with their scales, at best.
+_FLOAT32 = torch.finfo(torch.float32).eps
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The whole data set as the method sees it.
+
+    Attributes:
+        train, test: features (n, d), or images (n, 3, h, w) in uint8.
+        features: what extraction took; None for images.
+        adapted: the first stage; None where there was none.
+        weights: hash of the network that the features come from; None for images.
+    """
+
+    train: torch.Tensor
+    test: torch.Tensor
+    features: Features | None = None
+    adapted: Adapted | None = None
+    weights: str | None = None
+
+
+def prepare_inputs(plan: Plan, folder: Path, link: Link) -> Inputs:
+    """Load the images, adapt the network, extract features: whatever the plan needs.
+
+    Args:
+        plan: of the run.
+        folder: the run's, where an unfinished first stage is kept if there is no cache.
+        link: to the processes of the clients, who train the first stage.
+    """
+    settings, problem = plan.settings, plan.problem
+    if settings.method.trains_network:
+        return Inputs(*load_images(plan))
+    kept = _cache_folder(plan)
+    extractor, adapted = plan.extractor, None
+    if extractor is None:
+        assert problem.network is not None
+        adapted = adapt(plan, lambda: load_images(plan), kept or folder / "checkpoint", link)
+        extractor = NetworkExtractor(adapted.body, problem.network, problem.device)
+        link.hand_on(adapted.trained)
+    cache = None if kept is None else FeatureCache(kept)
+    features = extract_features(settings.backbone.name, extractor, plan.dealt.dataset, cache, link.batches)
+    require_range(features, problem.dtype, problem.wire.dtype)
+    return Inputs(features.train, features.test, features, adapted, extractor.identity.get("weights"))
+
+
+def load_images(plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
+    """Training and test images of the data set, at a size that the network can take."""
+    return training_images(plan), _images(plan, plan.dealt.dataset.test)
+
+
+def training_images(plan: Plan) -> torch.Tensor:
+    """The training images alone, for a process of clients."""
+    return _images(plan, plan.dealt.dataset.train)
+
+
+def _images(plan: Plan, split: Split) -> torch.Tensor:
+    assert plan.problem.network is not None
+    return load_pixels(split, plan.problem.network.size, what=f"data={plan.dealt.dataset.name}")
+
+
+def _cache_folder(plan: Plan) -> Path | None:
+    """Where features and adapted networks are kept; None where nothing is worth it, or the user wants none."""
+    cache = plan.settings.scalars.cache
+    worth_it = plan.extractor is None or plan.extractor.cacheable
+    return writable(f"cache.dir={cache.dir}", user_path("cache.dir", cache.dir)) if cache.enabled and worth_it else None
+
+
+def require_range(features: Features, dtype: torch.dtype, wire: torch.dtype) -> None:
+    """Refuse features whose squares leave the range of the statistics' types; tell of a sample that drowns all others.
+
+    Args:
+        features: training and test features.
+        dtype: of the statistics.
+        wire: of uploads. In 16-bit types they travel with float32 scales.
+
+    Raises:
+        UserError: squares of features overflow, or vanish beside the smallest number of a type.
+    """
+    sizes = [_row_sizes(side) for side in (features.train, features.test)]
+    largest = max(float(rows.max()) for rows in sizes if len(rows))
+    n, d = max(len(features.train), 1), features.train.shape[1]
+    # 1e6 leaves room for a random projection of any usual width.
+    if largest > (torch.finfo(dtype).max / (n * d * 1e6)) ** 0.5:
+        raise UserError(
+            f"features of size {largest:.3g} overflow statistics in {_named('dtype', dtype)}",
+            "features of a smaller scale" + (", or dtype=float64" if dtype != torch.float64 else ""),
+        )
+    if largest == 0:
+        raise UserError("features are all zero", "features that tell samples apart")
+    for key, kind in (("dtype", dtype), ("wire.dtype", wire)):
+        info = torch.finfo(torch.float64 if kind == torch.float64 else torch.float32)
+        # Below this the largest squares have no room for digits, and most others none at all.
+        if largest < (info.tiny / info.eps) ** 0.5:
+            raise UserError(
+                f"features of size {largest:.3g} underflow statistics in {_named(key, kind)}",
+                "features of a larger scale" + (f", or {key}=float64" if kind != torch.float64 else ""),
+            )
+    if len(sizes[0]):  # not of training samples that are elsewhere
+        rounding = max(torch.finfo(kind).eps if kind == torch.float64 else _FLOAT32 for kind in (dtype, wire))
+        _tell_outlier(sizes[0], rounding)
+
+
+def _row_sizes(side: torch.Tensor) -> torch.Tensor:
+    """(n,) the largest feature of each sample, without its sign."""
+    if not side.numel():
+        return torch.zeros(len(side))
+    low, high = torch.aminmax(side, dim=1)
+    return torch.maximum(low.abs(), high.abs()).to(torch.float64)
+
+
+def _named(key: str, dtype: torch.dtype) -> str:
+    return f"{key}={str(dtype).removeprefix('torch.')}"
+
+
+def _tell_outlier(sizes: torch.Tensor, rounding: float) -> None:
+    """Warn of a training sample beside which rounding takes away all others."""
+    row, usual = int(sizes.argmax()), float(sizes.median())
+    if 0 < usual * (len(sizes) / rounding) ** 0.5 < float(sizes[row]):
+        log.warning(
+            "training sample %d has a feature of size %.3g and half of all samples none above %.3g: its part of any sum"
+            " of squares hides theirs; check it, or leave it out",
+            *(row, float(sizes[row]), usual),
+        )

@@ -1,0 +1,126 @@
+"""The saved model of a run: tensors, and beside them all it takes to make the server that predicts with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+import fcl_bench
+from fcl_bench.engine.checkpoint import for_disk
+from fcl_bench.errors import UserError, first_line
+from fcl_bench.files import regular, replacing
+from fcl_bench.protocol.method import Server
+from fcl_bench.protocol.task import Task
+
+if TYPE_CHECKING:
+    from fcl_bench.execution.adapt import Adapted
+    from fcl_bench.execution.inputs import Inputs
+    from fcl_bench.execution.plan import Plan
+
+#: Version of `about`.
+FORMAT = 1
+#: Its one key in the file's metadata: several would be written in any order.
+_KEY = "fcl_bench"
+#: Before the names of an adapted network's tensors.
+ADAPTED = "adapted."
+
+
+def model_tensors(server: Server, labels: torch.Tensor, adapted: Adapted | None) -> dict[str, torch.Tensor]:
+    """What model.safetensors holds.
+
+    Args:
+        server: after its last task.
+        labels: (C,) int64, the data set's label of each column.
+        adapted: the first stage, whose network comes before the classifier; None: there was none.
+    """
+    before = {} if adapted is None else {ADAPTED + name: value for name, value in adapted.trained.items()}
+    return {**server.model(), **before, "class_order": labels}
+
+
+def about(plan: Plan, inputs: Inputs) -> dict[str, Any]:
+    """What model.safetensors says of itself: JSON, and the same for the same run wherever it was made.
+
+    Args:
+        plan, inputs: what was run on what.
+    """
+    settings, scalars, problem, dealt = plan.settings, plan.settings.scalars, plan.problem, plan.dealt
+    train, config = dealt.dataset.train, settings.resolved
+    backbone = dict(config["backbone"])
+    if settings.method.trains_network or _whole(inputs.adapted):
+        backbone |= settings.backbone.without_weights()
+    return {
+        "format": FORMAT,
+        "version": fcl_bench.__version__,
+        "run_id": plan.id,
+        "method": settings.method.name,
+        "backbone": settings.backbone.name,
+        "data": settings.data.name,
+        "takes": "features" if dealt.dataset.holds_features else "images",
+        "dimension": problem.inputs,
+        # Of the first training image, by which some networks are made.
+        "image": None if dealt.dataset.holds_features else list(train.inputs[0].size),
+        "labels": dealt.stream.class_order.tolist(),
+        "class_names": list(dealt.dataset.class_names),
+        "tasks": [{"columns": list(task.columns), "columns_seen": task.columns_seen} for task in dealt.stream.tasks],
+        "features": plan.identity,
+        "weights": inputs.weights,
+        "settings": {"method": config["method"], "adapt": config["adapt"], "backbone": backbone},
+        "seed": scalars.seed,
+        "dtype": scalars.dtype,
+        "wire": dataclasses.asdict(scalars.wire),
+        "clients": scalars.clients,
+        "recurring": problem.recurring,
+    }
+
+
+def _whole(adapted: Adapted | None) -> bool:
+    """Whether the first stage may have changed every number of its network, so that no other weights are needed."""
+    if adapted is None:
+        return False
+    numbers = {f"body.{name}" for name, value in adapted.body.state_dict().items() if value.is_floating_point()}
+    return numbers <= adapted.trained.keys()
+
+
+def write_model(path: Path, tensors: dict[str, torch.Tensor], said: Mapping[str, Any]) -> None:
+    """Write model.safetensors, whole or not at all."""
+    with replacing(path) as temporary:
+        save_file(for_disk(tensors), temporary, metadata={_KEY: json.dumps(said, sort_keys=True)})
+
+
+def read_model(path: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """What a saved model says of itself, and its tensors on the device.
+
+    Raises:
+        UserError: it is no model of fcl-bench's, damaged, or of a version that did not say what its models are.
+    """
+    try:
+        with safe_open(regular(path), framework="pt", device=str(device)) as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read: {first_line(error)}", "the model.safetensors of a run") from error
+    if _KEY not in metadata:
+        raise UserError(
+            f"{path} does not say what it is: an older version of fcl-bench wrote it",
+            "force=true does the run again, with a model that does",
+        )
+    said = json.loads(metadata[_KEY])
+    if said["format"] != FORMAT:
+        raise UserError(f"{path} is of format {said['format']}", f"a model of format {FORMAT}, as this version writes")
+    return said, tensors
+
+
+def tasks_of(said: Mapping[str, Any]) -> list[Task]:
+    """The tasks that a saved model has learnt."""
+    ends = [0, *(task["columns_seen"] for task in said["tasks"])]
+    return [
+        Task(index, range(ends[index], ends[index + 1]), ends[index + 1], tuple(task["columns"]))
+        for index, task in enumerate(said["tasks"])
+    ]

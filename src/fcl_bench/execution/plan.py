@@ -1,0 +1,246 @@
+"""Everything about a run that is settled before any work is done or any file is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+
+from fcl_bench import environment
+from fcl_bench.audits.chosen import against_theory
+from fcl_bench.backbones.backbone import Extractor
+from fcl_bench.backbones.trainable import Trainable
+from fcl_bench.config import Settings
+from fcl_bench.data.partitions.holdings import Holdings
+from fcl_bench.data.partitions.label_rate import keep_labels
+from fcl_bench.data.sources.base import Dataset
+from fcl_bench.data.splits.stream import Stream
+from fcl_bench.errors import UserError
+from fcl_bench.execution.folder import run_id
+from fcl_bench.files import json_hash, slug
+from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
+from fcl_bench.randomness import generator
+
+if TYPE_CHECKING:
+    from fcl_bench.execution.adapt import FirstStage
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """The data of a run, and who holds what.
+
+    Attributes:
+        dataset, stream: the data and its tasks.
+        shards: per task and client, the indices of its training samples, ascending.
+        labelled: (n,) bool, which training samples' labels their clients know.
+    """
+
+    dataset: Dataset
+    stream: Stream
+    shards: list[Holdings]
+    labelled: np.ndarray
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be run.
+
+    Attributes:
+        settings: the configuration.
+        dealt: the data, and who holds what.
+        extractor: the frozen backbone; None where a network is trained, by the method or before it.
+        problem: what both halves of the method know, the device included.
+        identity: everything that determines the features, or the network that training starts from.
+        id: of the run.
+        fingerprint: hash of the data, those at the clients' sites included.
+    """
+
+    settings: Settings
+    dealt: Dealt
+    extractor: Extractor | None
+    problem: Problem
+    identity: dict[str, str]
+    id: str
+    fingerprint: str
+
+    @property
+    def classes_per_task(self) -> list[int]:
+        """c_t, classes that come back included."""
+        return [len(task.columns) for task in self.dealt.stream.tasks]
+
+    @property
+    def label(self) -> str:
+        """Name of the run's folder."""
+        settings = self.settings
+        return "-".join(map(slug, (settings.method.name, settings.data.name, settings.backbone.name, self.id)))
+
+
+def make_plan(settings: Settings, sites: str = "") -> Plan:
+    """Settle all of it. Raises a `UserError` for whatever can't work.
+
+    Args:
+        settings: the whole configuration.
+        sites: hash of the data at the clients' sites, of a data set that is elsewhere; "": not known yet.
+    """
+    scalars = settings.scalars
+    device = environment.choose_device(scalars.device)
+    if settings.method.trains_network and settings.adapt.trains_network:
+        raise UserError(
+            f"adapt={settings.adapt.name}: method={settings.method.name} trains the network itself in every task",
+            "adapt=none, or a method on frozen features such as method=stsa",
+        )
+    dealt = deal(settings)
+    dataset = dealt.dataset
+    if dataset.elsewhere and not settings.transport.reaches_sites:
+        raise UserError(
+            f"data={dataset.name} stays at the clients' sites, and transport={settings.transport.name} has none",
+            "transport=flower, or data=features for one file with everything",
+        )
+    extractor = network = None
+    if settings.method.trains_network or settings.adapt.trains_network:
+        network = settings.backbone.trainable(dataset, scalars.seed)
+        inputs, features = network.dimension, network.identity
+    else:
+        extractor = settings.backbone.open(dataset, device, scalars.seed)
+        inputs, features = extractor.dimension(dataset.train), extractor.identity
+    problem = problem_of(settings, inputs, device, dealt.stream.recurring, network)
+    _check_noise(settings, problem)
+    problem = dataclasses.replace(problem, release=settings.noise.release(settings.method))
+    fingerprint = json_hash([dataset.fingerprint, sites]) if dataset.elsewhere else dataset.fingerprint
+    data = {"data_fingerprint": fingerprint, "device": environment.device_kind(device)}
+    identity = run_id({**settings.identity(), **data, "features": features})
+    plan = Plan(settings, dealt, extractor, problem, features, identity, fingerprint)
+    settings.faults.check(scalars.clients, scalars.tasks)
+    settings.secure.check(settings.method, problem.wire, scalars.clients, scalars.drops)
+    _check_sums(settings)
+    partial = settings.transport.minimum is not None
+    if (settings.faults.fails or scalars.drops or partial) and against_theory(settings.method, problem) is not None:
+        key = f"faults={settings.faults.name}" if settings.faults.fails else f"on_bad_upload={scalars.on_bad_upload}"
+        key = key if settings.faults.fails or scalars.drops else f"transport.minimum={settings.transport.minimum:g}"
+        raise UserError(
+            f"{key}: the bounds compare with all samples, of which some never come",
+            "faults=none on_bad_upload=fail, or method.bounds=false and method.theory=0",
+        )
+    transport = settings.transport
+    if not transport.sees_everything and (scalars.drift or against_theory(settings.method, problem) is not None):
+        raise UserError(
+            f"transport={transport.name}: audits need all clients' data in one process",
+            "drift=0, method.bounds=false and method.theory=0, or transport=in_process",
+        )
+    settings.adapt.check(problem, plan.classes_per_task[:1])
+    settings.method.check(problem, plan.classes_per_task)
+    if settings.transport.fan_in is not None:
+        _check_tree(settings, problem)
+    return plan
+
+
+def _check_tree(settings: Settings, problem: Problem) -> None:
+    """Raise a `UserError` where uploads cannot be combined on their way."""
+    stage = cast("FirstStage", settings.adapt) if settings.adapt.trains_network else None
+    if stage is not None and stage.method().combination(problem) is None:
+        raise UserError(
+            f"transport=tree: adapt={settings.adapt.name} has uploads that cannot be combined on their way",
+            "transport=in_process, or adapt=fedavg",
+        )
+    if settings.method.combination(problem) is None:
+        raise UserError(
+            f"transport=tree: method={settings.method.name} with these knobs has uploads that cannot be combined on"
+            " their way",
+            "transport=in_process, or method=stsa, afl, fedran, centred_sketch, fedlda, fedncm or finetune",
+        )
+
+
+def problem_of(
+    settings: Settings, inputs: int, device: torch.device, recurring: bool, network: Trainable | None = None
+) -> Problem:
+    """What both halves of the method know.
+
+    Args:
+        settings: the whole configuration.
+        inputs: d.
+        device: of this process.
+        recurring: whether classes of a task may come back in later ones.
+        network: what training starts from.
+    """
+    scalars = settings.scalars
+    wire = WireFormat(**{**dataclasses.asdict(scalars.wire), "dtype": WIRE_DTYPES[scalars.wire.dtype]})
+    dtype = getattr(torch, scalars.dtype)
+    sums = settings.secure.sums
+    return Problem(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring, sums=sums)
+
+
+def _check_sums(settings: Settings) -> None:
+    """Raise a `UserError` where masks could not be agreed on: the exchanges for them stay in this process."""
+    transport = settings.transport
+    if settings.secure.sums and not (transport.sees_everything and transport.fan_in is None):
+        raise UserError(
+            f"secure=sums: transport={transport.name} has no way for the exchanges that masks take",
+            "transport=in_process, or secure=none",
+        )
+
+
+def _check_noise(settings: Settings, problem: Problem) -> None:
+    """Raise a `UserError` for what `noise` does not cover."""
+    if not settings.noise.noisy:
+        return
+    if settings.adapt.trains_network:
+        raise UserError(
+            f"adapt={settings.adapt.name}: the first stage sends models without noise, and noise={settings.noise.name}"
+            " would promise what it does not keep",
+            "adapt=none",
+        )
+    settings.noise.check(settings.method, problem)
+    share_of = getattr(settings.noise, "share_of", None)
+    if share_of and (settings.faults.fails or settings.scalars.drops):
+        key = f"faults={settings.faults.name}" if settings.faults.fails else "on_bad_upload=drop"
+        raise UserError(
+            f"{key}: with noise.share_of={share_of} each upload has a part of the noise, and parts would be missing",
+            "faults=none on_bad_upload=fail, or noise.share_of=null",
+        )
+
+
+def deal(settings: Settings) -> Dealt:
+    """Load the data set, cut it into tasks, deal each task's samples out to the clients, and hide labels."""
+    scalars = settings.scalars
+    dataset = settings.data.load()
+    stream = settings.split.cut(dataset, scalars.tasks, scalars.seed)
+    shards = [
+        Holdings.of(
+            indices[part]
+            for part in settings.partition.deal(
+                stream.train_columns[indices], scalars.clients, generator(scalars.seed, "partition", t)
+            )
+        )
+        for t, indices in enumerate(stream.train)
+    ]
+    return Dealt(dataset, stream, shards, _labelled(settings, stream, shards))
+
+
+def _labelled(settings: Settings, stream: Stream, shards: list[Holdings]) -> np.ndarray:
+    """(n,) bool: which training samples' labels their clients know."""
+    rate, seed = settings.scalars.label_rate, settings.scalars.seed
+    labelled = np.ones(len(stream.train_columns), dtype=bool)
+    if rate == 1:
+        return labelled
+    for t, clients in enumerate(shards):
+        for k, indices in enumerate(clients):
+            labelled[indices] = keep_labels(stream.train_columns[indices], rate, generator(seed, "labels", t, k))
+    # Samples that the split leaves out are nobody's.
+    held = np.concatenate([clients.indices for clients in shards])
+    known = held[labelled[held]]
+    if not len(known):
+        raise UserError(
+            f"label_rate={rate:g} leaves no label: every client keeps less than half a one of each task",
+            "a larger label_rate, or fewer clients or tasks",
+        )
+    without = len(stream.class_order) - len(np.unique(stream.train_columns[known]))
+    if without:
+        log.warning("label_rate=%g leaves %d of %d classes without a label", rate, without, len(stream.class_order))
+    return labelled

@@ -1,0 +1,160 @@
+"""The run record, run.json, of a federation that has done its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, cast
+
+import numpy as np
+
+from fcl_bench import environment
+from fcl_bench.audits.chosen import drift_of
+from fcl_bench.engine.examination import Answers
+from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.metrics import accuracy_matrix, finite, metrics, pooled_accuracy
+from fcl_bench.engine.reports import Dropped
+from fcl_bench.execution.breakdown import clients_told
+from fcl_bench.execution.folder import SCHEMA
+from fcl_bench.execution.inputs import Inputs
+from fcl_bench.execution.plan import Plan
+from fcl_bench.execution.run_json import TASK_AGNOSTIC, Drift, Privacy, Result, Routing, Runtime
+from fcl_bench.papers.byte_conventions import accounting
+
+
+def run_record(
+    plan: Plan, federation: Federation, inputs: Inputs, processes: Mapping[str, Any], seconds: float
+) -> Result:
+    """Everything but the checksums of the run's files.
+
+    Args:
+        plan, inputs: what was run on what.
+        federation: after its last task.
+        processes: what the transport says of them.
+        seconds: since the run began, interruptions aside.
+    """
+    settings, scalars, state = plan.settings, plan.settings.scalars, federation.state
+    dataset, device = plan.dealt.dataset, plan.problem.device
+    tests = test_sizes(federation)
+    pure = federation.server.pure_batches
+    return {
+        "schema": SCHEMA,
+        "run_id": plan.id,
+        "method": settings.method.name,
+        "method_revision": settings.method.revision,
+        "data": settings.data.name,
+        "backbone": settings.backbone.name,
+        "split": settings.split.name,
+        "partition": settings.partition.name,
+        "adapt": settings.adapt.name,
+        "faults": settings.faults.name,
+        "noise": settings.noise.name,
+        "secure": settings.secure.name,
+        "experiment": scalars.experiment,
+        "profile": scalars.profile,
+        "seed": scalars.seed,
+        "beta": settings.beta,
+        "clients": scalars.clients,
+        "tasks": scalars.tasks,
+        "data_fingerprint": plan.fingerprint,
+        "data_origin": dataset.origin,
+        "unseen_test_samples": plan.dealt.stream.unseen_tests,
+        "class_samples": plan.dealt.stream.class_samples.tolist(),
+        "features": plan.identity,
+        "weights": inputs.weights or plan.identity.get("weights"),
+        "draws_weights": settings.backbone.draws_weights,
+        "protocol": TASK_AGNOSTIC if pure is None else f"task-pure batches of {pure}",
+        "metrics": metrics(state.answers["correct"], tests),
+        "task_aware": metrics(state.answers["aware"], tests),
+        "routing": _routing(state.answers, tests),
+        "client_accuracy": clients_told(federation),
+        "adaptation": None if inputs.adapted is None else inputs.adapted.record(inputs.weights),
+        "communication": {
+            **state.ledger.communication(),
+            "wire": asdict(scalars.wire),
+            "accounting": accounting(settings.method, plan.problem, plan.classes_per_task),
+        },
+        "dropped": _dropped(federation, inputs),
+        "labels": {"rate": scalars.label_rate, **state.ledger.labels()},
+        "bounds": federation.audits["bounds"].rows if "bounds" in federation.audits else [],
+        "drift": _drift(federation),
+        "rounds": federation.rounds.best(),
+        "report": federation.server.report(),
+        "client_storage_bytes": state.client_storage_bytes,
+        "client_storage_max_bytes": state.client_storage_max_bytes,
+        "client_samples_kept": state.client_samples_kept,
+        "absences": state.absences,
+        "privacy": _privacy(plan, federation),
+        "runtime": _runtime(federation, inputs, seconds),
+        "environment": environment.describe(device),
+        "transport": {
+            **{"name": settings.transport.name, **processes},
+            **(federation.tree.report() if federation.tree else {}),
+        },
+    }
+
+
+def test_sizes(federation: Federation) -> np.ndarray:
+    """(T,) how many test samples each task has."""
+    return np.array([len(indices) for indices in federation.stream.test])
+
+
+def _dropped(federation: Federation, inputs: Inputs) -> Dropped:
+    """Of the first stage too."""
+    ledgers = [federation.state.ledger, *([inputs.adapted.ledger] if inputs.adapted else [])]
+    found = [client for ledger in ledgers for client, _ in ledger.dropped()]
+    return {"uploads": len(found), "clients": sorted(set(found))}
+
+
+def _privacy(plan: Plan, federation: Federation) -> Privacy:
+    """What the method says, 0 for what it leaves out, and what its clients' uploads told of single samples."""
+    settings, ledger = plan.settings, federation.state.ledger
+    guarantee = settings.noise.guarantee(settings.method, plan.problem, settings.scalars.tasks, ledger)
+    made = {"synthetic_images": 0, "sample_gradients": 0, "reconstructed_images": 0}
+    none = {**ledger.told_alone(), **made, "guarantee": guarantee}
+    return cast(Privacy, {**none, **federation.server.privacy()})
+
+
+def _routing(answers: Answers, tests: np.ndarray) -> Routing | None:
+    """Of a method that predicts tasks: how often it is right, and what it reaches when all classes compete."""
+    if not answers.routes:
+        return None
+    return {
+        "accuracy": finite(pooled_accuracy(answers["routed"], tests)),
+        "by_task": finite(accuracy_matrix(answers["routed"], tests)[-1]),
+        "unrouted": metrics(answers["unrouted"], tests),
+    }
+
+
+def _runtime(federation: Federation, inputs: Inputs, seconds: float) -> Runtime:
+    features = inputs.features
+    return {
+        **federation.state.ledger.runtime(),
+        "feature_seconds": features.seconds if features else 0.0,
+        "feature_cost_seconds": features.cost if features else 0.0,
+        "feature_cache_hit": features.cache_hit if features else False,
+        "cumulative_seconds": _cumulative_seconds(federation, inputs),
+        "total_seconds": seconds,
+        "peak_memory_bytes": environment.peak_memory(federation.problem.device),
+    }
+
+
+def _cumulative_seconds(federation: Federation, inputs: Inputs) -> list[float]:
+    """Of all clients and the server up to each task; every sample has the same share of what extraction cost."""
+    cost = inputs.features.cost / (len(inputs.train) + len(inputs.test)) if inputs.features else 0.0
+    totals = [federation.state.ledger.task_totals(task.index) for task in federation.stream.tasks]
+    samples = [int(federation.transport.samples(task.index)[0].sum()) for task in federation.stream.tasks]
+    seconds = [
+        total["client_seconds"] + total["server_seconds"] + cost * count
+        for total, count in zip(totals, samples, strict=True)
+    ]
+    return np.cumsum(seconds).tolist()
+
+
+def _drift(federation: Federation) -> Drift | None:
+    """Feature drift after the last task, averaged over the earlier ones' reference samples; None for a single task."""
+    drift = drift_of(federation.audits)
+    if drift is None:
+        return None
+    last = drift.matrix(len(federation.stream.tasks))[-1, :-1]
+    return {"last": [float(value) for value in last], "mean": float(last.mean()) if len(last) else None}

@@ -1,0 +1,249 @@
+"""One run, from settings to a run folder; callable from tests and notebooks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+
+from fcl_bench import environment
+from fcl_bench.audits.chosen import audits_of
+from fcl_bench.config import Settings
+from fcl_bench.engine.checkpoint import read_json
+from fcl_bench.engine.faults.base import Faults
+from fcl_bench.engine.faults.transport import Faulty
+from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.metrics import pooled_after
+from fcl_bench.engine.secure.base import SecureSums
+from fcl_bench.engine.transport import Asking
+from fcl_bench.engine.transports.base import Link
+from fcl_bench.errors import UserError
+from fcl_bench.execution.breakdown import confusion_arrays, sample_files
+from fcl_bench.execution.clients import clients_of
+from fcl_bench.execution.folder import SCHEMA, RunFolder, partition_arrays
+from fcl_bench.execution.inputs import prepare_inputs
+from fcl_bench.execution.model_file import about, model_tensors
+from fcl_bench.execution.plan import Plan, make_plan
+from fcl_bench.execution.record import run_record, test_sizes
+from fcl_bench.execution.run_json import Result, RunRecord
+from fcl_bench.execution.tables import run_tables
+from fcl_bench.files import locked, special, user_path, writable
+from fcl_bench.tracking.base import NoTracking, TrackedRun, Tracker, Tracking, flat, numbers
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left: its record (run.json), its folder, and whether it was complete before."""
+
+    record: RunRecord
+    folder: Path
+    was_complete: bool
+
+
+def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
+    """Do the run that `settings` describe, or report it if it is already complete.
+
+    An interrupted run goes on after its last complete task, with the result of an uninterrupted one.
+
+    Args:
+        settings: the whole configuration.
+        tracking: who else is told how the run goes; it has no bearing on the result.
+
+    Raises:
+        UserError: the input can't work, or the run's folder holds what another run or another version of the program
+            made; the folder is then as it was, but for the log.
+    """
+    with settings.transport.connect() as link:
+        return _run(settings, tracking, link)
+
+
+def _run(settings: Settings, tracking: Tracking | None, link: Link) -> Outcome:
+    begin = time.perf_counter()
+    plan = _planned(settings, link)
+    environment.reset_peak_memory(plan.problem.device)
+    out = settings.scalars.out
+    runs = writable(f"out={out}", user_path("out", out) / "runs")
+    folder = RunFolder(runs / plan.label, plan.id)
+    with locked(writable(f"out={out}", runs / ".locks") / f"{plan.label}.lock", f"doing the run {plan.label}"):
+        if settings.scalars.force:
+            folder.clear()
+        else:
+            _refuse_others(folder)
+        if (record := folder.complete_record()) is not None:
+            folder.checkpoint.remove()  # of a process that was killed between the two
+            return Outcome(record, folder.path, was_complete=True)
+        folder.clear(keep_checkpoint=True)
+        try:
+            with _logged_to(writable(f"out={out}", folder.path) / "run.log"):
+                record = _carry_out(plan, folder, begin, tracking or NoTracking(), link)
+                return Outcome(record, folder.path, was_complete=False)
+        except UserError:
+            folder.remove_if_empty()
+            raise
+
+
+def _planned(settings: Settings, link: Link) -> Plan:
+    """The plan; of data that stay at the clients' sites, once these have told the hash of theirs."""
+    plan = make_plan(settings)
+    return make_plan(settings, link.data_of(clients_of(plan))) if plan.dealt.dataset.elsewhere else plan
+
+
+def _refuse_others(folder: RunFolder) -> None:
+    """Neither trust nor overwrite what another version of the program, or another run, made.
+
+    The schema is a part of the run's id, so such a folder was copied, renamed, or comes from a version that did so.
+    """
+    remedy = "force=true does the run anew and replaces the folder; out=FOLDER leaves it alone"
+    for file, owner in ((folder.path / "run.json", "run_id"), (folder.checkpoint.folder / "state.json", "owner")):
+        try:
+            found = read_json(file)
+            schema, run = found.get("schema"), found.get(owner, folder.run)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # absent or damaged, which is found out and told where it is used
+        if schema != SCHEMA:
+            raise UserError(
+                f"run folder {folder.path} is of schema {schema}, and this version of fcl-bench writes schema {SCHEMA}",
+                remedy,
+            )
+        if run != folder.run:
+            what = "the record" if owner == "run_id" else "a checkpoint"
+            raise UserError(f"run folder {folder.path} holds {what} of another run, {run}", remedy)
+
+
+def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link: Link) -> RunRecord:
+    settings, dealt = plan.settings, plan.dealt
+    link.begin(plan.id, plan.problem.device)
+    inputs = prepare_inputs(plan, folder.path, link)
+    method, problem = settings.method, plan.problem
+    transport = link.federate(clients_of(plan), inputs.train, folder.checkpoint.folder / "clients")
+    secure = settings.secure
+    if isinstance(settings.faults, Faults):
+        transport = Faulty(transport, settings.faults, problem.seed)
+    if isinstance(secure, SecureSums):
+        from fcl_bench.engine.secure.transport import SummingTransport
+
+        transport = SummingTransport(cast(Asking, transport), secure, problem.seed, method.stages_apart)
+    audits = audits_of(method, problem, settings.scalars.drift, dealt.shards)
+    every = settings.scalars.evaluate_rounds
+    drops = settings.scalars.drops
+    minimum = settings.transport.minimum
+    federation = Federation(
+        *(method, problem, dealt.stream, transport, inputs.test, audits),
+        evaluate_rounds=every,
+        drops=drops,
+        minimum=minimum,
+        fan_in=settings.transport.fan_in,
+        by_sample=settings.scalars.predictions,
+    )
+    seconds_before = _resume(federation, folder)
+
+    tracked = TrackedRun(
+        *(plan.id, plan.label, flat(settings.identity(), separator="."), user_path("out", settings.scalars.out)),
+        tasks_done=federation.state.tasks_done,
+        fresh=settings.scalars.force,
+    )
+    with closing(tracking.start(tracked)) as tracker:
+
+        def checkpoint(federation: Federation) -> None:
+            done = federation.state.rounds_done == 0
+            if done:
+                _tell(tracker, federation)
+            state, tensors = federation.save()
+            folder.checkpoint.save({**state, "seconds": seconds_before + time.perf_counter() - begin}, tensors)
+            if done:
+                log.debug("task %d of %d is kept", federation.state.tasks_done, len(federation.stream.tasks))
+
+        federation.run(checkpoint, settings.scalars.checkpoint_rounds)
+        seconds = seconds_before + time.perf_counter() - begin
+        record = run_record(plan, federation, inputs, link.about(), seconds)
+        # Before the record is written: a run that is killed in between tells it again.
+        told = {"metrics": record["metrics"], "communication": record["communication"], "runtime": record["runtime"]}
+        tracker.finish(numbers(told))
+    written = folder.write(
+        record,
+        settings.resolved,
+        run_tables(federation, record["metrics"], inputs.adapted),
+        {
+            "partition.npz": partition_arrays(dealt.stream, dealt.shards, dealt.labelled),
+            "confusion.npz": confusion_arrays(federation),
+        },
+        (
+            model_tensors(federation.server, torch.from_numpy(dealt.stream.class_order), inputs.adapted),
+            about(plan, inputs),
+        ),
+        {**sample_files(federation), **drawn(record, federation)},
+    )
+    link.complete()
+    return written
+
+
+def drawn(record: Result, federation: Federation) -> dict[str, bytes]:
+    """`pictures.drawn`, imported only here: a run that was complete draws nothing, and Matplotlib takes 0.4 s."""
+    from fcl_bench.execution import pictures
+
+    return pictures.drawn(record, federation)
+
+
+def _tell(tracker: Tracker, federation: Federation) -> None:
+    """What a tracker hears after a task: accuracy on all classes so far in percent, bytes, seconds."""
+    state = federation.state
+    task = federation.stream.tasks[state.tasks_done - 1]
+    accuracy = pooled_after(task.index, state.answers["correct"], test_sizes(federation))
+    known = {"classes_seen": task.columns_seen, **state.ledger.task_totals(task.index)}
+    tracker.task(numbers({"accuracy": None if np.isnan(accuracy) else accuracy, **known}), task.index)
+
+
+def _resume(federation: Federation, folder: RunFolder) -> float:
+    """Bring `federation` to the last checkpoint, if there is one; returns the seconds spent before it."""
+    found = folder.checkpoint.load()
+    if found is None:
+        return 0.0
+    saved, tensors = found
+    federation.restore(saved, tensors)
+    within = f", round {saved['rounds_done']}" if saved["rounds_done"] else ""
+    log.info("going on after task %d of %d%s", saved["tasks_done"], len(federation.stream.tasks), within)
+    return float(saved["seconds"])
+
+
+class _RunLog(logging.FileHandler):
+    """A run's log. That it can't be written is told as of any other file, not by logging's own traceback."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        raise
+
+
+@contextmanager
+def _logged_to(path: Path) -> Iterator[None]:
+    """What the package logs in this block goes to `path` too."""
+    if found := special(path):
+        raise UserError(f"{path} is {found}", "remove it: the run's log goes there")
+    handler = _RunLog(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    package = logging.getLogger("fcl_bench")
+    package.addHandler(handler)
+
+    def note(level: int, text: str) -> None:
+        # To the file only: the terminal has the error line and the tables.
+        handler.handle(package.makeRecord("fcl_bench", level, "", 0, text, (), None))
+
+    try:
+        note(logging.INFO, "run starts")
+        yield
+        note(logging.INFO, "run is complete")
+    except UserError as error:
+        with suppress(OSError):  # the error itself is what the user must read
+            note(logging.ERROR, str(error))
+        raise
+    finally:
+        package.removeHandler(handler)
+        with suppress(OSError):  # what it could not write was an error already
+            handler.close()

@@ -1,0 +1,93 @@
+"""A process that has clients only: it derives from the settings what they are, and does what the server's asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from fcl_bench.backbones.backbone import Extractor
+from fcl_bench.backbones.network_extractor import NetworkExtractor
+from fcl_bench.config import Settings
+from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.keeper import Keeper
+from fcl_bench.engine.remote.census import Census
+from fcl_bench.engine.remote.host import Host
+from fcl_bench.engine.remote.replies import Said, said
+from fcl_bench.execution.adapt import NoAdaptation, adapted_body, first_stage_clients
+from fcl_bench.execution.clients import clients_of
+from fcl_bench.execution.inputs import training_images
+from fcl_bench.execution.plan import Plan, make_plan
+from fcl_bench.protocol.message import Message
+
+
+class Site:
+    """One process of clients of a run.
+
+    Args:
+        settings: the whole configuration, the same as the server's.
+        name: of the process, for messages.
+        residents: who lives here, given K.
+    """
+
+    def __init__(self, settings: Settings, name: str, residents: Callable[[int], Sequence[int]]) -> None:
+        self._settings, self._name = settings, name
+        self._own = list(residents(settings.scalars.clients))
+        self._network: Extractor | None = None
+        self._host: Host | None = None
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Of the run; made when it is asked for, so that what is wrong is told to whoever asks."""
+        return make_plan(self._settings)
+
+    def answers(self, request: Said) -> Iterator[bytes]:
+        """What is answered to a request (see `engine.remote.host.Host.answers`)."""
+        if request.kind == "plan":
+            yield said("plan", **Census.here(self._name, self.plan.id, self.plan.problem.device).state())
+        elif request.kind == "network":
+            stage, problem = self.plan.settings.adapt, self.plan.problem
+            assert not isinstance(stage, NoAdaptation)
+            assert problem.network is not None
+            body = adapted_body(stage.method(), problem, self.plan.dealt.stream.tasks[0], dict(request.message))
+            self._network = NetworkExtractor(body, problem.network, problem.device)
+            yield said("taken")
+        elif request.kind == "extract":
+            yield said("features", Message({"features": self._features(**request.beside)}))
+        elif request.kind == "open":
+            self._host = self._opened(request.beside["stage"], Path(request.beside["keep"]), request.message)
+            yield said("opened")
+        elif self._host is None:
+            raise ValueError(f"{request.kind} before the clients are there")
+        else:
+            yield from self._host.answers(request)
+
+    def _features(self, side: str, start: int, end: int) -> torch.Tensor:
+        """The features of samples `start` to `end` of a side, in the batches of a whole pass."""
+        extractor = self._network or self.plan.extractor
+        assert extractor is not None
+        dataset, parts, done = self.plan.dealt.dataset, [], start
+        for features in extractor.batches(dataset.train if side == "train" else dataset.test, start):
+            parts.append(features)
+            done += len(features)
+            if done >= end:
+                break
+        return torch.cat(parts)
+
+    def _opened(self, stage: str, keep: Path, given: Message) -> Host:
+        """The clients of one of the run's federations, with the samples that the server gave, or images from here."""
+        clients: Clients = clients_of(self.plan) if stage == "run" else first_stage_clients(self.plan)
+        self._host = None  # before the next one's samples come
+        if "inputs" in given:
+            inputs = given["inputs"]
+        else:
+            inputs = training_images(self.plan)[torch.from_numpy(clients.rows(self._own))]
+        return Host(self._name, clients, self._own, inputs, Keeper(keep, clients.run, self._name.replace(" ", "-")))
+
+
+def serve(settings: Settings) -> None:
+    """Do the clients' part of the run that `settings` describe, until the server's process says that it is over."""
+    transport = settings.transport
+    transport.follow(Site(settings, transport.process, transport.residents).answers)

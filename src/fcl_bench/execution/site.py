@@ -1,0 +1,138 @@
+"""What a node makes of a run: the same plan as the server's, and its own clients' samples."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+
+from fcl_bench import environment
+from fcl_bench.backbones.cache import FeatureCache
+from fcl_bench.backbones.extract import Features, extract_features
+from fcl_bench.config import Settings, load_settings
+from fcl_bench.data.images.pixels import load_pixels
+from fcl_bench.data.partitions.holdings import Holdings
+from fcl_bench.data.sources.rows import rows_of
+from fcl_bench.data.sources.site_file import SiteFile
+from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.flower.worker import Site
+from fcl_bench.errors import UserError
+from fcl_bench.execution.clients import clients_of
+from fcl_bench.execution.inputs import require_range
+from fcl_bench.execution.plan import Plan, make_plan, problem_of
+from fcl_bench.files import user_path, writable
+
+log = logging.getLogger(__name__)
+
+
+def site_of(run: Mapping[str, Any], changes: Mapping[str, Any], own: Sequence[int]) -> Site:
+    """The site of some clients.
+
+    Args:
+        run: what the server says of it: its resolved configuration under `config`.
+        changes: keys that differ at this node, such as `data.path`, by their dotted names.
+        own: the node's clients.
+
+    Raises:
+        UserError: the configuration, or the data here, can't work.
+    """
+    settings = load_settings(OmegaConf.create(changed(run["config"], changes)))
+    if isinstance(settings.data, SiteFile):
+        return _own_site(settings, settings.data, run, own)
+    plan = make_plan(settings)
+    clients = clients_of(plan)
+    if beyond := [client for client in own if client >= clients.count]:
+        raise UserError(f"clients={beyond[0]} is not in a run of clients={clients.count}", f"0 to {clients.count - 1}")
+    return Site(clients, own_inputs(plan, clients.rows(own)), plan.fingerprint)
+
+
+def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: Sequence[int]) -> Site:
+    """The site of one client that has samples of its own; the server knows how many they are, and no more."""
+    scalars = settings.scalars
+    if len(own) != 1 or own[0] >= scalars.clients:
+        raise UserError(
+            f"clients={','.join(map(str, own))}: data.path holds the samples of one client of {scalars.clients}",
+            f"one of 0 to {scalars.clients - 1}, and a node for each client",
+        )
+    # What determines the result is the server's to say. In a benchmark the ids of the run tell.
+    if settings.identity() != load_settings(OmegaConf.create(dict(run["config"]))).identity():
+        raise UserError(
+            "a key of this node would change the result", "only paths, device and the cache may differ here"
+        )
+    held, device = data.read(), environment.choose_device(scalars.device)
+    if held.x.shape[1] != run["inputs"]:
+        raise UserError(
+            f"data.path={data.path} has {held.x.shape[1]} features, the server's test samples {run['inputs']}",
+            "features of the same backbone",
+        )
+    classes = run["classes"]
+    for task in range(scalars.tasks):
+        found = np.unique(held.column[(held.task == task) & held.labelled])
+        if strange := sorted(set(found.tolist()) - set(classes[task])):
+            raise UserError(
+                f"data.path={data.path}: column {strange[0]} is no class of task {task}", f"{classes[task]}"
+            )
+    if len(held.task) and held.task.max() >= scalars.tasks:
+        raise UserError(f"data.path={data.path} has the task {held.task.max()}", f"0 to {scalars.tasks - 1}")
+    inputs = torch.from_numpy(held.x)
+    problem = problem_of(settings, held.x.shape[1], device, bool(run["recurring"]))
+    problem = dataclasses.replace(problem, release=settings.noise.release(settings.method))
+    require_range(Features(inputs, inputs[:0], 0.0, 0.0, False), problem.dtype, problem.wire.dtype)
+    nothing = np.zeros(0, dtype=np.int64)
+    holdings = [
+        Holdings.of(
+            np.flatnonzero(held.task == task) if client == own[0] else nothing for client in range(scalars.clients)
+        )
+        for task in range(scalars.tasks)
+    ]
+    noise = settings.noise.middleware(settings.method, problem, scalars.tasks)
+    about = {"run": run["id"], "stage": run["stage"], "classes": classes}
+    clients = Clients(settings.method, problem, holdings, held.column, held.labelled, noise, **about)
+    rows = clients.rows(own)
+    return Site(clients, inputs[torch.from_numpy(rows)], held.fingerprint)
+
+
+def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration in which some keys have other values.
+
+    Raises:
+        UserError: there is no such key.
+    """
+    whole = OmegaConf.to_container(OmegaConf.create(dict(config)))
+    assert isinstance(whole, dict)
+    for name, value in changes.items():
+        node: Any = whole
+        *path, last = name.split(".")
+        for part in path:
+            node = node.get(part) if isinstance(node, dict) else None
+        if not isinstance(node, dict) or last not in node:
+            raise UserError(f"{name} is no key of this run", "a key of the run's config.yaml, such as data.path")
+        node[last] = value
+    return {str(key): value for key, value in whole.items()}
+
+
+def own_inputs(plan: Plan, rows: np.ndarray) -> torch.Tensor:
+    """The samples `rows` (m,) of the training data, as the method sees them; what others hold is not looked at.
+
+    Only a frozen network sees all samples, in the batches in which it sees them in one process: a sample's features
+    round by what else is in its batch. They are kept in the cache.
+    """
+    settings, dataset = plan.settings, plan.dealt.dataset
+    if settings.method.trains_network:
+        assert plan.problem.network is not None
+        return load_pixels(rows_of(dataset.train, rows), plan.problem.network.size, what=f"data={dataset.name}")
+    extractor = plan.extractor
+    if extractor is None:
+        raise UserError(f"adapt={settings.adapt.name} trains a first stage, which no node does", "adapt=none")
+    if extractor.cacheable:
+        scalars = settings.scalars.cache
+        folder = writable(f"cache.dir={scalars.dir}", user_path("cache.dir", scalars.dir))
+        cache = FeatureCache(folder) if scalars.enabled else None
+        whole = extract_features(settings.backbone.name, extractor, dataset, cache).train
+        return whole[torch.from_numpy(rows)]
+    return torch.cat(list(extractor.batches(rows_of(dataset.train, rows))))

@@ -1,0 +1,251 @@
+"""The parent's side of a sweep: from Hydra's start of it to the last line and the exit code."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, TextIO
+
+from hydra.experimental.callback import Callback
+
+from fcl_bench.composition import combinations
+from fcl_bench.errors import UserError, printable
+from fcl_bench.execution.screen import ScreenConsole
+from fcl_bench.sweeps.composing import Explain, jobs_that_compose
+from fcl_bench.sweeps.jobs import DONE, FAILED, RUNNING, WAITING, JobReport, output_path, read_reports, write_report
+from fcl_bench.sweeps.summary import end_line, failures, progress_line, results_table, unheard, varying, warnings
+from fcl_bench.sweeps.workers import announce_gpus, jobs_at_once, runs_here, share_cores
+from fcl_bench.tracking.console import log_to_terminal, printed_to, say
+from fcl_bench.tracking.progress import current_progress
+
+#: Added to a multirun's arguments, so that Hydra says when the sweep starts, and with which configuration.
+CALLBACK = f"+hydra.callbacks.fcl_bench_sweep._target_={__name__}.Begin"
+_POLL_SECONDS = 0.5
+#: Between two lines that say how far the sweep is, where no terminal shows a line that moves.
+_LINE_SECONDS = 60.0
+
+
+class Begin(Callback):
+    """Hands Hydra's configuration of the sweep to the `Sweep` that the command is in."""
+
+    def on_multirun_start(self, config: Any, **kwargs: Any) -> None:
+        sweep = _CURRENT.get()
+        if sweep is not None:
+            sweep.begin(config)
+
+
+class Sweep:
+    """One multirun, as its parent process sees it.
+
+    Attributes:
+        began: whether Hydra got as far as starting it.
+        jobs: the overrides of each job, those that do not compose last; None where the sweeper decides them as it goes.
+        workers: jobs side by side here; None if they run on other machines.
+        folds: whether what jobs print goes to files, and a line of each to the screen.
+    """
+
+    def __init__(self) -> None:
+        self.began = False
+        self.folder = Path()
+        self.jobs: list[tuple[str, ...]] | None = None
+        self.workers: int | None = 1
+        self.folds = False
+        self._out, self._screen, self._err = Path(), sys.stdout, sys.stderr
+        self._told: set[int] = set()
+        self._line_at = time.monotonic()
+        self._telling = threading.Lock()
+        self._stop = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    @property
+    def total(self) -> int | None:
+        """Number of jobs, None if not known."""
+        return None if self.jobs is None else len(self.jobs)
+
+    def begin(self, config: Any) -> None:
+        """Learn what is to be done, and get this machine ready for jobs side by side if there will be any."""
+        from joblib import cpu_count
+
+        self.folder = Path(str(config.hydra.sweep.dir)).absolute()
+        self._out = Path(str(config.out))
+        self._screen, self._err = sys.stdout, sys.stderr
+        self.jobs = _jobs(config)
+        self.workers = jobs_at_once(config.hydra.launcher, self.total)
+        apart = not runs_here(config.hydra.launcher)
+        if apart and self.workers is not None:
+            share_cores(self.workers, cpu_count())
+            announce_gpus()
+        self.folds = apart or (self.total != 1 and not config.preview)
+        if self.folds:
+            self._watcher = threading.Thread(target=self._watch, name="sweep watcher", daemon=True)
+            self._watcher.start()
+        self.began = True
+
+    def refuse(self, refused: list[tuple[tuple[str, ...], UserError]]) -> None:
+        """Put jobs that do not compose behind the others, as failed ones."""
+        done = self.jobs or []
+        bad = [job for job, _ in refused]
+        rest = [job for job in done if job not in bad]
+        self.jobs = [*rest, *bad]
+        for number, (job, error) in enumerate(refused, start=len(rest)):
+            write_report(self.folder, JobReport(number, list(job), FAILED, 2, str(error)))
+        self.tell()
+
+    @contextmanager
+    def folded(self, output: Path) -> Iterator[None]:
+        """A block in which a job prints into a file."""
+        try:
+            with printed_to(output):
+                yield
+        finally:
+            log_to_terminal("fcl-bench")
+
+    def reports(self) -> list[JobReport]:
+        """Every job's report once the sweep has ended; what was still at work on this machine has then failed."""
+        found = read_reports(self.folder)
+        for report in found.values():
+            if report.status == RUNNING and self.workers is not None:
+                why = "its process ended without a word: killed, or out of memory"
+                report.status, report.code = FAILED, 1
+                report.reason = f"{why}; what it printed is in {output_path(self.folder, report.number)}"
+        jobs = enumerate(self.jobs or [])
+        waiting = [JobReport(number, list(job), WAITING) for number, job in jobs if number not in found]
+        return [*found.values(), *waiting]
+
+    def close(self) -> None:
+        """Stop watching; say what came out, what failed, and where it is."""
+        self._stop.set()
+        if self._watcher is not None:
+            self._watcher.join()
+            self.tell()
+        reports = self.reports() if self.began else []
+        if len(reports) <= 1:
+            return
+        count = Counter(report.status for report in reports)
+        left = len(reports) - count[DONE] - count[FAILED]
+        more = f", {left} left (the same command goes on with them)" if left else ""
+        say(f"\nsweep: {count[DONE]} done, {count[FAILED]} failed{more}", self._screen)
+        if self.workers is None and count[RUNNING]:
+            # Whether they still are at work, only the cluster knows: a job that was cancelled says no last word.
+            told = ["begun on other machines, without a word of their end:", *unheard(reports)]
+            say("\n".join(told), self._screen)
+        self._results(reports)
+        if found := warnings(reports):
+            say("\n".join(["warnings:", *found]), self._screen)
+        if count[FAILED]:
+            output = str(self.folder / "jobs" / "{}.log") if self.folds else ""
+            told = ["failed, with the command that repeats each:", *failures(reports, output)]
+            say("\n".join(told), self._screen)
+            print(f"fcl-bench: {count[FAILED]} of {len(reports)} runs failed", file=self._err)
+
+    def _results(self, reports: list[JobReport]) -> None:
+        """The table of what was measured, and what makes tables and figures of exactly these runs."""
+        shown = results_table(reports, varying(report.overrides for report in reports))
+        if shown is None:
+            return
+        table, best = shown
+        console = ScreenConsole(highlight=False, file=self._screen)
+        if not console.is_terminal:
+            console.width = 10_000
+        console.print(table)
+        out = "" if str(self._out) == "outputs" else f" --out {shlex.quote(str(self._out))}"
+        lines = [
+            *([best] if best else []),
+            f"runs: {self._out / 'runs'}; what each printed: {self.folder / 'jobs'}",
+            f"tables of these runs: fcl-tables{out} --sweep {self.folder.name}",
+        ]
+        say("\n".join(lines), self._screen)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_POLL_SECONDS):
+            self.tell()
+
+    def tell(self) -> None:
+        """A line for each job that has ended since; on a terminal a line that moves, elsewhere a line a minute."""
+        with self._telling:
+            self._tell()
+
+    def _tell(self) -> None:
+        reports = list(read_reports(self.folder).values())
+        live = self._err.isatty()
+        status = progress_line(reports, self.total, self.workers or max(1, len(reports)))
+        keys = varying(self.jobs or [])
+        if live:
+            print("\r\x1b[K", end="", file=self._err)
+        for report in reports:
+            if report.status == RUNNING:
+                self._told.discard(report.number)  # a cluster has started an interrupted one again
+            if report.number in self._told or report.status == RUNNING:
+                continue
+            self._told.add(report.number)
+            self._line_at = time.monotonic()
+            line = end_line(report, self.total, keys, elsewhere=self.workers is None)
+            if report.status == FAILED:
+                print(printable(f"fcl-bench: {line}"), file=self._err, flush=True)
+            else:
+                say(line + ("" if live else f"  [{status}]"), self._screen)
+        if self._stop.is_set():
+            return
+        at = f" [{doing}]" if (doing := current_progress()) else ""
+        if live:
+            line = "sweep: " + re.sub(r"\b0 (running|failed|to come), ", "", f"{status}{at}")
+            print(line[: _columns(self._err) - 1], end="", file=self._err, flush=True)
+        elif time.monotonic() - self._line_at >= _LINE_SECONDS:
+            self._line_at = time.monotonic()
+            print(f"sweep: {status}{at}", file=self._err, flush=True)
+
+
+#: Hydra makes its callbacks itself, from the configuration: nothing but this can lead them to the sweep.
+_CURRENT: ContextVar[Sweep | None] = ContextVar("fcl_bench_sweep", default=None)
+
+
+def current_sweep() -> Sweep | None:
+    """The sweep that this process is the parent of; None in a worker."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def sweeping(explain: Explain) -> Iterator[Sweep]:
+    """A block in which Hydra may start a sweep; what it changes in the environment is undone at the end.
+
+    Args:
+        explain: makes an error of ours of what composing a job raised.
+    """
+    before = dict(os.environ)
+    sweep = Sweep()
+    token = _CURRENT.set(sweep)
+    try:
+        with jobs_that_compose(sweep.refuse, explain):
+            yield sweep
+    finally:
+        _CURRENT.reset(token)
+        try:
+            sweep.close()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+
+def _columns(stream: TextIO) -> int:
+    """The width of a terminal."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except OSError:
+        return 80
+
+
+def _jobs(config: Any) -> list[tuple[str, ...]] | None:
+    """The overrides of each job, as Hydra's own sweeper makes them; None for another sweeper."""
+    if not str(config.hydra.sweeper._target_).endswith(".BasicSweeper"):
+        return None
+    fixed = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
+    return combinations([*fixed, *config.hydra.overrides.task])

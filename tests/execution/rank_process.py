@@ -1,0 +1,58 @@
+"""One rank of test_ranks.py: `python -m tests.execution.rank_process PLAN`, with torchrun's variables set.
+
+PLAN is a JSON file: a list of runs, each with `overrides` and, perhaps, the `rank` that is killed when its first turn
+in the task `dies` begins. The runs are done one after the other, so that torch is imported once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import fcl_bench.execution.run
+from fcl_bench.cli.job import _follow
+from fcl_bench.engine.node import Node
+from fcl_bench.errors import UserError
+from tests.small_runs import run_in, settings_for
+
+
+def doomed(task: int) -> None:
+    """This process is killed, as by kill -9, when a turn of this task begins."""
+    turn = Node.turn
+
+    def killed(self: Node, client: int, broadcast: Any) -> Any:
+        if broadcast.task == task:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return turn(self, client, broadcast)
+
+    Node.turn = killed  # type: ignore[method-assign]
+
+
+def main(plan: Path) -> int:
+    fcl_bench.execution.run.drawn = lambda *_: {}
+    logging.getLogger("fcl_bench").setLevel(logging.INFO)
+    code = 0
+    for number, asked in enumerate(json.loads(plan.read_text())):
+        if asked.get("rank") == int(os.environ["RANK"]):
+            doomed(asked["dies"])
+        settings = settings_for(plan.parent / "out", "transport=ranks", *asked["overrides"])
+        try:
+            if settings.transport.follows:
+                code = _follow(settings)
+            else:
+                print(
+                    f"{number} {run_in(plan.parent / 'out', 'transport=ranks', *asked['overrides']).folder}", flush=True
+                )
+        except UserError as error:
+            print(f"{number} error: {error}", flush=True)
+            code = 2
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,85 @@
+"""Knobs of the first stage: what they change, and which are refused."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from fcl_bench.backbones.trainable import weights_hash
+from fcl_bench.errors import UserError
+from fcl_bench.execution.adapt import FedAvgAdaptation, adaptation_identity
+from fcl_bench.execution.inputs import prepare_inputs
+from fcl_bench.typed import typed_instance
+from tests.execution.adaptation_runs import SMALL, STSA, plan_of
+from tests.small_runs import run_in, settings_for
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+def test_adaptation_helps_on_the_task_that_it_saw(tmp_path):
+    """The untrained network's features against the adapted one's, after the first task."""
+    choice = ("adapt.training.rounds=6", "beta=100")
+    after = run_in(tmp_path, *STSA, *choice).record
+    before = run_in(tmp_path, *(knob for knob in STSA if not knob.startswith("adapt")), "beta=100").record
+    assert before["adaptation"] is None
+    assert after["metrics"]["accuracy"][0] > before["metrics"]["accuracy"][0]
+
+
+def test_what_differs_is_not_taken_over(tmp_path):
+    """In a 16-bit type uploads are decoded in the statistics' dtype, so the sums differ in their last bits."""
+    choice = (*STSA, "wire.dtype=bfloat16", "adapt.training.rounds=2")
+    plans = [plan_of(tmp_path / dtype, *choice, f"dtype={dtype}") for dtype in ("float64", "float32")]
+    first, second = (weights_hash(prepare_inputs(plan, tmp_path).adapted.body) for plan in plans)
+    same_key = adaptation_identity(plans[0]) == adaptation_identity(plans[1])
+    assert first == second or not same_key
+
+
+def test_only_labelled_samples_and_present_clients_take_part(tmp_path, trained):
+    outcome = run_in(tmp_path, *STSA, "label_rate=0.3", "adapt.training.fraction=0.5", "clients=4")
+    uploads = pd.read_csv(outcome.folder / "uploads.csv")
+    own = uploads[uploads.stage == "adaptation"]
+    assert len(own) == 12
+    active = own[own.up_bytes > 0]
+    assert active.groupby("round").size().tolist() == [2, 2, 2]
+    assert sorted(trained) == sorted(active.labelled)
+    assert (active.labelled < active.samples).any()
+    assert outcome.record["adaptation"]["up_total_bytes"] == own.up_bytes.sum()
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("adapt=fedavgg", "adapt=fedavgg is not known (did you mean fedavg?"),
+        ("adapt.training.rounds=0", "adapt.training.rounds=0 is out of range (an integer from 1 to 1000000)"),
+        ("adapt.training.lrr=1", "unknown key adapt.training.lrr"),
+        ("backbone=pixels", "backbone=pixels has nothing to train"),
+        ("method=finetune", "adapt=fedavg: method=finetune trains the network itself in every task (adapt=none"),
+    ],
+)
+def test_wrong_knobs_are_one_line_and_exit_code_2(command, tmp_path, typed, told):
+    small = (
+        *(choice for choice in SMALL if not typed.startswith("backbone=") or not choice.startswith("backbone")),
+        typed,
+    )
+    code, _, err = command(*small, f"out={tmp_path}")
+    assert code == 2
+    [line] = err.splitlines()
+    assert line.startswith("fcl-bench: error: ")
+    assert told in line
+    assert not list(tmp_path.rglob("adapted-*"))
+
+
+@pytest.mark.parametrize(
+    "knobs", [{"fraction": 0.0}, {"momentum": 1.0}, {"weight_decay": -1.0}, {"epochs": 0}], ids=str
+)
+def test_other_wrong_knobs_name_the_key(knobs):
+    with pytest.raises(UserError, match=rf"adapt\.training\.{next(iter(knobs))}="):
+        typed_instance(FedAvgAdaptation, {"training": knobs}, "adapt")
+
+
+def test_the_defaults_are_stsas_for_a_resnet18_from_scratch(tmp_path):
+    """STSA E.2: 100 rounds of 2 epochs, batch 128, lr 0.04 with a cosine, momentum 0.9, weight decay 5e-4."""
+    knobs = settings_for(tmp_path, "adapt=fedavg", "backbone=tiny").adapt.training
+    found = (knobs.rounds, knobs.epochs, knobs.batch_size, knobs.lr, knobs.schedule, knobs.momentum, knobs.weight_decay)
+    assert found == (100, 2, 128, 0.04, "cosine", 0.9, 5e-4)
+    assert knobs.weighting == "samples"

@@ -1,0 +1,52 @@
+"""What a first stage tells of single samples and costs beside raw images."""
+
+from __future__ import annotations
+
+import pytest
+
+from fcl_bench.results.collect import collect
+from tests.execution.adaptation_runs import SMALL
+from tests.small_runs import run_in
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+#: A sample of every client's is alone: as many clients as a small class has samples.
+PILORA = (
+    *("data=digits", "backbone=tiny", "backbone.architecture=vit", "backbone.width=4", "tasks=2", "clients=12"),
+    *(
+        "beta=0.3",
+        "partition.min_size=0",
+        "adapt=pilora",
+        "adapt.training.rounds=2",
+        "adapt.training.epochs=1",
+        "method=fedncm",
+    ),
+)
+
+
+def test_the_first_stage_says_its_own(tmp_path):
+    outcome = run_in(tmp_path, *PILORA)
+    own, stage = outcome.record["privacy"], outcome.record["adaptation"]
+    assert stage["told"]["told_samples"] > 0
+    assert stage["told"]["one_sample_sums"] == 2 * stage["told"]["told_samples"]  # in each of two rounds
+    assert own["one_sample_sums"] == own["told_samples"] > stage["told"]["told_samples"]  # of both tasks
+    # 8 x 8 images of the first task, three bytes per pixel.
+    assert (stage["raw"]["kind"], stage["raw"]["sample_bytes"]) == ("images", 3 * 8 * 8 + 4)
+    assert stage["raw"]["total_bytes"] % 196 == 0
+    assert 0 < stage["raw"]["larger"] < stage["raw"]["uploads"] == 12
+    assert outcome.record["communication"]["raw"]["kind"] == "features"
+    again = run_in(tmp_path, *PILORA, "method=stsa", "method.M=32").record["adaptation"]
+    assert again["cache_hit"]
+    assert (again["told"], again["raw"]) == (stage["told"], stage["raw"])
+
+
+def test_tables_have_what_runs_told(tmp_path):
+    record = run_in(tmp_path, "method=fedncm", *SMALL[:3], "tasks=2", "clients=30", "partition.min_size=0").record
+    run_in(tmp_path, "method=joint", "method.M=16", "tasks=2", "clients=3")
+    rows = collect(tmp_path / "runs").set_index("method")
+    raw, privacy = record["communication"]["raw"], record["privacy"]
+    assert rows.loc["fedncm", "raw_mib"] == raw["busiest_bytes"] / 2**20
+    assert rows.loc["fedncm", "times_raw"] == record["communication"]["up_total_bytes"] / raw["total_bytes"]
+    assert rows.loc["fedncm", "one_sample_sums"] == privacy["one_sample_sums"] > 0
+    assert rows.loc["fedncm", "told_percent"] == 100 * privacy["told_samples"] / record["labels"]["samples"] < 100
+    assert (rows.loc["joint", "times_raw"], rows.loc["joint", "told_percent"]) == (1, 100)

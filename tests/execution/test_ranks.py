@@ -1,0 +1,150 @@
+"""`transport=ranks`: two processes over gloo leave what one process does, and a rank that dies is told of in a line."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.conftest import REPOSITORY, write_features
+from tests.execution.training_runs import TINY
+from tests.small_runs import run_in
+
+#: What two ranks may see differently.
+OF_ITS_OWN = {"runtime", "environment", "transport", "files", "checksum"}
+
+
+def started(folder: Path, plan: list[dict]) -> list[subprocess.Popen]:
+    """Both ranks, at work on `plan`."""
+    (folder / "plan.json").write_text(json.dumps(plan))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    paths = [str(REPOSITORY / "src"), str(REPOSITORY)]
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    common |= {"PYTHONPATH": os.pathsep.join(paths)}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.execution.rank_process", str(folder / "plan.json")],
+            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+
+
+def finished(ranks: list[subprocess.Popen]) -> tuple[str, str]:
+    """What both said."""
+    try:
+        said = [rank.communicate(timeout=240)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return said[0], said[1]
+
+
+def same_but_for_the_clock(ranks: Path, alone: Path) -> None:
+    """Two run folders: the same model, numbers and rows."""
+    assert (ranks / "model.safetensors").read_bytes() == (alone / "model.safetensors").read_bytes()
+    first, second = (json.loads((folder / "run.json").read_text()) for folder in (ranks, alone))
+    assert first["transport"]["processes"] == 2
+    assert {key for key in first if first[key] != second[key]} <= OF_ITS_OWN | {"adaptation"}
+    for name in ("uploads.csv", "tasks.csv"):
+        frames = [pd.read_csv(folder / name) for folder in (ranks, alone)]
+        timed = [column for column in frames[0] if "seconds" in column]
+        pd.testing.assert_frame_equal(*(frame.drop(columns=timed) for frame in frames), check_exact=True)
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory) -> tuple[str, ...]:
+    path = tmp_path_factory.mktemp("features") / "features.npz"
+    write_features(path)
+    return ("data=features", f"data.path={path}", "tasks=3", "clients=3", "beta=0.5")
+
+
+@pytest.fixture
+def alone(monkeypatch, caplog):
+    """A run in this process, with its notes in run.log."""
+    caplog.set_level("INFO", logger="fcl_bench")
+    monkeypatch.setattr("fcl_bench.execution.run.drawn", lambda *_: {})
+    return run_in
+
+
+#: One of a kind: sums, a merge in order, states of clients, pseudo-labels, clients that are late, a first stage.
+CLOSED = (
+    ("method=fedran", "method.M=48", "method.rank=8", "label_rate=0.5", "method.ssl=true", "method.tau=0"),
+    ("method=afl", "faults=listed", "faults.late=[1@0]", "faults.silent=[2@1]", "on_bad_upload=drop"),
+)
+TRAINED = (
+    ("method=scaffold", *TINY),
+    ("method=fedicarl", *TINY),
+)
+LONG = (
+    ("method=fedprotip", *TINY),
+    ("method=finetune", *TINY),
+    (
+        "method=stsa",
+        "backbone=tiny",
+        "backbone.width=4",
+        "adapt=fedavg",
+        "adapt.training.rounds=2",
+        "adapt.training.epochs=1",
+    ),
+)
+
+
+def test_two_ranks_leave_what_one_process_does_and_a_dead_one_is_told_of(features, images, tmp_path, alone):
+    """Then one process goes on from where the rank died, with the bits of a run that nothing disturbed."""
+    dying = ("method=fedprotip", *TINY, *images)
+    runs = [(*features, *own) for own in CLOSED] + [(*images, *own) for own in TRAINED]
+    plan = [{"overrides": run} for run in runs] + [{"overrides": dying, "rank": 1, "dies": 1}]
+    begin = time.monotonic()
+    told, silent = finished(started(tmp_path, plan))
+    assert time.monotonic() - begin < 240
+    folders = [Path(line.split(" ", 1)[1]) for line in told.splitlines()[:-1]]
+    assert len(folders) == len(runs), told
+    for run, folder in zip(runs, folders, strict=True):
+        same_but_for_the_clock(folder, alone(tmp_path / "alone", *run).folder)
+        assert not (folder / "checkpoint").exists()
+    assert told.splitlines()[-1] == (
+        f"{len(runs)} error: client 1 was lost in task 1, round 0: its connection closed"
+        " (the same command goes on from the last checkpoint)"
+    )
+    assert silent == ""
+    # The clients' states lie where the ranks kept them, and one process takes them over.
+    resumed = alone(tmp_path / "out", *dying)
+    assert "going on after task 1" in (resumed.folder / "run.log").read_text()
+    whole = alone(tmp_path / "alone", *dying)
+    assert (resumed.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.long
+def test_the_other_methods_over_two_ranks(images, tmp_path, alone):
+    runs = [(*images, *own) for own in LONG]
+    told, _ = finished(started(tmp_path, [{"overrides": run} for run in runs]))
+    folders = [Path(line.split(" ", 1)[1]) for line in told.splitlines()]
+    for run, folder in zip(runs, folders, strict=True):
+        same_but_for_the_clock(folder, alone(tmp_path / "alone", *run).folder)
+
+
+@pytest.mark.long
+def test_rank_1_tells_of_a_dead_rank_0_and_two_new_ranks_go_on(images, tmp_path, alone):
+    dying = ("method=scaffold", *TINY, *images)
+    _, told = finished(started(tmp_path, [{"overrides": dying, "rank": 0, "dies": 1}]))
+    assert (
+        told == "0 error: rank 0 was lost: its connection closed (the same command goes on from the last checkpoint)\n"
+    )
+    said, _ = finished(started(tmp_path, [{"overrides": dying}]))
+    folder = Path(said.split(" ", 1)[1].strip())
+    assert "going on after task 1" in (folder / "run.log").read_text()
+    same_but_for_the_clock(folder, alone(tmp_path / "alone", *dying).folder)

@@ -1,0 +1,169 @@
+"""What a run looks like on the terminal."""
+
+from __future__ import annotations
+
+import re
+
+from fcl_bench.execution.screen import print_record
+
+
+def record_of(accuracy: list[float], **metrics) -> dict:
+    undefined = dict.fromkeys(("forgetting", "retention", "stability", "plasticity"), 1.0)
+    return {
+        "method": "fedran",
+        "data": "digits",
+        "backbone": "pixels",
+        "partition": "dirichlet",
+        "beta": 0.1,
+        "seed": 0,
+        "tasks": len(accuracy),
+        "clients": 5,
+        "metrics": {"accuracy": accuracy, "A_avg": 2.0, "A_T": 3.0, **undefined, **metrics},
+        "task_aware": {"A_avg": 4.0, "A_T": 5.0, **undefined},
+        "protocol": "task-agnostic",
+        "routing": None,
+        "adaptation": None,
+        "communication": {
+            "up_max_bytes": 2 * 2**20,
+            "up_total_max_bytes": 9000,
+            "up_total_bytes": 10**9,
+            "down_max_bytes": 16,
+            "by_stage": {"statistics": {"up_max_bytes": 2 * 2**20}},
+            "wire": {"dtype": "float32", "gram": "full", "columns": "task", "projection": "seed"},
+            "accounting": {"fedran_mib": 134.2656, "stsa_mib": 1.0},
+        },
+        "runtime": {
+            "seconds_per_task": 1.0,
+            "client_seconds": 1.0,
+            "server_seconds": 1.0,
+            "feature_seconds": 0.0,
+            "feature_cost_seconds": 866.0,
+            "feature_cache_hit": True,
+            "total_seconds": 1.0,
+            "peak_memory_bytes": 2**30,
+        },
+        "labels": {"rate": 1.0, "samples": 100, "labelled": 100, "accepted": 0, "right": 0},
+        "bounds": [],
+        "environment": {"device": "cpu", "threads": 2},
+    }
+
+
+def test_undefined_metrics_say_so(capsys):
+    print_record(record_of([75.0], forgetting=None), "outputs/runs/x")
+    out = capsys.readouterr().out
+    assert "not defined" in out
+    assert "nan" not in out.lower()
+    assert out.rstrip().endswith("run folder: outputs/runs/x")
+
+
+def test_sizes_are_in_readable_units_and_a_cache_hit_shows_what_it_saved(capsys):
+    print_record(record_of([75.0, 60.0]), "x")
+    out = capsys.readouterr().out
+    for text in ("2.00 MiB", "8.8 KiB", "16 B", "953.67 MiB", "134.27 MiB", "866.00 s"):
+        assert text in out
+
+
+def test_a_long_stream_shows_its_first_and_last_task_and_few_between(capsys):
+    print_record(record_of([float(100 - t / 10) for t in range(200)]), "x")
+    found = re.findall(r"^│ (\d+) +│ +([\d.]+) │", capsys.readouterr().out, flags=re.M)
+    assert len(found) == 12
+    assert (found[0], found[-1]) == (("1", "100.00"), ("200", "80.10"))
+    assert all(float(value) == 100 - (int(task) - 1) / 10 for task, value in found)
+
+
+def test_the_best_round_has_a_table_that_says_who_chose_it(capsys):
+    """The record of `record_of` has no such key, as those of older runs."""
+    rounds = {"every": 5, "best": [81.25, None], "best_round": [9, None]}
+    print_record({**record_of([75.0, 60.0]), "rounds": rounds}, "x")
+    out = capsys.readouterr().out
+    assert re.search(r"Best round, by\s+test data", out)
+    assert re.search(r"│ 1 +│ +81.25 │ +10 │", out)
+    assert re.search(r"│ 2 +│ not defined │ +│", out)
+    print_record(record_of([75.0, 60.0]), "x")
+    assert "Best round" not in capsys.readouterr().out
+
+
+def test_scarce_labels_and_bounds_have_their_tables(capsys):
+    record = record_of([75.0, 60.0])
+    print_record(record, "x")
+    plain = capsys.readouterr().out
+    assert "Labels" not in plain
+    assert "exact Gram" not in plain
+    assert "Communication (float32)" in plain
+    record["labels"] = {"rate": 0.2, "samples": 100, "labelled": 20, "accepted": 60, "right": 45}
+    errors = {f"{part}_{what}": 1.5 for part in ("gram", "weight") for what in ("error", "bound", "norm")}
+    older = {**errors, "score_error": None, "certified": 12.5, "agree": 90.0}
+    record["bounds"] = [older]
+    print_record(record, "x")
+    out = capsys.readouterr().out
+    for text in ("Labels (rate 0.2)", "45 (75.0 %)", "12.50", "not finite"):
+        assert text in " ".join(out.split())
+    assert "Gram (trace)" not in out
+    whole = {
+        "weight_bound_sharper": 0.25,
+        "certified_sharper": 77.0,
+        "trace_error": 3.0,
+        "tail_bound": None,
+        "energy": 9.0,
+    }
+    record["bounds"] = [{**older, **whole}]
+    print_record(record, "x")
+    out = capsys.readouterr().out
+    assert re.search(r"Gram \(trace\) +│ +3 │ +not finite │ +│ +9 │", out)
+    assert re.search(r"classifier \(Frobenius\) +│ +1.5 │ +1.5 │ +0.25 │ +1.5 │", out)
+    assert re.search(r"same class \(% of tests\) +│ +90.00 │ +12.50 │ +77.00 │", out)
+    record["labels"].update(accepted=0, right=0)
+    print_record(record, "x")
+
+
+def test_what_clients_keep_has_a_table_where_they_keep_something(capsys):
+    record = record_of([75.0, 60.0])
+    kept = {"client_storage_bytes": {}, "client_storage_max_bytes": 0, "client_samples_kept": 0}
+    print_record({**record, **kept}, "x")
+    assert "Kept by a client" not in capsys.readouterr().out
+    kept = {"client_storage_bytes": {"images": 3000}, "client_storage_max_bytes": 3000, "client_samples_kept": 15}
+    print_record({**record, **kept}, "x")
+    out = capsys.readouterr().out
+    for line in (r"images +│ +2\.9 KiB", r"raw samples \(images, features\) +│ +15"):
+        assert re.search(line, out)
+    assert "all kinds together" not in out
+    kept = {"client_storage_bytes": {"images": 3000, "model": 900}, "client_storage_max_bytes": 3100}
+    print_record({**record, "client_samples_kept": 15, **kept}, "x")
+    assert re.search(r"all kinds together +│ +3\.0 KiB", capsys.readouterr().out)
+    print_record({**record, "client_storage_bytes": {"images": 3000}}, "x")  # an older run's
+    assert "raw samples" not in capsys.readouterr().out
+
+
+def test_uploads_stand_beside_raw_samples_with_a_warning_where_they_are_larger(capsys):
+    record = record_of([75.0, 60.0])
+    raw = {"kind": "features", "sample_bytes": 100, "busiest_bytes": 2048, "total_bytes": 2 * 10**8}
+    record["communication"]["raw"] = {**raw, "uploads": 1200, "larger": 1100}
+    print_record(record, "x")
+    out = capsys.readouterr().out
+    assert re.search(r"busiest client's raw features, same task +│ +2\.0 KiB", out)
+    assert re.search(r"everyone's raw features +│ +190\.73 MiB", out)
+    assert "warning: 1,100 of 1,200 uploads (per client and task) are larger than the client's raw features" in out
+    assert "together are 5.00 times as large" in out
+    record["communication"]["raw"] = {**raw, "total_bytes": 10**10, "uploads": 1200, "larger": 1}
+    print_record(record, "x")
+    out = capsys.readouterr().out
+    assert "warning: 1 of 1,200" in out
+    assert "times as large" not in out
+    record["communication"]["raw"] = {**raw, "uploads": 1200, "larger": 0}
+    print_record(record, "x")
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_samples_that_left_alone_have_a_table_with_their_share(capsys):
+    record = record_of([75.0, 60.0])
+    privacy = dict.fromkeys(("synthetic_images", "sample_gradients", "reconstructed_images"), 0)
+    told = {"one_sample_sums": 1234, "one_sample_moments": 0, "told_samples": 12}
+    print_record({**record, "privacy": {**privacy, **told}}, "x")
+    out = capsys.readouterr().out
+    assert re.search(r"sums of one sample that clients sent +│ +1,234", out)
+    assert re.search(r"training samples that were sent alone, 12 % of all +│ +12", out)
+    assert "second moments" not in out
+    print_record({**record, "privacy": {**privacy, **dict.fromkeys(told, 0)}}, "x")
+    assert "left the clients" not in capsys.readouterr().out
+    print_record({**record, "privacy": {**privacy, "sample_gradients": 3}}, "x")  # an older run's
+    assert "gradients of single samples" in capsys.readouterr().out
