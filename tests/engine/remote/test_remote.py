@@ -217,7 +217,7 @@ def test_a_process_that_goes_ends_the_run_or_leaves_a_partial_round(tmp_path):
     for minimum, share in ((None, ""), (0.7, "; 2 of 3 clients are left, and transport.minimum=0.7"), (0.5, None)):
         remotes = Remotes(tmp_path)
         run = made("fedran", remotes)
-        run._minimum = minimum
+        run._missing._minimum = minimum
         whole = run.transport.exchange
 
         def cut(present, broadcast, remotes=remotes, whole=whole):

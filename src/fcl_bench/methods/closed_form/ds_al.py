@@ -37,7 +37,7 @@ class Linear(RandomFeatures):
         """With the same projection."""
         linear = cls.__new__(cls)
         linear.outputs, linear.activation, linear.maps = features.outputs, features.activation, features.maps
-        linear.projection, linear.phases = features.projection, features.phases
+        linear.projection, linear.phases, linear.clip = features.projection, features.phases, features.clip
         return linear
 
     def map(self, z: torch.Tensor) -> torch.Tensor:
