@@ -158,6 +158,10 @@ def test_updates_that_are_clipped_by_nothing_are_the_plain_run(tmp_path):
         ((*NOISE, "wire.dtype=float16", "wire.gram=packed"), "wire.dtype=float16 wire.gram=packed"),
         ((*NOISE, "noise.share_of=3", "faults=random"), "faults=random: with noise.share_of=3"),
         ((*NOISE, "noise.share_of=3", "on_bad_upload=drop"), "on_bad_upload=drop: with noise.share_of=3"),
+        (
+            (*NOISE, "noise.share_of=3", "transport=flower", "transport.minimum=0.5"),
+            "transport.minimum=0.5: with noise.share_of=3",
+        ),
         ((*NOISE, "adapt=fedavg", "backbone=tiny"), "adapt=fedavg: the first stage sends models without noise"),
     ],
 )
