@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from fcl_bench.runs.plan import make_plan
+from fcl_bench.runs.site import _with_own_seed
+from tests.flower import test_sites
 from tests.flower.town import Town, reached
-from tests.small_runs import run_in
+from tests.small_runs import run_in, settings_for
 
 pytest.importorskip("dp_accounting", reason="pip install '.[privacy]'")
 
@@ -58,3 +61,25 @@ def test_the_noise_of_a_client_is_the_same_wherever_it_lives(tmp_path, monkeypat
         assert (many.folder / name).read_bytes() == (one.folder / name).read_bytes(), name
     for part in ("run_id", "metrics", "communication", "privacy", "absences"):
         assert many.record[part] == one.record[part], part
+
+
+def test_the_noise_of_a_site_comes_from_a_secret_of_its_own(tmp_path, monkeypatch):
+    whole = test_sites.divided(tmp_path)
+    town = Town(tmp_path / "nodes")
+    test_sites.settle(town, tmp_path)
+    given = (*test_sites.GIVEN, "method.upload=sums", "noise=gaussian", "noise.multiplier=0.5")
+    sites = (*given, *test_sites.SITES, f"data.path={tmp_path / 'test.npz'}")
+    known = run_in(tmp_path / "known", *given, *whole)
+    with reached(town, monkeypatch):
+        ours = run_in(tmp_path / "first", *sites)
+        again = run_in(tmp_path / "again", *sites)
+    assert tensors(again)["W"].tobytes() == tensors(ours)["W"].tobytes()
+    assert not np.allclose(tensors(ours)["W"], tensors(known)["W"])
+    assert ours.record["privacy"]["guarantee"] == known.record["privacy"]["guarantee"]
+    secrets = [path.read_bytes() for path in sorted((tmp_path / "nodes").glob("*/nodes/noise.secret"))]
+    assert len(set(secrets)) == 3
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "nodes").glob("*/nodes/noise.secret")} == {0o600}
+    # Two runs with the same noise would tell by their difference what is without it.
+    settings = settings_for(tmp_path / "known", *given, *whole)
+    seeds = {_with_own_seed(settings, make_plan(settings).problem, {"id": run}).seed for run in ("one", "two", "one")}
+    assert len(seeds) == 2
