@@ -158,10 +158,6 @@ def test_updates_that_are_clipped_by_nothing_are_the_plain_run(tmp_path):
         ((*NOISE, "wire.dtype=float16", "wire.gram=packed"), "wire.dtype=float16 wire.gram=packed"),
         ((*NOISE, "noise.share_of=3", "faults=random"), "faults=random: with noise.share_of=3"),
         ((*NOISE, "noise.share_of=3", "on_bad_upload=drop"), "on_bad_upload=drop: with noise.share_of=3"),
-        (
-            (*NOISE, "noise.share_of=3", "transport=flower", "transport.minimum=0.5"),
-            "transport.minimum=0.5: with noise.share_of=3",
-        ),
         ((*NOISE, "adapt=fedavg", "backbone=tiny"), "adapt=fedavg: the first stage sends models without noise"),
     ],
 )
@@ -171,6 +167,13 @@ def test_what_can_t_be_promised_is_refused_in_one_line(tmp_path, overrides, said
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.glob("runs/*/*"))
+
+
+def test_rounds_that_may_lose_clients_are_refused_where_each_has_a_part_of_the_noise(tmp_path):
+    partial = ("transport=flower", "transport.minimum=0.5")
+    with pytest.raises(UserError, match="transport.minimum=0.5: with noise.share_of=3"):
+        make_plan(settings_for(tmp_path, *STSA, *NOISE, *partial, "noise.share_of=3"))
+    make_plan(settings_for(tmp_path, *STSA, *NOISE, *partial))
 
 
 @pytest.mark.parametrize(
