@@ -169,6 +169,13 @@ def test_what_can_t_be_promised_is_refused_in_one_line(tmp_path, overrides, said
     assert not list(tmp_path.glob("runs/*/*"))
 
 
+def test_rounds_that_may_lose_clients_are_refused_where_each_has_a_part_of_the_noise(tmp_path):
+    partial = ("transport=flower", "transport.minimum=0.5")
+    with pytest.raises(UserError, match="transport.minimum=0.5: with noise.share_of=3"):
+        make_plan(settings_for(tmp_path, *STSA, *NOISE, *partial, "noise.share_of=3"))
+    make_plan(settings_for(tmp_path, *STSA, *NOISE, *partial))
+
+
 @pytest.mark.parametrize(
     "method", ["afl", "afcl", "air", "ds_al", "fedran", "stsa_e", "centred_sketch", "joint", "fedklda", "fedfecam"]
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 import numpy as np
 
+from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.metrics import class_accuracy, client_accuracy
 from fcl_bench.execution.folder import Table
@@ -18,18 +20,18 @@ def class_table(federation: Federation) -> Table:
     return header, ([_cell(value) for value in row] for row in _by_class(federation).tolist())
 
 
-def client_table(federation: Federation) -> Table | None:
+def client_table(federation: Federation, shards: Sequence[Holdings]) -> Table | None:
     """client_accuracy.csv: a row per client, a column per task; None where nobody knows who holds what."""
-    matrix = _by_client(federation)
+    matrix = _by_client(federation, shards)
     if matrix is None:
         return None
     header = ["client", *(f"task_{task}" for task in range(len(matrix)))]
     return header, ([client, *map(_cell, row)] for client, row in enumerate(matrix.T.tolist()))
 
 
-def clients_told(federation: Federation) -> ClientAccuracy | None:
+def clients_told(federation: Federation, shards: Sequence[Holdings]) -> ClientAccuracy | None:
     """run.json's `client_accuracy`; None where no client has an accuracy."""
-    matrix = _by_client(federation)
+    matrix = _by_client(federation, shards)
     known = np.zeros(0) if matrix is None else matrix[-1][~np.isnan(matrix[-1])]
     if not len(known):
         return None
@@ -85,12 +87,11 @@ def _by_class(federation: Federation) -> np.ndarray:
     return class_accuracy(federation.state.answers.confusion.array, len(stream.tasks), len(stream.class_order))
 
 
-def _by_client(federation: Federation) -> np.ndarray | None:
-    """(T, K)"""
-    data = federation.transport.everything
-    if data is None:
+def _by_client(federation: Federation, shards: Sequence[Holdings]) -> np.ndarray | None:
+    """(T, K); `shards` are empty of samples that stay at their clients' sites."""
+    if not any(len(own.indices) for own in shards):
         return None
-    return client_accuracy(_by_class(federation), data.holdings, federation.stream.train_columns)
+    return client_accuracy(_by_class(federation), shards, federation.stream.train_columns)
 
 
 def _cell(value: float) -> object:

@@ -198,12 +198,18 @@ def _check_noise(settings: Settings, problem: Problem) -> None:
         )
     settings.noise.check(settings.method, problem)
     share_of = getattr(settings.noise, "share_of", None)
-    if share_of and (settings.faults.fails or settings.scalars.drops):
-        key = f"faults={settings.faults.name}" if settings.faults.fails else "on_bad_upload=drop"
-        raise UserError(
-            f"{key}: with noise.share_of={share_of} each upload has a part of the noise, and parts would be missing",
-            "faults=none on_bad_upload=fail, or noise.share_of=null",
-        )
+    minimum = settings.transport.minimum
+    for key, remedy, given in (
+        (f"faults={settings.faults.name}", "faults=none", settings.faults.fails),
+        ("on_bad_upload=drop", "on_bad_upload=fail", settings.scalars.drops),
+        (f"transport.minimum={minimum}", "transport.minimum=null", minimum is not None),
+    ):
+        if share_of and given:
+            raise UserError(
+                f"{key}: with noise.share_of={share_of} each upload has a part of the noise, and parts would be"
+                " missing",
+                f"{remedy}, or noise.share_of=null",
+            )
 
 
 def deal(settings: Settings) -> Dealt:

@@ -67,7 +67,7 @@ def run_record(
         "metrics": metrics(state.answers["correct"], tests),
         "task_aware": metrics(state.answers["aware"], tests),
         "routing": _routing(state.answers, tests),
-        "client_accuracy": clients_told(federation),
+        "client_accuracy": clients_told(federation, plan.dealt.shards),
         "adaptation": None if inputs.adapted is None else inputs.adapted.record(inputs.weights),
         "communication": {
             **state.ledger.communication(),

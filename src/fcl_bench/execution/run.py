@@ -171,7 +171,7 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, 
     written = folder.write(
         record,
         settings.resolved,
-        run_tables(federation, record["metrics"], inputs.adapted),
+        run_tables(federation, record["metrics"], inputs.adapted, dealt.shards),
         {
             "partition.npz": partition_arrays(dealt.stream, dealt.shards, dealt.labelled),
             "confusion.npz": confusion_arrays(federation),

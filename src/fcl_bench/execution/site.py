@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
+import os
+import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -26,8 +30,12 @@ from fcl_bench.execution.clients import clients_of
 from fcl_bench.execution.inputs import require_range
 from fcl_bench.execution.plan import Plan, make_plan, problem_of
 from fcl_bench.files import user_path, writable
+from fcl_bench.protocol.problem import Problem
 
 log = logging.getLogger(__name__)
+
+#: Bytes of what a site's noise is drawn from.
+_SECRET = 32
 
 
 def site_of(run: Mapping[str, Any], changes: Mapping[str, Any], own: Sequence[int]) -> Site:
@@ -90,11 +98,30 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
         )
         for task in range(scalars.tasks)
     ]
-    noise = settings.noise.middleware(settings.method, problem, scalars.tasks)
+    noise = settings.noise.middleware(settings.method, _with_own_seed(settings, problem, run), scalars.tasks)
     about = {"run": run["id"], "stage": run["stage"], "classes": classes}
     clients = Clients(settings.method, problem, holdings, held.column, held.labelled, noise, **about)
     rows = clients.rows(own)
     return Site(clients, inputs[torch.from_numpy(rows)], held.fingerprint)
+
+
+def _with_own_seed(settings: Settings, problem: Problem, run: Mapping[str, Any]) -> Problem:
+    """The problem with a seed of this site's own for its noise: whoever knows the run's could take the noise off again.
+
+    It comes from a secret that stays at the node, so that a turn done twice has the same noise, and from the run's id,
+    so that no two runs have the same: their difference would be without noise.
+    """
+    if not settings.noise.noisy:
+        return problem
+    out = settings.scalars.out
+    path = writable(f"out={out}", user_path("out", out) / "nodes") / "noise.secret"
+    with suppress(FileExistsError), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secrets.token_bytes(_SECRET))
+    secret = path.read_bytes()
+    if len(secret) != _SECRET:
+        raise UserError(f"{path} is damaged", "remove it: the node then makes another one")
+    mixed = hashlib.blake2b(str(run["id"]).encode(), digest_size=16, key=secret).digest()
+    return dataclasses.replace(problem, seed=int.from_bytes(mixed, "little"))
 
 
 def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from math import isnan
 
 import numpy as np
 
+from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.ledger import Upload
 from fcl_bench.engine.metrics import accuracy_matrix
@@ -26,7 +27,9 @@ _TASKS = (
 _SERIES = ("accuracy", "stability_by_task", "plasticity_by_task", "retention_by_task")
 
 
-def run_tables(federation: Federation, metrics: Metrics, adapted: Adapted | None) -> dict[str, Table]:
+def run_tables(
+    federation: Federation, metrics: Metrics, adapted: Adapted | None, shards: Sequence[Holdings]
+) -> dict[str, Table]:
     """tasks.csv, accuracy_matrix.csv, task_aware_matrix.csv, class_accuracy.csv, uploads.csv; where there are any:
     client_accuracy.csv, routing_matrix.csv, bounds.csv, drift.csv, nodes.csv, rounds.csv.
 
@@ -34,6 +37,7 @@ def run_tables(federation: Federation, metrics: Metrics, adapted: Adapted | None
         federation: after its last task.
         metrics: of the run.
         adapted: the first stage, whose exchanges come before the method's.
+        shards: per task, who holds which training samples, as far as the server knows.
     """
     state, tests = federation.state, test_sizes(federation)
     uploads = chain(adapted.ledger.cells() if adapted else (), state.ledger.cells())
@@ -44,7 +48,7 @@ def run_tables(federation: Federation, metrics: Metrics, adapted: Adapted | None
         "class_accuracy.csv": class_table(federation),
         "uploads.csv": ([field.name for field in fields(Upload)], uploads),
     }
-    if (clients := client_table(federation)) is not None:
+    if (clients := client_table(federation, shards)) is not None:
         tables["client_accuracy.csv"] = clients
     if state.answers.routes:
         tables["routing_matrix.csv"] = _matrix(state.answers["routed"], tests)

@@ -1,0 +1,85 @@
+"""Noise where clients are in other processes, and where uploads are added up on their way to the server."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from fcl_bench.execution.plan import make_plan
+from fcl_bench.execution.site import _with_own_seed
+from tests.flower import test_sites
+from tests.flower.town import Town, reached
+from tests.small_runs import run_in, settings_for
+
+pytest.importorskip("dp_accounting", reason="pip install '.[privacy]'")
+
+SMALL = ("data=digits", "tasks=2", "clients=5", "beta=1", "track=none")
+NOISE = ("noise=gaussian", "noise.multiplier=0.05")
+UPDATES = ("noise=gaussian", "noise.unit=client", "noise.multiplier=0.05")
+TRAINED = ("method=finetune", "method.on=features", "method.training.rounds=2", "method.training.epochs=1")
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    monkeypatch.setattr("fcl_bench.execution.run.drawn", lambda *_: {})
+
+
+def tensors(outcome) -> dict[str, np.ndarray]:
+    return {name: tensor.double().numpy() for name, tensor in load_file(outcome.folder / "model.safetensors").items()}
+
+
+@pytest.mark.parametrize("method", [("fedlda",), ("afl", "method.upload=sums")])
+@pytest.mark.parametrize("way", [("transport=tree", "transport.fan_in=2"), ("secure=sums",)])
+def test_sums_on_the_way_are_solved_with_the_noise_of_all_who_are_in_them(tmp_path, method, way):
+    name, *more = method
+    given = (*SMALL, f"method={name}", *more, "wire.dtype=float64", *NOISE)
+    if way == ("secure=sums",):
+        pytest.importorskip("cryptography")
+    alone, summed = (tensors(run_in(tmp_path, *given, *own)) for own in ((), way))
+    for key, tensor in alone.items():
+        assert np.abs(summed[key] - tensor).max() <= 1e-5 * np.abs(tensor).max(), key
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("method=stsa", *NOISE, "faults=listed", "faults.late=[1@0]", "faults.silent=[2@1]", "predictions=true"),
+        (*TRAINED, *UPDATES, "faults=listed", "faults.silent=[2@1]", "evaluate_rounds=1"),
+    ],
+)
+def test_the_noise_of_a_client_is_the_same_wherever_it_lives(tmp_path, monkeypatch, given):
+    town = Town(tmp_path / "nodes")
+    town.settle(0, 3)
+    town.settle(1, 2, 4)
+    one = run_in(tmp_path / "here", *SMALL, *given)
+    with reached(town, monkeypatch):
+        many = run_in(tmp_path / "there", *SMALL, *given, "transport=flower")
+    names = {path.name for path in one.folder.iterdir()}
+    assert names == {path.name for path in many.folder.iterdir()}
+    for name in {name for name in names if name.endswith((".npz", ".safetensors"))}:
+        assert (many.folder / name).read_bytes() == (one.folder / name).read_bytes(), name
+    for part in ("run_id", "metrics", "communication", "privacy", "absences"):
+        assert many.record[part] == one.record[part], part
+
+
+def test_the_noise_of_a_site_comes_from_a_secret_of_its_own(tmp_path, monkeypatch):
+    whole = test_sites.divided(tmp_path)
+    town = Town(tmp_path / "nodes")
+    test_sites.settle(town, tmp_path)
+    given = (*test_sites.GIVEN, "method.upload=sums", "noise=gaussian", "noise.multiplier=0.5")
+    sites = (*given, *test_sites.SITES, f"data.path={tmp_path / 'test.npz'}")
+    known = run_in(tmp_path / "known", *given, *whole)
+    with reached(town, monkeypatch):
+        ours = run_in(tmp_path / "first", *sites)
+        again = run_in(tmp_path / "again", *sites)
+    assert tensors(again)["W"].tobytes() == tensors(ours)["W"].tobytes()
+    assert not np.allclose(tensors(ours)["W"], tensors(known)["W"])
+    assert ours.record["privacy"]["guarantee"] == known.record["privacy"]["guarantee"]
+    secrets = [path.read_bytes() for path in sorted((tmp_path / "nodes").glob("*/nodes/noise.secret"))]
+    assert len(set(secrets)) == 3
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "nodes").glob("*/nodes/noise.secret")} == {0o600}
+    # Two runs with the same noise would tell by their difference what is without it.
+    settings = settings_for(tmp_path / "known", *given, *whole)
+    seeds = {_with_own_seed(settings, make_plan(settings).problem, {"id": run}).seed for run in ("one", "two", "one")}
+    assert len(seeds) == 2
