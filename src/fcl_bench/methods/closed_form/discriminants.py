@@ -26,7 +26,7 @@ class DiscriminantServer(ClosedFormServer):
 
     Attributes:
         n: (C,) samples of each class so far; where clients add noise it may be anything, below zero too.
-        uploads: how many there were.
+        uploads: how many there were, those in sums included.
     """
 
     def __init__(self, method: ClosedFormMethod, problem: Problem) -> None:
@@ -45,7 +45,7 @@ class DiscriminantServer(ClosedFormServer):
     def absorb(self, client: int, upload: Message) -> None:
         self.add_class_sums(upload["S"])
         self.n[self.columns] += upload["n"]
-        self.uploads += 1
+        self.uploads += upload.clients
 
     def means(self) -> torch.Tensor:
         """(M, C) mu_c, 0 for a class without a sample."""
