@@ -129,6 +129,15 @@ def test_model_updates_are_private_per_client(tmp_path):
     assert seen["epsilon"] < 20
 
 
+@pytest.mark.parametrize("method", ["afl", "fedlda"])
+def test_a_tree_of_noisy_statistics_is_the_noisy_run(tmp_path, method):
+    """Combined on their way, uploads still count one by one in the noise that the solve allows for."""
+    more = ("method.upload=sums",) if method == "afl" else ()
+    run = (f"method={method}", *more, *SMALL, "clients=5", "wire.dtype=float64", "noise=gaussian", "noise.epsilon=4")
+    plain, tree = (W_of(run_in(tmp_path, *run, *how)) for how in ((), ("transport=tree", "transport.fan_in=2")))
+    assert np.abs(tree - plain).max() < 1e-9 * np.abs(plain).max()
+
+
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_secure_sums_of_noisy_updates_are_the_noisy_run(tmp_path, weighting):
     pytest.importorskip("cryptography", reason="pip install '.[secure]'")
