@@ -20,6 +20,7 @@ pytest.importorskip("dp_accounting", reason="pip install '.[privacy]'")
 SMALL = ("data=digits", "tasks=2", "clients=3", "beta=1")
 STSA = ("method=stsa", "method.M=null", "method.gamma=1", *SMALL)
 NOISE = ("noise=gaussian", "noise.epsilon=4")
+SHARED = (*NOISE, "noise.share_of=3", "secure=sums")
 ON_FEATURES = ("method=finetune", "method.on=features", "method.training.rounds=3", "method.training.epochs=1", *SMALL)
 
 
@@ -38,13 +39,12 @@ def test_the_record_says_what_is_promised(noisy, capsys):
     assert outcome.record["noise"] == "gaussian"
     found = outcome.record["privacy"]["guarantee"]
     assert found["epsilon"] == pytest.approx(4, rel=1e-6)
-    assert {key: found[key] for key in ("delta", "unit", "clip", "releases", "of_sums", "sampled")} == {
+    assert {key: found[key] for key in ("delta", "unit", "clip", "releases", "of_sums")} == {
         "delta": 1e-5,
         "unit": "sample",
         "clip": 1.0,
         "releases": 1,
         "of_sums": False,
-        "sampled": False,
     }
     assert found["multiplier"] == pytest.approx(accountant.multiplier_for(4.0, 1e-5, 1))
     assert found["accountant"].startswith("dp-accounting 0.")
@@ -124,12 +124,57 @@ def test_model_updates_are_private_per_client(tmp_path):
     assert found["epsilon"] == pytest.approx(20, rel=1e-6)
     assert found["multiplier"] == pytest.approx(accountant.multiplier_for(20.0, 1e-5, 6))
     part = (*ON_FEATURES, "clients=8", "method.training.fraction=0.5", *knobs)
-    sampled = run_in(tmp_path, *part, "noise.share_of=4").record["privacy"]["guarantee"]
-    assert (sampled["sampled"], sampled["of_sums"]) == (True, True)
-    assert sampled["multiplier"] < accountant.multiplier_for(20.0, 1e-5, 6)
     seen = run_in(tmp_path, *part).record["privacy"]["guarantee"]
     assert seen["releases"] < 6
     assert seen["epsilon"] < 20
+
+
+@pytest.mark.parametrize("method", ["afl", "fedlda"])
+def test_a_tree_of_noisy_statistics_is_the_noisy_run(tmp_path, method):
+    """Combined on their way, uploads still count one by one in the noise that the solve allows for."""
+    more = ("method.upload=sums",) if method == "afl" else ()
+    run = (f"method={method}", *more, *SMALL, "clients=5", "wire.dtype=float64", "noise=gaussian", "noise.epsilon=4")
+    plain, tree = (W_of(run_in(tmp_path, *run, *how)) for how in ((), ("transport=tree", "transport.fan_in=2")))
+    assert np.abs(tree - plain).max() < 1e-9 * np.abs(plain).max()
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_secure_sums_of_noisy_updates_are_the_noisy_run(tmp_path, weighting):
+    pytest.importorskip("cryptography", reason="pip install '.[secure]'")
+    knobs = ("noise=gaussian", "noise.unit=client", "noise.multiplier=0.01", "noise.clip=0.5", "wire.dtype=float64")
+    run = (*ON_FEATURES, f"method.training.weighting={weighting}", *knobs)
+    plain, summed = (W_of(run_in(tmp_path, *run, f"secure={secure}")) for secure in ("none", "sums"))
+    assert np.abs(summed - plain).max() < 1e-5 * np.abs(plain).max()
+
+
+@pytest.mark.parametrize("method", ["stsa", "afl", "fedncm", "fedlda", "ranpac"])
+def test_secure_sums_of_noisy_statistics_are_the_noisy_run(tmp_path, method):
+    pytest.importorskip("cryptography", reason="pip install '.[secure]'")
+    more = ("method.upload=sums",) if method == "afl" else ("method.M=20",)
+    run = (f"method={method}", *more, *SMALL, "wire.dtype=float64", "noise=gaussian", "noise.epsilon=4")
+    plain, summed = (run_in(tmp_path, *run, f"secure={secure}") for secure in ("none", "sums"))
+    assert np.abs(W_of(summed) - W_of(plain)).max() < 1e-5 * np.abs(W_of(plain)).max()
+    assert summed.record["privacy"]["guarantee"] == plain.record["privacy"]["guarantee"]
+
+
+def test_shares_of_the_noise_go_with_models_of_equal_weight(tmp_path):
+    run = (*ON_FEATURES, *SHARED, "noise.unit=client")
+    with pytest.raises(UserError, match="weighting=samples: with noise.share_of=3"):
+        run_in(tmp_path, *run)
+    assert not list(tmp_path.glob("runs/*/*"))
+    found = run_in(tmp_path, *run, "method.training.weighting=uniform", "beta=100").record["privacy"]["guarantee"]
+    assert found["epsilon"] == pytest.approx(4, rel=1e-6)
+
+
+@pytest.mark.parametrize("method", [STSA, ("method=fedlda", *SMALL), ("method=fedncm", *SMALL)])
+def test_shares_of_the_noise_make_the_noise_of_the_sum(tmp_path, method):
+    pytest.importorskip("cryptography", reason="pip install '.[secure]'")
+    run = (*method, "clients=3", *NOISE, "secure=sums", "beta=100")
+    found = run_in(tmp_path, *run, "noise.share_of=3").record
+    assert found["privacy"]["guarantee"]["epsilon"] == pytest.approx(4, rel=1e-6)
+    assert found["privacy"]["guarantee"]["of_sums"]
+    # Where fewer take part than the noise is shared among, the record has what that comes to.
+    assert run_in(tmp_path, *run, "noise.share_of=12").record["privacy"]["guarantee"]["epsilon"] > 8
 
 
 def test_updates_that_are_clipped_by_nothing_are_the_plain_run(tmp_path):
@@ -156,8 +201,9 @@ def test_updates_that_are_clipped_by_nothing_are_the_plain_run(tmp_path):
         ((*NOISE, "noise.share_of=0"), "noise.share_of=0"),
         ((*NOISE, "noise.unit=client"), "noise.unit=client: method=stsa sends statistics"),
         ((*NOISE, "wire.dtype=float16", "wire.gram=packed"), "wire.dtype=float16 wire.gram=packed"),
-        ((*NOISE, "noise.share_of=3", "faults=random"), "faults=random: with noise.share_of=3"),
-        ((*NOISE, "noise.share_of=3", "on_bad_upload=drop"), "on_bad_upload=drop: with noise.share_of=3"),
+        ((*NOISE, "noise.share_of=3"), "noise.share_of=3: the server would see every upload"),
+        ((*SHARED, "faults=random"), "faults=random: with noise.share_of=3"),
+        ((*SHARED, "secure.fraction_bits=0"), "secure.fraction_bits=0 rounds it to multiples of 1"),
         ((*NOISE, "adapt=fedavg", "backbone=tiny"), "adapt=fedavg: the first stage sends models without noise"),
     ],
 )

@@ -60,12 +60,13 @@ def test_the_printed_weights_of_eq_8_are_not_the_right_ones():
     seed=st.integers(0, 10**6),
     clients=st.integers(1, 200),
     beta=st.sampled_from([0.05, 0.5, 100]),
-    method=st.sampled_from(["afl", "afcl"]),
+    method=st.sampled_from(["afl", "afl sums", "afcl"]),
 )
 def test_any_partition_order_and_number_of_clients_give_the_centralised_solution(seed, clients, beta, method):
     rng = np.random.default_rng(seed)
     tasks = draw_tasks(rng, 6, [3, 2], [[70], [60]])
-    choice, ridge = (AFL(), 0.0) if method == "afl" else (AFCL(gamma=1.0, ridge=0.5), 0.5)
+    upload = "sums" if method == "afl sums" else "solution"
+    choice, ridge = (AFCL(gamma=1.0, ridge=0.5), 0.5) if method == "afcl" else (AFL(upload=upload), 0.0)
     _, classifiers = learn(choice, problem_of(6), dealt(rng, tasks, clients, beta))
     for ours, theirs in zip(classifiers, stsa_oracle.centralised(tasks, None, ridge), strict=True):
         assert relative_error(ours, theirs) < 1e-9

@@ -303,8 +303,10 @@ class Federation:
         announced = Announced(int(samples[own].sum()), int(self._announced[own].sum()))
         # What travelled is no number of the wire's type.
         problem = replace(self.problem, wire=replace(self.problem.wire, dtype=torch.float64))
+        release = self.problem.release
+        upload = total.upload if release is None else release.counted(total.upload)
         read = admitted(
-            *(EVERYONE, total.upload, self._middleware, self.server, expected, problem, announced),
+            *(EVERYONE, upload, self._middleware, self.server, expected, problem, announced),
             clients=len(own),
             rounding=total.rounding,
         )

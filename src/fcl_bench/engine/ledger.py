@@ -294,13 +294,13 @@ class Ledger:
             "larger": larger,
         }
 
-    def senders(self) -> Iterator[tuple[int, int, np.ndarray, int]]:
-        """Of each round: task, number, (m,) the clients who sent something, and how many had labelled samples."""
+    def senders(self) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Of each round: task, number, (m,) the clients who sent something."""
         for rows in self._tasks():
             for round_ in np.unique(rows["round"]).tolist():
                 own = rows[rows["round"] == round_]
                 sent = own["client"][own["up_bytes"] > 0]
-                yield int(own["task"][0]), round_, sent, int((own["labelled"] > 0).sum())
+                yield int(own["task"][0]), round_, sent
 
     def told_alone(self) -> Told:
         """What clients revealed of single samples."""

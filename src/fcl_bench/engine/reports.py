@@ -113,7 +113,6 @@ class Guarantee(TypedDict):
     multiplier: float  # noise over sensitivity, of one release (of the sum of n uploads with `noise.share_of=n`)
     releases: int  # the most uploads in which one sample, or one client, was
     of_sums: bool  # whether it is of the sum of a round's uploads; else of each upload alone
-    sampled: bool  # whether it counts on nobody knowing which clients took part
     accountant: str | None  # name and version of the library; null where nothing was counted
 
 

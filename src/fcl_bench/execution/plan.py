@@ -19,6 +19,8 @@ from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.data.partitions.label_rate import keep_labels
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.splits.stream import Stream
+from fcl_bench.engine.noise.gaussian import Gaussian
+from fcl_bench.engine.secure.base import SecureSums
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import run_id
 from fcl_bench.files import json_hash, slug
@@ -113,6 +115,7 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
     problem = problem_of(settings, inputs, device, dealt.stream.recurring, network)
     _check_noise(settings, problem)
     problem = dataclasses.replace(problem, release=settings.noise.release(settings.method))
+    _check_share(settings, problem)
     fingerprint = json_hash([dataset.fingerprint, sites]) if dataset.elsewhere else dataset.fingerprint
     data = {"data_fingerprint": fingerprint, "device": environment.device_kind(device)}
     identity = run_id({**settings.identity(), **data, "features": features})
@@ -197,19 +200,26 @@ def _check_noise(settings: Settings, problem: Problem) -> None:
             "adapt=none",
         )
     settings.noise.check(settings.method, problem)
-    share_of = getattr(settings.noise, "share_of", None)
-    minimum = settings.transport.minimum
-    for key, remedy, given in (
-        (f"faults={settings.faults.name}", "faults=none", settings.faults.fails),
-        ("on_bad_upload=drop", "on_bad_upload=fail", settings.scalars.drops),
-        (f"transport.minimum={minimum}", "transport.minimum=null", minimum is not None),
-    ):
-        if share_of and given:
-            raise UserError(
-                f"{key}: with noise.share_of={share_of} each upload has a part of the noise, and parts would be"
-                " missing",
-                f"{remedy}, or noise.share_of=null",
-            )
+
+
+def _check_share(settings: Settings, problem: Problem) -> None:
+    """Raise a `UserError` where shares of the noise would not add up to the noise that is promised of a sum."""
+    noise, secure = settings.noise, settings.secure
+    if not (isinstance(noise, Gaussian) and noise.share_of and isinstance(secure, SecureSums)):
+        return
+    key = f"noise.share_of={noise.share_of}"
+    if settings.faults.fails:
+        raise UserError(
+            f"faults={settings.faults.name}: with {key} each upload has a part of the noise, which may be missing",
+            "faults=none, or noise.share_of=null",
+        )
+    least = noise.least_deviation(settings.method, problem, settings.scalars.tasks)
+    if 0 < least < 2 * secure.step:
+        raise UserError(
+            f"{key}: a client's part of the noise has the standard deviation {least:.2g}, and"
+            f" secure.fraction_bits={secure.fraction_bits} rounds it to multiples of {secure.step:.2g}",
+            "a larger secure.fraction_bits",
+        )
 
 
 def deal(settings: Settings) -> Dealt:

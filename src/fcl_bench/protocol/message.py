@@ -24,7 +24,7 @@ class Message(Mapping[str, torch.Tensor]):
         stage: what the exchange is for; the ledger counts the bytes of each stage apart.
         samples: how many samples the sender speaks for, where it says so; 8 bytes. None: it does not.
         clients: how many clients' uploads this one is made of: 1, or more where a node of a tree combined them (see
-            `protocol.combining`), and then 8 bytes.
+            `protocol.combining`), and then 8 bytes, or where it is the sum that masks leave (`Problem.sums`).
         symmetric: names of the matrices that are symmetric and positive semidefinite.
         per_class: names of the matrices that have a column for each class.
         factors: names of the matrices whose columns are unit vectors.

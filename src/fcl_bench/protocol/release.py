@@ -6,7 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
+
 from fcl_bench.protocol.expected import Expectation, Expected
+from fcl_bench.protocol.message import Message
 
 #: What one sample, h of class y, adds to a field: h h', h in the column of y, 1 at y. Of nothing else the share of one
 #: sample is bounded (`Method.summands`, docs/noise.md).
@@ -25,12 +28,14 @@ class Release:
         deviation: standard deviation of the noise in each number of a field; of a "square" on its diagonal, and
             1/sqrt(2) of that beside it.
         ridge: how many times the noise of a Gram matrix is added to its eigenvalues before a system is solved with it.
+        shared: whether `deviation` is of a share of the noise, and only sums of uploads have all of it.
     """
 
     clip: float
     summands: Mapping[str, str]
     deviation: Mapping[str, float]
     ridge: float = 1.0
+    shared: bool = False
 
     def edge(self, rows: int, uploads: int) -> float:
         """The spectral norm of the noise in a sum of Gram matrices (rows, rows) of `uploads` clients; 0: none is sent.
@@ -42,6 +47,16 @@ class Release:
     def of(self, kind: str) -> float:
         """The deviation of the field of a kind; 0: there is none."""
         return next((self.deviation[name] for name, own in self.summands.items() if own == kind), 0.0)
+
+    def counted(self, total: Message) -> Message:
+        """A sum of uploads whose counts are whole numbers again.
+
+        A client that has a share of the noise doesn't round its own counts: that would round its share away.
+        """
+        counts = {name for name, kind in self.summands.items() if kind == COUNT and total[name].is_floating_point()}
+        return total.with_tensors(
+            {name: t.round().to(torch.int64) if name in counts else t for name, t in total.items()}
+        )
 
     def loosened(self, expected: Expectation, uploads: int = 1) -> Expectation:
         """What can still be asked of an upload: noise leaves the ranges by little, and the forms altogether.

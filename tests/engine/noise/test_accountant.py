@@ -8,7 +8,6 @@ import sys
 import mpmath
 import numpy as np
 import pytest
-from scipy.special import comb, logsumexp
 
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.noise import accountant
@@ -56,49 +55,6 @@ def test_releases_of_the_same_data_compose():
     assert accountant.multiplier_for(once, 1e-5, 4) == pytest.approx(3.0, rel=1e-6)
 
 
-def renyi_epsilon(slope: float, delta: float) -> float:
-    """Canonne, Kamath and Steinke (2020), Prop. 12, of a divergence slope * a, over the orders 2 to 512."""
-    orders = np.arange(2, 513)
-    found = [slope * a + math.log1p(-1 / a) - (math.log(delta) + math.log(a)) / (a - 1) for a in orders]
-    return min(found)
-
-
-def test_renyi_s_bound_of_rounds_that_all_take_part_in():
-    for multiplier, rounds in ((4.0, 10), (10.0, 100)):
-        found = accountant.epsilon_of_sampled([(50, 50, multiplier)] * rounds, 1e-5)
-        assert found == pytest.approx(renyi_epsilon(rounds / (2 * multiplier**2), 1e-5), rel=0.02)
-        exact = accountant.epsilon_of([multiplier] * rounds, 1e-5)
-        assert exact < found < 1.2 * exact
-    assert accountant.epsilon_of_sampled([(50, 5, 0.0)], 1e-5) == math.inf
-
-
-def test_sampling_without_replacement_is_bounded_as_wang_and_others_do():
-    """Their Theorem 9 for a mechanism without a finite epsilon; the library's bound is never above it."""
-    multiplier, rounds, clients, present = 3.0, 50, 100, 10
-    share = present / clients
-
-    def whole(a: float) -> float:
-        return a / (2 * multiplier**2)
-
-    def sampled(a: int) -> float:
-        terms = [0.0]
-        second = min(math.log(4 * math.expm1(whole(2))), whole(2) + math.log(2))
-        terms.append(2 * math.log(share) + math.log(comb(a, 2)) + second)
-        terms += [
-            j * math.log(share) + math.log(comb(a, j)) + (j - 1) * whole(j) + math.log(2) for j in range(3, a + 1)
-        ]
-        return rounds * float(logsumexp(terms)) / (a - 1)
-
-    by_hand = min(sampled(a) + math.log1p(-1 / a) - (math.log(1e-5) + math.log(a)) / (a - 1) for a in range(2, 65))
-    found = accountant.epsilon_of_sampled([(clients, present, multiplier)] * rounds, 1e-5)
-    assert found <= by_hand * 1.001
-    assert found < 0.5 * accountant.epsilon_of_sampled([(clients, clients, multiplier)] * rounds, 1e-5)
-    more = [accountant.epsilon_of_sampled([(clients, m, multiplier)] * rounds, 1e-5) for m in (5, 10, 30)]
-    assert more == sorted(more)
-    noisier = accountant.multiplier_for_sampled(found, 1e-5, clients, present, rounds)
-    assert noisier == pytest.approx(multiplier, rel=2e-3)
-
-
 def ledger_of(rounds: list[tuple[int, list[int]]], clients: int = 4) -> Ledger:
     """Of (task, who sent something) for each round; all have labelled samples."""
     ledger, number = Ledger(clients), {}
@@ -115,7 +71,7 @@ def ledger_of(rounds: list[tuple[int, list[int]]], clients: int = 4) -> Ledger:
 def test_samples_of_different_tasks_are_released_once_each():
     knobs, method = Gaussian(multiplier=1.0), STSA()
     found = knobs.guarantee(method, problem_of(4), 3, ledger_of([(0, [0, 1]), (1, [0, 1, 2]), (2, [3])]))
-    assert (found["releases"], found["unit"], found["sampled"], found["of_sums"]) == (1, "sample", False, False)
+    assert (found["releases"], found["unit"], found["of_sums"]) == (1, "sample", False)
     assert found["epsilon"] == pytest.approx(accountant.epsilon_of([1.0], 1e-5))
     # Twice in one task is twice the same samples.
     again = knobs.guarantee(method, problem_of(4), 3, ledger_of([(0, [0, 1]), (0, [1]), (1, [0])]))
@@ -145,13 +101,15 @@ def test_a_sum_has_the_noise_of_those_who_sent_something():
     assert knobs.release(method).deviation["G"] == Gaussian(multiplier=0.5).release(method).deviation["G"]
 
 
-def test_only_sums_count_on_who_is_not_seen():
+def test_drawing_clients_gains_nothing_since_the_server_draws_them():
+    """It is the server that asks those drawn, masks or not: a sum promises as much as one upload with all its noise."""
     method = FineTune(training=Training(rounds=10, fraction=0.5))
-    rounds = [(0, [round_ % 4, (round_ + 1) % 4]) for round_ in range(10)]
-    seen = Gaussian(multiplier=3.0, unit="client").guarantee(method, problem_of(4), 1, ledger_of(rounds))
-    hidden = Gaussian(multiplier=3.0, unit="client", share_of=2).guarantee(method, problem_of(4), 1, ledger_of(rounds))
-    assert (seen["sampled"], hidden["sampled"]) == (False, True)
-    assert hidden["epsilon"] == pytest.approx(accountant.epsilon_of_sampled([(4, 2, 3.0)] * 10, 1e-5))
+    ledger = ledger_of([(0, [round_ % 4, (round_ + 1) % 4]) for round_ in range(10)])
+    alone, summed = (
+        Gaussian(multiplier=3.0, unit="client", share_of=n).guarantee(method, problem_of(4), 1, ledger)
+        for n in (None, 2)
+    )
+    assert summed["epsilon"] == pytest.approx(alone["epsilon"]) == pytest.approx(accountant.epsilon_of([3.0] * 6, 1e-5))
 
 
 def test_without_the_library_one_line_says_how_to_get_it(monkeypatch):

@@ -73,6 +73,28 @@ def test_every_upload_has_a_stream_of_its_own():
         assert not any(torch.equal(first[name], other[name]) for name in first)
 
 
+def test_shares_of_the_noise_of_counts_are_not_rounded_away():
+    """A hundredth of the variance is less than half a count: each client's own, rounded, would be no noise at all."""
+    release = Release(1.0, {"n": COUNT}, {"n": 0.1}, shared=True)
+    step, uploads, counts = NoisyStatistics(0, release), 100, torch.full((2000,), 7, dtype=torch.int32)
+    total = sum(step.send(Message({"n": counts}), client)["n"] for client in range(uploads))
+    assert float((total - 700).std()) == pytest.approx(1.0, rel=0.05)
+    whole = release.counted(Message({"n": total}))["n"]
+    assert whole.dtype == torch.int64
+    assert torch.equal(whole, total.round().long())
+    assert release.counted(Message({"n": counts}))["n"] is counts
+
+
+def test_models_that_come_with_their_weight_are_clipped_without_it():
+    plain, weighted = (NoisyUpdates(0, clip=0.5, deviation=0.1, weighted=weighted) for weighted in (False, True))
+    trained = {name: start + 1 for name, start in START.items()}
+    for step in (plain, weighted):
+        step.receive(Message(START), 0)
+    one = plain.send(Message(trained, samples=7), 0)
+    seven = weighted.send(Message({name: 7 * own.double() for name, own in trained.items()}, samples=7), 0)
+    assert all(torch.allclose(seven[name], 7 * one[name].double(), atol=1e-5) for name in one)
+
+
 def test_counts_beyond_their_type_stay_in_it():
     wild = Release(1.0, {"n": COUNT}, {"n": 1e15})
     n = NoisyStatistics(0, wild).send(Message({"n": torch.zeros(50, dtype=torch.int32)}), 0)["n"]

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from fcl_bench.config import knob
 from fcl_bench.engine.ledger import Ledger
@@ -18,7 +18,7 @@ from fcl_bench.engine.reports import Guarantee
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.problem import Problem
-from fcl_bench.protocol.release import Release
+from fcl_bench.protocol.release import SQUARE, Release
 from fcl_bench.protocol.wire import HALF
 
 #: What is protected.
@@ -39,7 +39,7 @@ class Gaussian:
         clip: the largest L2 norm of a sample's H, or (unit=client) of a model update.
         unit: "sample", for uploads of statistics; "client", for those of models.
         share_of: n: each client adds 1/n of the variance, and the promise is one of sums of n uploads or more, which
-            nobody may see apart; null: each upload keeps to it alone.
+            nobody may see apart (secure=sums); null: each upload keeps to it alone.
         ridge: how many times the noise of a Gram matrix is added to its eigenvalues before a system is solved with it.
     """
 
@@ -82,6 +82,8 @@ class Gaussian:
             )
         if self.unit == CLIENT:
             self._check_network(method, problem)
+        if self.share_of is not None:
+            self._check_share(method, problem)
 
     def _check_network(self, method: Any, problem: Problem) -> None:
         network = method.build_network(problem)
@@ -92,20 +94,44 @@ class Gaussian:
                 "a network without batch norm, such as a vision transformer, or method.on=features",
             )
 
+    def _check_share(self, method: Any, problem: Problem) -> None:
+        key = f"noise.share_of={self.share_of}"
+        if not problem.sums:
+            raise UserError(
+                f"{key}: the server would see every upload, and each has only a share of the noise", "secure=sums"
+            )
+        if self.unit == CLIENT and method.training.weighting == "samples":
+            weighting = f"{method.training_key}.weighting"
+            raise UserError(
+                f"{weighting}=samples: with {key} a client with many samples moves a sum by more than its noise is for",
+                f"{weighting}=uniform, or noise.share_of=null",
+            )
+
+    def least_deviation(self, method: Method, problem: Problem, tasks: int) -> float:
+        """The standard deviation of the least noisy numbers that a client sends."""
+        if problem.release is not None:
+            return min(problem.release.deviation.values()) / (math.sqrt(2) if problem.release.of(SQUARE) else 1)
+        return self._deviation_of_updates(method, tasks)
+
     def release(self, method: Method) -> Release | None:
         """What both halves of a method that sends statistics know; None of another method."""
         if not method.summands:
             return None
         noise = self._multiplier(1) / math.sqrt(self.share_of or 1)
-        return Release(self.clip, method.summands, deviations(method.summands, self.clip, noise), self.ridge)
+        deviation = deviations(method.summands, self.clip, noise)
+        return Release(self.clip, method.summands, deviation, self.ridge, self.share_of is not None)
 
     def middleware(self, method: Method, problem: Problem, tasks: int) -> Sequence[Middleware]:
         """What uploads pass through before the wire codec."""
         if problem.release is not None:
             return [NoisyStatistics(problem.seed, problem.release)]
+        weighted = problem.sums and cast(Any, method).training.weighting == "samples"
+        deviation = self._deviation_of_updates(method, tasks)
+        return [NoisyUpdates(problem.seed, self.clip, deviation, weighted)]
+
+    def _deviation_of_updates(self, method: Method, tasks: int) -> float:
         # Any client may stand in another's place: 2 C apart at most.
-        deviation = self._of_updates(method, problem, tasks) * 2 * self.clip / math.sqrt(self.share_of or 1)
-        return [NoisyUpdates(problem.seed, self.clip, deviation)]
+        return self._of_updates(method, tasks) * 2 * self.clip / math.sqrt(self.share_of or 1)
 
     def _multiplier(self, releases: int) -> float:
         if self.multiplier is not None:
@@ -113,36 +139,21 @@ class Gaussian:
         assert self.epsilon is not None
         return accountant.multiplier_for(self.epsilon, self.delta, releases)
 
-    def _of_updates(self, method: Any, problem: Problem, tasks: int) -> float:
+    def _of_updates(self, method: Any, tasks: int) -> float:
         """The multiplier of one round, of as many as there will be at most."""
-        rounds, fraction = tasks * method.training.rounds, method.training.fraction
-        if self.epsilon is None or self.share_of is None or fraction == 1:
-            return self._multiplier(rounds)
-        clients = problem.clients or 1
-        present = max(1, round(fraction * clients))
-        # The sum of those present has more noise than its promise asks for, or less.
-        share = math.sqrt(present / self.share_of)
-        return accountant.multiplier_for_sampled(self.epsilon, self.delta, clients, present, rounds) / share
+        return self._multiplier(tasks * method.training.rounds)
 
     def guarantee(self, method: Method, problem: Problem, tasks: int, ledger: Ledger) -> Guarantee:
         """What the uploads of a run keep to, by who has sent how many of them."""
-        multiplier = self._multiplier(1) if method.summands else self._of_updates(method, problem, tasks)
+        multiplier = self._multiplier(1) if method.summands else self._of_updates(method, tasks)
         #: Of each client, or of each client's samples of a task: the multipliers of what was sent of them.
         sent: dict[tuple[int, ...], list[float]] = defaultdict(list)
-        rounds = []
-        for task, _, clients, available in ledger.senders():
+        for task, _, clients in ledger.senders():
             of_sum = multiplier if self.share_of is None else multiplier * math.sqrt(len(clients) / self.share_of)
-            rounds.append((available, len(clients), of_sum))
             for client in clients.tolist():
                 sent[(client,) if self.unit == CLIENT else (task, client)].append(of_sum)
-        amplified = self.unit == CLIENT and self.share_of is not None and any(m < n for n, m, _ in rounds)
-        epsilon = (
-            accountant.epsilon_of_sampled(rounds, self.delta)
-            if amplified
-            else max(
-                (accountant.epsilon_of(found, self.delta) for found in set(map(tuple, sent.values()))), default=0.0
-            )
-        )
+        released = set(map(tuple, sent.values()))
+        epsilon = max((accountant.epsilon_of(found, self.delta) for found in released), default=0.0)
         return {
             "epsilon": epsilon if math.isfinite(epsilon) else None,
             "delta": self.delta,
@@ -151,6 +162,5 @@ class Gaussian:
             "multiplier": multiplier,
             "releases": max(map(len, sent.values()), default=0),
             "of_sums": self.share_of is not None,
-            "sampled": amplified,
             "accountant": accountant.version() if multiplier else None,
         }

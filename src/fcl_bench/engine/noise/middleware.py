@@ -16,7 +16,8 @@ class NoisyStatistics(Middleware):
     """Adds noise to every field of an upload of statistics. The samples were clipped when they were mapped to H.
 
     A Gram matrix gets a symmetric matrix: independent entries on the diagonal, and beside it, where each number counts
-    twice in the norm, with half the variance. Counts are rounded afterwards, and may be negative.
+    twice in the norm, with half the variance. Counts are rounded afterwards, and may be negative; where each client has
+    a share of the noise the server rounds their sum (`Release.counted`).
 
     Args:
         seed: of the run. A real deployment must draw from a secure generator.
@@ -41,6 +42,8 @@ class NoisyStatistics(Middleware):
         noisy = tensor.double() + noise.to(tensor.device)
         if kind != COUNT:
             return noisy.to(tensor.dtype)
+        if self._release.shared:
+            return noisy
         limits = torch.iinfo(tensor.dtype)
         return noisy.round().clamp(limits.min, limits.max).to(tensor.dtype)
 
@@ -52,10 +55,11 @@ class NoisyUpdates(Middleware):
         seed: of the run; see `NoisyStatistics`.
         clip: C, the largest L2 norm of an update.
         deviation: standard deviation of the noise in each number.
+        weighted: whether models come times their number of samples; these weights are public.
     """
 
-    def __init__(self, seed: int, clip: float, deviation: float) -> None:
-        self._seed, self._clip, self._deviation = seed, clip, deviation
+    def __init__(self, seed: int, clip: float, deviation: float, weighted: bool = False) -> None:
+        self._seed, self._clip, self._deviation, self._weighted = seed, clip, deviation, weighted
         self._start: dict[int, Message] = {}
 
     def receive(self, message: Message, client: int) -> Message:
@@ -68,7 +72,8 @@ class NoisyUpdates(Middleware):
         start = self._start.pop(client)
         if absent := [name for name in message if name not in start]:
             raise ValueError(f"{absent[0]} is no part of the broadcast model, so it does not leave its client")
-        changes = {name: tensor.double() - start[name].to(tensor.device).double() for name, tensor in message.items()}
+        weight = message.samples if self._weighted and message.samples else 1
+        changes = {name: own.double() / weight - start[name].to(own.device).double() for name, own in message.items()}
         length = math.sqrt(sum(float(change.square().sum()) for change in changes.values()))
         share = min(1.0, self._clip / length) if length else 1.0
         draw = _generator(self._seed, message, client)
@@ -76,7 +81,7 @@ class NoisyUpdates(Middleware):
         for name, change in changes.items():
             noise = self._deviation * torch.randn(change.shape, generator=draw, dtype=torch.float64)
             moved = start[name].to(change) + share * change + noise.to(change.device)
-            noisy[name] = moved.to(message[name].dtype)
+            noisy[name] = (weight * moved).to(message[name].dtype)
         return message.with_tensors(noisy)
 
 

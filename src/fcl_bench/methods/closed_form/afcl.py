@@ -64,14 +64,14 @@ class AFCLClient(LocalRidge):
         """G_k and G_k W_k (d, c) of all classes that were named: which a client holds is nobody's business."""
         Y = one_hot(shard, columns)
         G, W = self.solve(self.features(shard, broadcast), Y, self.method.gamma)
-        upload = {"G": G, "GW": G @ W}
+        upload = {"G": G, "B": G @ W}
         return Message(
             upload,
             samples=self.told(shard),
             symmetric=["G"],
-            per_class=["GW"],
+            per_class=["B"],
             summed=upload,
-            sums_of={"GW": Y.argmax(dim=1)},
+            sums_of={"B": Y.argmax(dim=1)},
             moments_of={"G": None},
         )
 
@@ -125,7 +125,7 @@ class AFCLServer(RidgeServer):
         """The statistics of clients that may hold the classes in these columns."""
         d = self.dimension
         if self.problem.sums:
-            return {"G": gram_matrix(d, self.floor_of_features), "GW": real(d, len(named))}
+            return {"G": gram_matrix(d, self.floor_of_features), "B": real(d, len(named))}
         W_known, W_unknown = (real(d, side, widest=len(named)) for side in ("known", "unknown"))
         columns = class_numbers("learnt", among=named, distinct=True)
         return {
@@ -154,8 +154,8 @@ class AFCLServer(RidgeServer):
         if upload.stage == REGISTRATION:
             self._register(client, upload["classes"].cpu().long())
             return
-        if "GW" in upload:
-            self.B[:, self.order[self._named]] += upload["GW"]
+        if "B" in upload:
+            self.B[:, self.order[self._named]] += upload["B"]
         else:
             knowledge = upload["G"] @ torch.cat([upload["W_known"], upload["W_unknown"]], dim=1)
             self.B[:, upload["columns"].long()] += knowledge

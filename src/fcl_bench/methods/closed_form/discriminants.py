@@ -26,7 +26,7 @@ class DiscriminantServer(ClosedFormServer):
 
     Attributes:
         n: (C,) samples of each class so far; where clients add noise it may be anything, below zero too.
-        uploads: how many clients' there were.
+        uploads: how many there were, those in sums included.
     """
 
     def __init__(self, method: ClosedFormMethod, problem: Problem) -> None:

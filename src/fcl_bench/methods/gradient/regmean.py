@@ -172,7 +172,7 @@ class RidgeClient(GradientClient):
         C, W, trouble = local_ridge(shard.inputs, Y, self.method.gamma)
         if trouble:
             self._told.tell("client", f"a client's own solution with method.gamma={self.method.gamma:g}: {trouble}")
-        upload = {"C": C, "CW": C @ W} if self.problem.sums else {"C": C, "W": W}
+        upload = {"C": C, "B": C @ W} if self.problem.sums else {"C": C, "W": W}
         per_class = upload.keys() - {"C"}
         return Message(
             upload,
@@ -216,7 +216,7 @@ class RidgeMeanServer(GradientServer):
 
     def expects(self, task: Task, round_: int) -> Expectation:
         d = self.start.dimension
-        return {"C": gram_matrix(d), "CW" if self.problem.sums else "W": real(d, len(task.columns))}
+        return {"C": gram_matrix(d), "B" if self.problem.sums else "W": real(d, len(task.columns))}
 
     def objection(self, upload: Message) -> str:
         return ""
@@ -224,7 +224,7 @@ class RidgeMeanServer(GradientServer):
     def absorb(self, client: int, upload: Message) -> None:
         columns = torch.tensor(self.tasks[-1], device=self.B.device)
         self.C += upload["C"]
-        self.B.index_add_(1, columns, upload["CW"] if "CW" in upload else upload["C"] @ upload["W"])
+        self.B.index_add_(1, columns, upload["B"] if "B" in upload else upload["C"] @ upload["W"])
         self.uploads += upload.clients
 
     def finish_round(self) -> None:
