@@ -101,6 +101,15 @@ def test_a_sum_has_the_noise_of_those_who_sent_something():
     assert knobs.release(method).deviation["G"] == Gaussian(multiplier=0.5).release(method).deviation["G"]
 
 
+def test_an_aim_that_is_missed_is_told(caplog):
+    knobs = Gaussian(epsilon=2.0, share_of=4)
+    knobs.guarantee(STSA(), problem_of(4), 1, ledger_of([(0, [0, 1, 2, 3])]))
+    assert not caplog.messages
+    found = knobs.guarantee(STSA(), problem_of(4), 2, ledger_of([(0, [0, 1, 2, 3]), (1, [0])]))
+    assert found["epsilon"] > 2
+    assert caplog.messages[0].startswith("noise.epsilon=2 is not kept to: some sums are of fewer uploads")
+
+
 def test_drawing_clients_gains_nothing_since_the_server_draws_them():
     """It is the server that asks those drawn, masks or not: a sum promises as much as one upload with all its noise."""
     method = FineTune(training=Training(rounds=10, fraction=0.5))

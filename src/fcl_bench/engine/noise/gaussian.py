@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.release import SQUARE, Release
 from fcl_bench.protocol.wire import HALF
+
+log = logging.getLogger(__name__)
 
 #: What is protected.
 SAMPLE, CLIENT = "sample", "client"
@@ -154,6 +157,12 @@ class Gaussian:
                 sent[(client,) if self.unit == CLIENT else (task, client)].append(of_sum)
         released = set(map(tuple, sent.values()))
         epsilon = max((accountant.epsilon_of(found, self.delta) for found in released), default=0.0)
+        if self.epsilon is not None and epsilon > 1.001 * self.epsilon:
+            log.warning(
+                "noise.epsilon=%g is not kept to: some sums are of fewer uploads than noise.share_of=%s; epsilon is"
+                " %.4g",
+                *(self.epsilon, self.share_of, epsilon),
+            )
         return {
             "epsilon": epsilon if math.isfinite(epsilon) else None,
             "delta": self.delta,
