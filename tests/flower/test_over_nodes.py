@@ -287,5 +287,5 @@ def test_the_record_says_what_the_nodes_are(tmp_path, monkeypatch, town):
     with reached(town, monkeypatch):
         many = run_in(tmp_path / "there", *SMALL, *FLOWER, "method=afl")
     (node,) = json.loads((many.folder / "run.json").read_text())["transport"]["nodes"]
-    assert set(node) == {"clients", "fcl_bench", "torch", "threads", "device", "platform"}
+    assert set(node) == {"clients", "fcl_bench", "torch", "threads", "device", "platform", "data"}
     assert node["threads"] == many.record["environment"]["threads"]

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 
+from fcl_bench.cli import predict
 from fcl_bench.engine.remote.replies import heard
 from fcl_bench.errors import UserError
 from fcl_bench.execution.plan import make_plan
@@ -102,6 +103,20 @@ def test_other_data_at_a_site_is_another_run(tmp_path, monkeypatch, town):
     assert not second.was_complete
     assert second.record["data_fingerprint"] != first.record["data_fingerprint"]
     assert model(second) != model(first)
+
+
+def test_the_model_of_sites_predicts_the_server_s_test_samples_again(tmp_path, monkeypatch, town, capsys):
+    divided(tmp_path)
+    settle(town, tmp_path)
+    with reached(town, monkeypatch):
+        run = run_in(tmp_path / "there", *GIVEN, *SITES, f"data.path={tmp_path / 'test.npz'}")
+    assert predict.work([str(run.folder)]) == 0
+    assert f"accuracy: {run.record['metrics']['A_T']:.2f} %" in capsys.readouterr().err
+    with np.load(tmp_path / "test.npz") as file:
+        arrays = dict(file)
+    np.savez(tmp_path / "test.npz", **{**arrays, "x": arrays["x"] + 1})
+    with pytest.raises(UserError, match="is not what run"):
+        predict.work([str(run.folder)])
 
 
 def test_nobody_knows_what_is_right_of_guesses_at_sites(tmp_path, monkeypatch, town):

@@ -11,7 +11,9 @@ from PIL import Image
 
 from fcl_bench.config import target_class
 from fcl_bench.data.images.stored import ArrayImages, Images
+from fcl_bench.data.sources.base import Dataset
 from fcl_bench.errors import UserError
+from fcl_bench.files import json_hash
 from fcl_bench.typed import typed_instance
 
 
@@ -46,7 +48,7 @@ def tested_samples(
     """
     node = dict(config["data"])
     dataset = typed_instance(target_class("data", node.pop("_target_", None)), node, "data").load()
-    if dataset.fingerprint != record["data_fingerprint"]:
+    if _fingerprint(dataset, record) != record["data_fingerprint"]:
         raise UserError(f"data={record['data']} is not what run {record['run_id']} was made on", "the same files")
     with np.load(folder / "partition.npz") as partition:
         tests = [partition[f"test_t{task}"] for task in range(record["tasks"])]
@@ -55,6 +57,14 @@ def tested_samples(
     order = np.argsort(indices, kind="stable")
     indices, tasks = indices[order], tasks[order]
     return _chosen(dataset.test.inputs, indices), dataset.test.labels[indices], tasks, indices
+
+
+def _fingerprint(dataset: Dataset, record: Mapping[str, Any]) -> str:
+    """As the run has it: with the hashes that the nodes told of samples that stay at their sites."""
+    if not dataset.elsewhere:
+        return dataset.fingerprint
+    told = {client: node["data"] for node in record["transport"]["nodes"] for client in node["clients"]}
+    return json_hash([dataset.fingerprint, json_hash([told[client] for client in sorted(told)])])
 
 
 def _chosen(inputs: Images | np.ndarray, indices: np.ndarray) -> Any:

@@ -48,7 +48,7 @@ class Resident(NamedTuple):
         census = self.census
         return {
             **{"clients": census.clients, "fcl_bench": census.package, "torch": census.torch_version},
-            **{"threads": census.threads, "device": census.device, "platform": self.platform},
+            **{"threads": census.threads, "device": census.device, "platform": self.platform, "data": self.data},
         }
 
 
