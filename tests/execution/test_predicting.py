@@ -34,6 +34,10 @@ OTHERS = {
     "classes that come back": ("method=fedprotip", "method.columns=8", "split=class_overlap"),
     "an adapted network": ("method=stsa", "method.M=64", "adapt=fedavg", "adapt.training.rounds=1"),
     "a network adapted by low-rank updates": ("method=stsa", "method.M=64", "adapt=pilora", "adapt.training.rounds=1"),
+    "clipped samples": ("method=fedlda", "noise=gaussian", "noise.multiplier=0", "noise.clip=2"),
+    "noisy statistics": ("method=ranpac", "noise=gaussian", "noise.epsilon=8", "noise.clip=0.5"),
+    "secure sums": ("method=stsa", "method.M=64", "secure=sums", "clients=3"),
+    "a tree": ("method=stsa", "method.M=64", "transport=tree", "transport.fan_in=2"),
     "an untrained network": ("method=stsa", "method.M=64", "backbone=tiny", "backbone.width=4"),
 }
 

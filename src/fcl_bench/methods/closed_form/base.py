@@ -350,6 +350,8 @@ class ClosedFormServer(Server):
             self.random_features = type(drawn).given(
                 model["projection"], drawn.activation, model.get("phases"), drawn.maps
             )
+        if "clip" in model:  # of a run with noise, which this problem does not have
+            self.random_features.clip = float(model["clip"])
 
     def report(self) -> dict[str, Any]:
         """Of the last system solved: `condition`, largest over smallest eigenvalue, and `trouble`, null for none.
