@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fcl_bench.cli.command import DONE, Parser, run_command
 from fcl_bench.errors import UserError, require_choice
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from fcl_bench.results.figures.canvas import Drawing
     from fcl_bench.results.tables.cells import Sheet
+
+log = logging.getLogger(__name__)
 
 FORMATS = ("csv", "md", "tex")
 
@@ -200,10 +203,24 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
     if arguments.html:
         sheets = {table.name: table.sheet for table in (whole, *parts.values())}
         drawings = {name: drawn(figure, "svg") for name, figure in figures.items()}
-        contents["html"] = html_page(arguments.name, sheets, drawings)
+        captions = {name: figure.caption for name, figure in figures.items()}
+        charts, plotly = _charts(summary, runs, out / "runs")
+        contents["html"] = html_page(arguments.name, sheets, drawings, captions, charts, plotly)
     files = _write(out / "tables", {f"{arguments.name}.{suffix}": content for suffix, content in contents.items()})
     _show(summary, whole.sheet)
     return files
+
+
+def _charts(summary: pd.DataFrame, runs: pd.DataFrame, folder: Path) -> tuple[list[dict[str, Any]], str | None]:
+    """What the page's charts show, and the library that draws them; a warning where it is not installed."""
+    from fcl_bench.results.page.charts import chart_data, library
+
+    source = library()
+    if source is None:
+        log.warning("the page has no interactive charts: plotly is not installed (pip install plotly)")
+        return [], None
+    folders = {run: folder / name for run, name in zip(runs["run_id"], runs["folder"], strict=True)}
+    return chart_data(summary, folders), source
 
 
 def _require_figures(wanted: list[str], figures: Mapping[str, Drawing]) -> None:

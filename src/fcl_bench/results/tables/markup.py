@@ -63,7 +63,7 @@ def latex_table(sheet: Sheet) -> str:
     body = (
         cells.style.apply(lambda _: marks, axis=None)
         .hide(axis="index")
-        .relabel_index([latex_text(header) for header in sheet.headers], axis="columns")
+        .format_index(lambda position: latex_text(sheet.headers[position]), axis="columns")
         .to_latex(
             column_format="l" * sheet.texts + "r" * (len(sheet.headers) - sheet.texts),
             environment="longtable" if is_long else None,
