@@ -76,6 +76,13 @@ def _arguments() -> argparse.Namespace:
         " train inside a network beside closed forms on its features"
     )
     parser.add_argument("--together", type=_list_of("--together"), default=[], metavar="LIST", help=together)
+    reference = (
+        "beside yours, our own runs of the same settings, those behind README and docs (LIST: of the tables in results/);"
+        " where you have no runs, ours alone"
+    )
+    parser.add_argument(
+        "--reference", nargs="?", const="", metavar="LIST", type=_list_of("--reference"), help=reference
+    )
     parser.add_argument("--html", action="store_true", help="one page with the tables and figures, to open from disk")
     arguments = parser.parse_args()
     if not arguments.format:
@@ -92,6 +99,8 @@ def _arguments() -> argparse.Namespace:
         raise UserError(f"--table {arguments.table} is a table of no paper", "such as --paper fedran")
     if arguments.paper and (arguments.by or arguments.metrics or arguments.figures or arguments.together):
         raise UserError("--by, --metrics, --figures and --together are not for --paper", "without them")
+    if arguments.paper and arguments.reference is not None:
+        raise UserError("--reference and --paper are one too many", "one of them")
     if arguments.difference_to and arguments.figures is None and not arguments.html:
         raise UserError("--difference-to draws nothing without --figures", "such as --figures comparison")
     return arguments
@@ -135,6 +144,7 @@ def _tables() -> int:
     arguments = _arguments()
     # Only now, so that help and wrong options wait for no library.
     from fcl_bench.results.collect import collect, of_sweep, selected
+    from fcl_bench.results.reference import beside
 
     log_to_terminal("fcl-tables: warning", notes=False)
     out = user_path("--out", arguments.out)
@@ -143,11 +153,16 @@ def _tables() -> int:
         print(f"nothing to do: {made.files} files in {out / 'tables'} are those of these {made.runs} runs")
         return DONE
     frame = collect(out / "runs", arguments.metrics)
+    is_ours = frame.empty and arguments.reference is not None
+    if is_ours:
+        frame = beside(frame, arguments.reference)
     if frame.empty and (arguments.where or not arguments.paper):
         raise UserError(f"--out={arguments.out}: no complete run in {out / 'runs'}", "fcl-bench makes runs")
     chosen_runs = frame if frame.empty else selected(frame, arguments.where, out / "runs")
     if not frame.empty and (arguments.latest or arguments.sweep is not None):
         chosen_runs = of_sweep(chosen_runs, out, arguments.sweep or "")
+    if arguments.reference is not None and not is_ours:
+        chosen_runs = beside(chosen_runs, arguments.reference)
     write = _papers if arguments.paper else _summary
     files = write(arguments, out, chosen_runs)
     print(_written(files), flush=True)
@@ -195,7 +210,9 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
         contents |= figure_files(accuracy_against_cost(rivals, "bytes"))
     wanted = FIGURES if arguments.figures is None else arguments.figures
     is_drawn = arguments.html or arguments.figures is not None
-    figures = figure_set(frame, out / "runs", wanted, arguments.difference_to) if is_drawn else {}
+    # Reference runs have no folder to read curves from.
+    own = frame[frame["folder"] != ""]
+    figures = figure_set(own, out / "runs", wanted, arguments.difference_to) if is_drawn else {}
     if arguments.figures is not None:
         _require_figures(arguments.figures, figures)
         for name, figure in figures.items():
@@ -204,23 +221,26 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
         sheets = {table.name: table.sheet for table in (whole, *parts.values())}
         drawings = {name: drawn(figure, "svg") for name, figure in figures.items()}
         captions = {name: figure.caption for name, figure in figures.items()}
-        charts, plotly = _charts(summary, runs, out / "runs")
+        charts, plotly = _charts(own, out / "runs")
         contents["html"] = html_page(arguments.name, sheets, drawings, captions, charts, plotly)
     files = _write(out / "tables", {f"{arguments.name}.{suffix}": content for suffix, content in contents.items()})
     _show(summary, whole.sheet)
     return files
 
 
-def _charts(summary: pd.DataFrame, runs: pd.DataFrame, folder: Path) -> tuple[list[dict[str, Any]], str | None]:
+def _charts(frame: pd.DataFrame, folder: Path) -> tuple[list[dict[str, Any]], str | None]:
     """What the page's charts show, and the library that draws them; a warning where it is not installed."""
     from fcl_bench.results.page.charts import chart_data, library
+    from fcl_bench.results.summarise import summarise, used_runs
 
     source = library()
     if source is None:
         log.warning("the page has no interactive charts: plotly is not installed (pip install plotly)")
+    if source is None or frame.empty:
         return [], None
+    runs = used_runs(frame)
     folders = {run: folder / name for run, name in zip(runs["run_id"], runs["folder"], strict=True)}
-    return chart_data(summary, folders), source
+    return chart_data(summarise(runs), folders), source
 
 
 def _require_figures(wanted: list[str], figures: Mapping[str, Drawing]) -> None:

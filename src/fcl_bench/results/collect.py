@@ -38,6 +38,8 @@ _READ = {"config.yaml", "tasks.csv", "uploads.csv", "rounds.csv", "accuracy_matr
 #: Keys that older runs lack, of which they had this value; `resolved_config` fills in the knobs marked `added`.
 _BEFORE = {"label_rate": 1.0, "adapt": "none", "faults": "none", "on_bad_upload": "fail", "protocol": "task-agnostic"}
 _NEW = {"split.order_seed": "null"}
+#: Of older runs' tables: what they lack.
+BEFORE = {**_BEFORE, **_NEW}
 
 
 def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:

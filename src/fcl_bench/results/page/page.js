@@ -47,13 +47,16 @@
     return Object.entries(choices).every(([key, { value }]) => !value || !(key in setting) || setting[key] === value);
   };
   const offerChoices = () => {
+    const [box, list] = [make("details"), make("div")];
+    box.append(make("summary", {}, "Settings"), list);
+    facets.append(box);
     for (const key of new Set(settings.flatMap(Object.keys))) {
       const values = [...new Set(settings.filter((one) => key in one).map((one) => one[key]))].sort(collator.compare);
       const label = make("label", {}, `${key} `);
       const select = make("select", { "aria-label": key });
       select.append(make("option", { value: "" }, "all"), ...values.map((value) => make("option", { value }, value)));
       label.append(select);
-      facets.querySelector("div").append(label);
+      list.append(label);
       choices[key] = select;
       select.addEventListener("change", () => {
         for (const part of document.querySelectorAll("td.setting [data-key]")) {
@@ -65,7 +68,7 @@
       });
     }
     facets.hidden = !settings.length;
-    facets.open = Object.keys(choices).length <= 8;
+    box.open = Object.keys(choices).length <= 8;
   };
 
   const equip = (table) => {
