@@ -1,4 +1,4 @@
-"""The tables in results/: they say what our runs said, a sample of them comes out again, and they stand beside others."""
+"""The tables in results/: they say what our runs said, a sample comes out again, and they stand beside others."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_sample_comes_out_again(tmp_path, monkeypatch):
 
 
 def test_they_are_shown_where_there_are_no_runs_of_ones_own(in_process, tmp_path):
-    code, out, err = in_process(
+    code, out, _ = in_process(
         tables, "fcl-tables", "--out", tmp_path, "--reference", "comparison", "--html", "--format", "csv"
     )
     assert code == 0

@@ -77,7 +77,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--together", type=_list_of("--together"), default=[], metavar="LIST", help=together)
     reference = (
-        "beside yours, our own runs of the same settings, those behind README and docs (LIST: of the tables in results/);"
+        "beside yours, our own runs of the same settings, those behind README and docs (LIST: of those in results/);"
         " where you have no runs, ours alone"
     )
     parser.add_argument(
