@@ -109,8 +109,8 @@ def test_the_front_is_drawn_in_steps_behind_the_points():
 def test_settings_beyond_four_are_counted_with_the_option_that_draws_them():
     figure = figure_of(*({"beta": beta} for beta in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)))
     assert len(figure.axes) == 8
-    told = " ".join(figure.get_suptitle().split())
-    assert "2 more settings have no panel here; to draw others: fcl-tables --where beta=0.5." in told
+    told = figure.caption
+    assert "2 more settings have no panel here; to draw others: fcl-tables --figures --where beta=0.5." in told
 
 
 points = st.lists(st.tuples(st.floats(0, 9), st.floats(0, 100) | st.just(float("nan"))), max_size=12)

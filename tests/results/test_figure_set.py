@@ -10,10 +10,12 @@ import pandas as pd
 import pytest
 from matplotlib.collections import FillBetweenPolyCollection
 
+from fcl_bench.errors import UserError
 from fcl_bench.results.collect import collect
 from fcl_bench.results.figures.figure_set import figure_set
 from fcl_bench.results.figures.rounds import progress
 from fcl_bench.results.figures.style import METHODS, drawn
+from fcl_bench.results.summarise import told_apart
 from tests.results.frames import made_up, real_runs
 
 # pandas complains about the many columns of a frame that it is given.
@@ -51,12 +53,27 @@ def points(axes):
 
 
 def caption(figure):
-    return " ".join(figure.get_suptitle().split())
+    return figure.caption
 
 
-def test_one_run_has_its_curve_matrix_and_costs(tmp_path):
-    assert list(all_drawn(figures_of(tmp_path, {}))) == [
-        *("accuracy_over_tasks", "accuracy_against_bytes", "accuracy_against_seconds", "accuracy_matrix"),
+def test_one_run_has_its_curve_and_matrix_and_no_panel_of_a_single_dot(tmp_path):
+    assert list(all_drawn(figures_of(tmp_path, {}))) == ["accuracy_over_tasks", "accuracy_matrix"]
+
+
+def test_two_rivals_in_one_setting_are_compared_and_a_lone_one_beside_them_is_not(tmp_path):
+    figures = all_drawn(figures_of(tmp_path, {}, {"method": "afl"}, {"method": "afl", "beta": 1.0}))
+    assert list(figures) == [
+        *("comparison", "accuracy_over_tasks", "accuracy_against_bytes", "accuracy_against_seconds"),
+        *("accuracy_against_beta", "accuracy_matrix"),
+    ]
+    assert len(figures["comparison"].axes) == len(figures["accuracy_against_bytes"].axes) == 2
+    assert len(figures["accuracy_over_tasks"].axes) == 2
+
+
+def test_only_wanted_figures_are_drawn(tmp_path):
+    frame = made_up({}, {"method": "afl"})
+    assert list(figure_set(frame.assign(folder="none", tasks=1), tmp_path, ["accuracy_against_bytes"])) == [
+        "accuracy_against_bytes"
     ]
 
 
@@ -66,7 +83,8 @@ def test_no_run_has_no_figure(tmp_path):
 
 def test_a_ceiling_has_no_costs_and_a_single_task_no_stream(tmp_path):
     assert list(all_drawn(figures_of(tmp_path, {"method": "joint"}))) == ["accuracy_over_tasks", "accuracy_matrix"]
-    assert list(figures_of(tmp_path, {"tasks": 1})) == ["accuracy_against_bytes", "accuracy_against_seconds"]
+    single = [{"tasks": 1}, {"tasks": 1, "method": "afl"}]
+    assert list(figures_of(tmp_path, *single)) == ["accuracy_against_bytes", "accuracy_against_seconds"]
 
 
 def test_curves_are_means_over_seeds_with_a_band_of_one_deviation(tmp_path):
@@ -86,6 +104,7 @@ def test_curves_are_means_over_seeds_with_a_band_of_one_deviation(tmp_path):
 
 def test_devices_protocols_and_settings_have_panels_of_their_own(tmp_path):
     runs = [{"device": "cpu"}, {"device": "cuda"}, {"device": "cpu", "wire.dtype": "float16"}]
+    runs += [{**run, "method": "afl"} for run in runs]
     figures = figures_of(tmp_path, *runs)
     for name in ("accuracy_over_tasks", "accuracy_against_seconds"):
         titles = {axes.get_title(loc="left") for axes in figures[name].axes}
@@ -229,3 +248,69 @@ def test_upload_counts_up_for_each_client_and_over_tasks(tmp_path):
 
 def test_without_rounds_that_were_tested_there_is_no_such_figure(tmp_path):
     assert "accuracy_over_rounds" not in figures_of(tmp_path, {})
+
+
+def test_panels_of_accuracy_share_an_axis_that_never_leaves_0_to_100(tmp_path):
+    runs = [
+        {"method": m, "beta": b, "A_avg": a, "seed": s}
+        for m, b, a in (("stsa", 0.1, 99.9), ("afl", 1.0, 40.0))
+        for s in (0, 1)
+    ]
+    runs[0]["A_avg"] = 100.0
+    runs += [{"method": "fedran", "beta": b, "A_avg": 3.0} for b in (0.1, 1.0)]
+    for figure in figures_of(tmp_path, *runs).values():
+        by_axis = {}
+        for axes in figure.axes:
+            if "%" in axes.get_ylabel() and axes.get_label() != "<colorbar>":
+                by_axis.setdefault(axes.get_ylabel(), set()).add(axes.get_ylim())
+        for limits in by_axis.values():
+            [(low, high)] = limits
+            assert 0 <= low < high <= 100
+
+
+def test_coinciding_lines_are_named_and_the_lower_one_is_wider(tmp_path):
+    runs = [{"method": "afl"}, {"method": "afcl", "A_avg": 80.04}, {"method": "stsa", "A_avg": 81.0}]
+    figure = figures_of(tmp_path, *runs)["accuracy_over_tasks"]
+    widths = [line.get_linewidth() for line in figure.axes[0].lines]
+    assert widths[0] > widths[1] == widths[2]
+    assert "Within 0.05 points of each other, the thinner line above: afcl and afl." in caption(figure)
+
+
+def test_the_difference_to_a_method_is_the_curves_less_its_mean(tmp_path):
+    runs = [{"method": "afl", "seed": s, "A_avg": 80.0 + s} for s in (0, 2)] + [{"method": "stsa", "A_avg": 90.0}]
+    frame = made_up(*runs)
+    figures_of(tmp_path, *runs)
+    figure = figure_set(frame.assign(folder=frame["run_id"]), tmp_path, reference="afl")["accuracy_over_tasks"]
+    afl, stsa = (line.get_ydata() for line in figure.axes[0].lines)
+    np.testing.assert_allclose(afl, 0)
+    np.testing.assert_allclose(stsa, 9)
+    assert figure.axes[0].get_ylabel() == "$A_t$ less that of afl (points)"
+    with pytest.raises(UserError, match="is no method here"):
+        figure_set(frame.assign(folder=frame["run_id"]), tmp_path, reference="fedran")
+
+
+def test_the_reference_has_to_be_one_configuration(tmp_path):
+    runs = [{"method_rank": 8}, {"method_rank": 16}]
+    frame = made_up(*runs)
+    figures_of(tmp_path, *runs)
+    with pytest.raises(UserError, match="fedran is several here .*fedran rank=8"):
+        figure_set(frame.assign(folder=frame["run_id"]), tmp_path, reference="fedran")
+    assert figure_set(frame.assign(folder=frame["run_id"]), tmp_path, reference="fedran rank=8")
+
+
+def test_what_the_user_says_shares_a_panel(tmp_path):
+    runs = [
+        {"method": "stsa", "features": "one"},
+        {"method": "l2p", "features": "two"},
+        {"method": "l2p", "features": "one"},
+    ]
+    frame = made_up(*runs)
+    figures_of(tmp_path, *runs)
+    frame = frame.assign(folder=frame["run_id"])
+    assert len(figure_set(frame, tmp_path)["accuracy_over_tasks"].axes) == 2
+    figure = figure_set(told_apart(frame, ["features"]), tmp_path)["accuracy_over_tasks"]
+    assert len(figure.axes) == 1
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["l2p (features one)", "l2p (features two)", "stsa"]
+    with pytest.raises(UserError, match="--together featurs is no key of the setting .did you mean features"):
+        told_apart(frame, ["featurs"])

@@ -71,7 +71,7 @@ def latex_cells(source: str) -> tuple[str, list[list[str]]]:
     nodes, _, _ = LatexWalker(source, tolerant_parsing=False).get_latex_nodes()
     [environment] = [node for node in nodes if isinstance(node, LatexEnvironmentNode)]
     rows: list[list[list]] = [[[]]]
-    rules = {"toprule", "midrule", "bottomrule", "endhead", "endfoot"}
+    rules = {"toprule", "midrule", "bottomrule", "endfirsthead", "endhead", "endfoot", "endlastfoot"}
     for node in environment.nodelist:
         if isinstance(node, LatexMacroNode) and node.macroname == "\\":
             rows.append([[]])
@@ -102,7 +102,11 @@ def test_a_long_table_breaks_over_pages():
     source = latex_table(sheet)
     environment, rows = latex_cells(source)
     assert environment == "longtable"
-    assert len(rows) == 61
+    # The headers stand on the first page and on every later one, and each page but the last says that more follows.
+    assert rows[1] == ["a", "b"]
+    assert rows[0][1] == "b"
+    assert "Continued on next page" in rows[2][0]
+    assert rows[3:] == [[str(i), "1.0"] for i in range(60)]
     assert r"\usepackage{longtable}" in source.splitlines()[1]
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -168,3 +170,35 @@ def test_numbers_keep_their_order(values):
     rows = table(parsed(html_page("", {"t": sheet({"x": values, "k": list(range(len(values)))})}, {})))[1]
     shown = [float(row[0].attributes["data-number"]) for row in rows if len(row) == 2]
     assert sorted(shown) == [shown[i] for i in np.argsort(values, kind="stable")[: len(shown)]]
+
+
+def test_the_setting_is_one_column_after_the_method_and_its_values_are_choices():
+    columns = {"beta": [0.1, 1, 1], "clients": [5, 5, 20], "method": ["a", "a", "b"], "A_T": [1, 2, 3]}
+    root = parsed(html_page("Title", {"t": replace(sheet(columns), facets=(0, 1))}, {}))
+    headers, rows = table(root)
+    assert headers == ["method", "setting", "A_T"]
+    assert [[part.text for part in row[1].all("span")] for row in rows] == [
+        ["beta 0.1", "clients 5"],
+        ["beta 1", "clients 5"],
+        ["beta 1", "clients 20"],
+    ]
+    settings = [row.attributes["data-setting"] for row in root.all("tbody")[0].all("tr")]
+    assert json.loads(settings[2]) == {"beta": "1", "clients": "20"}
+
+
+def test_what_charts_show_cannot_end_its_element():
+    charts = [{"name": "</script><script>alert(1)</script>"}]
+    root = parsed(html_page("Title", {}, {}, {}, charts, "var Plotly;"))
+    data, library, page, drawing = root.all("script")
+    assert json.loads(data.text) == charts
+    assert library.text == "var Plotly;"
+    [policy] = [e.attributes["content"] for e in root.all("meta") if "http-equiv" in e.attributes]
+    for script in (library, page, drawing):
+        assert base64.b64encode(hashlib.sha256(script.text.encode()).digest()).decode() in policy
+    assert "unsafe-eval" not in policy
+    assert len(parsed(html_page("Title", {}, {}, {}, charts, None)).all("script")) == 1
+
+
+def test_captions_stand_below_their_figures():
+    root = parsed(html_page("Title", {}, {"a": a_figure(), "b": a_figure()}, {"b": "What <b> shows."}))
+    assert [caption.text for caption in root.all("figcaption")] == ["What <b> shows."]

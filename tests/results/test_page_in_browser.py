@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fcl_bench.results.page.charts import library
 from fcl_bench.results.page.page import html_page
 from fcl_bench.results.tables.cells import Cell, mean_cell
 from tests.results.pages import sheet
@@ -152,6 +154,74 @@ document.body.append(box);"""
     assert table_scrolls
     assert has_image
     assert size >= 13
+
+
+SETTINGS = {
+    "beta": ["0.1", "0.1", "1", "1"],
+    "method": ["fedran", "stsa", "fedran", "stsa"],
+    "A_avg": [mean_cell(72.0, 0.34, 2), mean_cell(74.0, 0.1, 2), mean_cell(71.0, 0.1, 2), mean_cell(73.0, 0.1, 2)],
+}
+
+
+def charted():
+    """A page of two methods in two settings, with charts where plotly is installed."""
+    plotly = library()
+    if plotly is None:
+        pytest.skip("plotly is not installed")
+    entries = [
+        {"name": name, "method": name, "setting": {"beta": beta}, "n": 3, "bytes": size, "seconds": 1.0}
+        | {"look": {"color": "#0072B2", "symbol": "circle", "dash": "solid"}, "A_avg": high, "A_avg_std": 0.5}
+        | {"accuracy": [high + 1, high - 1], "accuracy_std": [0.5, 0.5], "matrix": [[high, None], [high - 2, high]]}
+        for beta, name, size, high in (
+            *(("0.1", "fedran", 4.0, 72.0), ("0.1", "stsa", 16.0, 99.9)),
+            *(("1", "fedran", 4.0, 71.0), ("1", "stsa", 16.0, 73.0)),
+        )
+    ]
+    faceted = dataclasses.replace(sheet(SETTINGS), texts=2, facets=(0,))
+    return html_page("Runs", {"summary": faceted}, {}, {}, entries, plotly)
+
+
+def test_charts_run_under_the_policy_of_the_page(chromium, tmp_path):
+    dom = browse(chromium, tmp_path, charted(), "--virtual-time-budget=5000", "--dump-dom")
+    body = dom[dom.rindex("<header>") :]
+    assert body.count('class="main-svg"') >= 3
+    assert re.search(r'<section id="charts"[^>]*>', body)[0].count("hidden") == 0
+    assert body.count('aria-pressed="true"') == 2
+
+
+def test_series_toggle_and_settings_are_chosen(chromium, tmp_path):
+    y = "document.querySelector('#{}').{}.map((trace) => trace.name)"
+    names = y.format("chart-tasks", "data")
+    end = "document.querySelector('#chart-tasks').layout.yaxis.range[1]"
+    toggle = "{ document.querySelector('#chips button').click(); return " + names + "; }"
+    pick = (
+        "{ const s = document.querySelector('#facets select'); s.value = '1'; s.dispatchEvent(new Event('change'));"
+        " return [first(), document.querySelector('#chart-setting').value,"
+        " document.querySelector('#chart-bytes').data[0].y, rows().map((row) => row.cells[1].innerText.trim())]; }"
+    )
+    matrix = "document.querySelector('#chart-matrix').data[0].z"
+    heads = "[...document.querySelectorAll('thead tr:first-child th')].map((head) => head.textContent)"
+    found = asked(
+        chromium, tmp_path, charted(), [names, end, toggle, toggle, pick, matrix, heads], "--virtual-time-budget=5000"
+    )
+    assert found[0] == ["fedran", "stsa"]
+    assert found[1] == 100
+    assert found[2:4] == [["stsa"], ["fedran", "stsa"]]
+    assert found[4] == [["fedran", "stsa"], "beta 1", [71.0], ["", ""]]
+    assert found[5] == [[73, None], [71, 73]]  # STSA's, which was the only one for a moment
+    assert found[6] == ["method", "setting", "A_avg"]
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_the_methods_column_stays_in_sight(chromium, tmp_path, width):
+    wide = sheet({"method": ["fedran", "stsa"]} | {f"a_rather_long_header_{i}": [i, i + 1] for i in range(30)})
+    page = html_page("Runs", {"wide": wide}, {})
+    scrolled = (
+        "{ const box = document.querySelector('.scroll'); box.scrollLeft = 500;"
+        " const cell = rows()[0].cells[0].getBoundingClientRect();"
+        " return [box.scrollLeft, Math.round(cell.left - box.getBoundingClientRect().left) <= 1]; }"
+    )
+    assert asked(chromium, tmp_path, page, [scrolled], f"--window-size={width},900") == [[500, True]]
 
 
 def test_a_screenshot_has_the_figure_in_its_colour(chromium, tmp_path):

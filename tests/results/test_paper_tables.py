@@ -325,7 +325,9 @@ def test_every_printed_number_has_its_row_in_every_form(everything):
             assert cell.text.strip()
             assert cell.text.lower() != "nan"
         assert markdown_page(table.sheet).count("\n| ") == len(table.values) + 2
-        assert latex_table(table.sheet).count(r" \\") == len(table.values) + 1
+        # A table over several pages has its headers twice, and a line that says that it goes on.
+        latex = latex_table(table.sheet)
+        assert latex.count(r" \\") == len(table.values) + (3 if "longtable" in latex else 1)
 
 
 def test_csvs_read_back_with_numbers_as_numbers(everything, finished, runs):

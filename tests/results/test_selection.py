@@ -40,7 +40,7 @@ def test_the_settings_with_most_configurations_are_shown_in_the_order_of_the_tab
     runs = [{"beta": beta, "method": f"m{i}"} for beta, count in ((0.1, 1), (0.5, 3), (1.0, 2)) for i in range(count)]
     shown, left_out = panels(summary_of(*runs), most=2)
     assert [panel.title for panel in shown] == ["beta 0.5", "beta 1"]
-    assert left_out == "1 more setting has no panel here; to draw others: fcl-tables --where beta=0.1."
+    assert left_out == "1 more setting has no panel here; to draw others: fcl-tables --figures --where beta=0.1."
 
 
 def test_a_swept_quantity_does_not_split_a_panel_but_what_goes_with_it_does():

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 
-from fcl_bench.results.figures.style import CEILING_LOOKS, METHODS, line_look, looks
+from fcl_bench.results.figures.style import CEILING_LOOKS, KINDS, METHODS, line_look, looks
 from fcl_bench.results.summarise import CEILINGS
 from tests.conftest import REPOSITORY
 
@@ -72,6 +72,11 @@ def test_sixteen_variants_of_a_method_differ_without_colour():
     assert not {str(look["linestyle"]) for look in drawn} & {str(look["linestyle"]) for look in CEILING_LOOKS.values()}
 
 
+def test_every_method_here_has_a_look_of_its_own():
+    here = {file.stem for file in (REPOSITORY / "conf" / "method").glob("*.yaml")}
+    assert here - {*CEILING_LOOKS} == {*METHODS}
+
+
 def test_every_ceiling_has_a_look():
     assert list(CEILING_LOOKS) == list(CEILINGS)
 
@@ -87,7 +92,7 @@ sys.stdout.buffer.write(drawn(figure, sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("kind", ["svg", "png"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_figure_is_the_same_file_each_time(kind):
     def written():
         # On another day; and another process draws other random ids.

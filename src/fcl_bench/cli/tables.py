@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fcl_bench.cli.command import DONE, Parser, run_command
 from fcl_bench.errors import UserError, require_choice
@@ -19,7 +21,10 @@ from fcl_bench.tracking.console import log_to_terminal
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fcl_bench.results.figures.canvas import Drawing
     from fcl_bench.results.tables.cells import Sheet
+
+log = logging.getLogger(__name__)
 
 FORMATS = ("csv", "md", "tex")
 
@@ -59,7 +64,25 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--profile", default="full", metavar="NAME", help=profile)
     parser.add_argument("--if-changed", action="store_true", help="do nothing where files, runs and code are as before")
-    parser.add_argument("--figures", action="store_true", help="every figure for which there are runs (svg, png)")
+    figures = (
+        "figures (pdf, svg, png, captions beside them): comparison, or any of docs/figures.md; without a LIST every"
+        " one for which there are runs"
+    )
+    parser.add_argument("--figures", nargs="?", const="", metavar="LIST", type=_figures, help=figures)
+    difference = "draw curves over tasks as the difference to this method, or label of the tables"
+    parser.add_argument("--difference-to", default="", metavar="METHOD", help=difference)
+    together = (
+        "keys of the setting that tell rows of one panel and block apart, not settings: features, for methods that"
+        " train inside a network beside closed forms on its features"
+    )
+    parser.add_argument("--together", type=_list_of("--together"), default=[], metavar="LIST", help=together)
+    reference = (
+        "beside yours, our own runs of the same settings, those behind README and docs (LIST: of those in results/);"
+        " where you have no runs, ours alone"
+    )
+    parser.add_argument(
+        "--reference", nargs="?", const="", metavar="LIST", type=_list_of("--reference"), help=reference
+    )
     parser.add_argument("--html", action="store_true", help="one page with the tables and figures, to open from disk")
     arguments = parser.parse_args()
     if not arguments.format:
@@ -74,8 +97,12 @@ def _arguments() -> argparse.Namespace:
         raise UserError(f"--sweep {arguments.sweep} and --latest are one too many", "one of them")
     if arguments.table and not arguments.paper:
         raise UserError(f"--table {arguments.table} is a table of no paper", "such as --paper fedran")
-    if arguments.paper and (arguments.by or arguments.metrics or arguments.figures):
-        raise UserError("--by, --metrics and --figures are not for --paper", "without them, or without --paper")
+    if arguments.paper and (arguments.by or arguments.metrics or arguments.figures or arguments.together):
+        raise UserError("--by, --metrics, --figures and --together are not for --paper", "without them")
+    if arguments.paper and arguments.reference is not None:
+        raise UserError("--reference and --paper are one too many", "one of them")
+    if arguments.difference_to and arguments.figures is None and not arguments.html:
+        raise UserError("--difference-to draws nothing without --figures", "such as --figures comparison")
     return arguments
 
 
@@ -99,6 +126,13 @@ def _list_of(option: str, known: Iterable[str] = ()) -> Callable[[str], list[str
     return read
 
 
+def _figures(given: str) -> list[str]:
+    """Reads names of figures; none: all."""
+    from fcl_bench.results.figures.figure_set import FIGURES
+
+    return _list_of("--figures", FIGURES)(given) or list(FIGURES)
+
+
 def _metrics(given: str) -> list[str]:
     """Reads names of measures: one of `MEASURES`, or of a single task."""
     names = _list_of("--metrics")(given)
@@ -110,6 +144,7 @@ def _tables() -> int:
     arguments = _arguments()
     # Only now, so that help and wrong options wait for no library.
     from fcl_bench.results.collect import collect, of_sweep, selected
+    from fcl_bench.results.reference import beside
 
     log_to_terminal("fcl-tables: warning", notes=False)
     out = user_path("--out", arguments.out)
@@ -118,32 +153,48 @@ def _tables() -> int:
         print(f"nothing to do: {made.files} files in {out / 'tables'} are those of these {made.runs} runs")
         return DONE
     frame = collect(out / "runs", arguments.metrics)
+    is_ours = frame.empty and arguments.reference is not None
+    if is_ours:
+        frame = beside(frame, arguments.reference)
     if frame.empty and (arguments.where or not arguments.paper):
         raise UserError(f"--out={arguments.out}: no complete run in {out / 'runs'}", "fcl-bench makes runs")
     chosen_runs = frame if frame.empty else selected(frame, arguments.where, out / "runs")
     if not frame.empty and (arguments.latest or arguments.sweep is not None):
         chosen_runs = of_sweep(chosen_runs, out, arguments.sweep or "")
+    if arguments.reference is not None and not is_ours:
+        chosen_runs = beside(chosen_runs, arguments.reference)
     write = _papers if arguments.paper else _summary
     files = write(arguments, out, chosen_runs)
-    print("\n".join(f"written: {file}" for file in files), flush=True)
+    print(_written(files), flush=True)
     if made is not None:
         made.note(files)
     return DONE
 
 
+def _written(files: list[Path]) -> str:
+    """One line: how many files of which kinds, and what their names begin with."""
+    kinds = ", ".join(dict.fromkeys(file.suffix.removeprefix(".") for file in files))
+    if len(files) == 1:
+        return f"written: {files[0]}"
+    start = os.path.commonprefix([file.name for file in files])  # noqa: RUF071 (of names, not of paths)
+    return f"written: {len(files)} files, {files[0].parent / start}* ({kinds})"
+
+
 def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> list[Path]:
     """Today's runs as a table on the screen, and as files, which it returns."""
     from fcl_bench.results.collect import mixed
-    from fcl_bench.results.figures.costs import accuracy_against_cost
-    from fcl_bench.results.figures.figure_set import figure_set
+    from fcl_bench.results.figures.costs import accuracy_against_cost, compared
+    from fcl_bench.results.figures.figure_files import figure_files
+    from fcl_bench.results.figures.figure_set import FIGURES, figure_set
     from fcl_bench.results.figures.style import drawn
     from fcl_bench.results.page.page import html_page
-    from fcl_bench.results.summarise import summarise, used_runs
+    from fcl_bench.results.summarise import summarise, told_apart, used_runs
     from fcl_bench.results.tables.markup import table_files
     from fcl_bench.results.tables.sections import sections
     from fcl_bench.results.tables.summary_table import summary_page, summary_table
 
     measures = [measure for name in arguments.metrics if (measure := measure_named(name))]
+    frame = told_apart(frame, arguments.together)
     runs = used_runs(frame)
     summary = summarise(runs)
     # Labels of rows that have a column for a knob do without it.
@@ -152,24 +203,54 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
     whole = summary_table(runs, summary, measures)
     for table in (whole, *parts.values()):
         table.sheet.notes[:0] = mixed(runs)
-    picture = accuracy_against_cost(summary, "bytes")
-    contents: dict[str, str | bytes] = {
-        **table_files(whole, arguments.format, summary_page),
-        **{kind: drawn(picture, kind) for kind in ("png", "svg")},
-    }
+    contents: dict[str, str | bytes] = dict(table_files(whole, arguments.format, summary_page))
     for name, table in parts.items():
         contents |= {f"{name}.{suffix}": content for suffix, content in table_files(table, arguments.format).items()}
-    figures = figure_set(frame, out / "runs") if arguments.figures or arguments.html else {}
-    drawings = {name: drawn(figure, "svg") for name, figure in figures.items()}
-    if arguments.figures:
+    if len(rivals := compared(summary)):
+        contents |= figure_files(accuracy_against_cost(rivals, "bytes"))
+    wanted = FIGURES if arguments.figures is None else arguments.figures
+    is_drawn = arguments.html or arguments.figures is not None
+    # Reference runs have no folder to read curves from.
+    own = frame[frame["folder"] != ""]
+    figures = figure_set(own, out / "runs", wanted, arguments.difference_to) if is_drawn else {}
+    if arguments.figures is not None:
+        _require_figures(arguments.figures, figures)
         for name, figure in figures.items():
-            contents |= {f"{name}.svg": drawings[name], f"{name}.png": drawn(figure, "png")}
+            contents |= {f"{name}.{suffix}": content for suffix, content in figure_files(figure).items()}
     if arguments.html:
         sheets = {table.name: table.sheet for table in (whole, *parts.values())}
-        contents["html"] = html_page(arguments.name, sheets, drawings)
+        drawings = {name: drawn(figure, "svg") for name, figure in figures.items()}
+        captions = {name: figure.caption for name, figure in figures.items()}
+        charts, plotly = _charts(own, out / "runs")
+        contents["html"] = html_page(arguments.name, sheets, drawings, captions, charts, plotly)
     files = _write(out / "tables", {f"{arguments.name}.{suffix}": content for suffix, content in contents.items()})
     _show(summary, whole.sheet)
     return files
+
+
+def _charts(frame: pd.DataFrame, folder: Path) -> tuple[list[dict[str, Any]], str | None]:
+    """What the page's charts show, and the library that draws them; a warning where it is not installed."""
+    from fcl_bench.results.page.charts import chart_data, library
+    from fcl_bench.results.summarise import summarise, used_runs
+
+    source = library()
+    if source is None:
+        log.warning("the page has no interactive charts: plotly is not installed (pip install plotly)")
+    if source is None or frame.empty:
+        return [], None
+    runs = used_runs(frame)
+    folders = {run: folder / name for run, name in zip(runs["run_id"], runs["folder"], strict=True)}
+    return chart_data(summarise(runs), folders), source
+
+
+def _require_figures(wanted: list[str], figures: Mapping[str, Drawing]) -> None:
+    """Raises a UserError for a figure that was asked for by name and has too few runs."""
+    from fcl_bench.results.figures.figure_set import FIGURES
+
+    missing = [name for name in wanted if name not in figures]
+    if missing and wanted != list(FIGURES):
+        there = f"there are runs for {', '.join(figures)}" if figures else "docs/figures.md says what each one needs"
+        raise UserError(f"--figures {missing[0]}: too few runs for it", there)
 
 
 def _show(summary: pd.DataFrame, sheet: Sheet) -> None:
@@ -178,14 +259,16 @@ def _show(summary: pd.DataFrame, sheet: Sheet) -> None:
     from fcl_bench.results.tables.summary_table import screen_table
 
     console = ScreenConsole(highlight=False)
-    table, left_out = screen_table(summary, sheet, console.width if console.is_terminal else math.inf)
-    if not console.is_terminal:
+    # A pipe has no width, unless the user says one.
+    is_narrow = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
+    table, left_out = screen_table(summary, sheet, console.width if is_narrow else math.inf)
+    if not is_narrow:
         console.width = 10_000
-    lines = [*sheet.notes[:-1], table, sheet.notes[-1]]
+    console.print(*sheet.notes[:-1], sep="\n", markup=False)
+    console.print(table)
+    console.print(sheet.notes[-1], markup=False)
     if left_out:
-        lines.append(f"Too wide for this terminal, in the files only: {', '.join(left_out)}.")
-    for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(f"Too wide for this terminal, in the files only: {', '.join(left_out)}.", markup=False)
 
 
 def _papers(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> list[Path]:

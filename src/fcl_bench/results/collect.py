@@ -40,6 +40,8 @@ _BEFORE: dict[str, Any] = {"label_rate": 1.0, "on_bad_upload": "fail"}
 _BEFORE |= {"adapt": "none", "faults": "none", "noise": "none", "secure": "none"}
 _BEFORE |= {"protocol": "task-agnostic"}
 _NEW = {"split.order_seed": "null"}
+#: Of older runs' tables: what they lack.
+BEFORE = {**_BEFORE, **_NEW}
 
 
 def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fcl_bench.config import is_number, text
+from fcl_bench.errors import UserError, choices
 from fcl_bench.results.collect import RUN_COLUMNS
 from fcl_bench.results.measures import MEASURES, by_task
 
@@ -41,6 +42,19 @@ def setting(frame: pd.DataFrame) -> list[str]:
     rest = [column for column in frame if column not in (*results, *_PRIMARY, "method", *knobs(frame))]
     rest = [column for column in rest if not by_task(re.sub("_(mean|std)$", "", column))]
     return [column for column in _PRIMARY if column in frame] + rest
+
+
+def told_apart(frame: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
+    """Runs whose `keys` tell methods apart, as knobs do, and not settings: rows that differ in them share a panel.
+
+    Raises:
+        UserError: a key is none of the setting's.
+    """
+    known = setting(frame)
+    for key in keys:
+        if key not in known:
+            raise UserError(f"--together {key} is no key of the setting", choices(known, key))
+    return frame.rename(columns={key: f"method.{key}" for key in keys})
 
 
 def varying_setting(frame: pd.DataFrame) -> list[str]:

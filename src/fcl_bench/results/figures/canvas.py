@@ -1,10 +1,11 @@
-"""The paper that figures are drawn on: a grid of panels, a caption above it, one legend below."""
+"""The paper that figures are drawn on: a grid of panels, one legend below, and a caption that stands beside it."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
 
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,26 +15,47 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from fcl_bench.config import text
 from fcl_bench.results.figures.style import CHARACTERS, SMALL_SIZE, TEXT_SIZE, TITLE_SIZE, WIDTH_INCHES, Look
 
+#: Accuracies closer than this many points look alike at any size.
+ALIKE = 0.05
 #: What figures of accuracy show, side by side, and what their axes are called.
 ACCURACIES = {"A_avg": "$A_{avg}$, mean over tasks (%)", "A_T": "$A_T$, after the last task (%)"}
 
 
+class Drawing(Figure):
+    """A figure whose caption is no part of the picture: a paper sets it in its own letters.
+
+    Attributes:
+        caption: what the figure shows, in sentences.
+    """
+
+    caption: str = ""
+
+
+def caption(*sentences: str) -> str:
+    """The sentences, less the empty ones."""
+    return " ".join(filter(None, sentences))
+
+
+def accuracy_axis(reference: str) -> str:
+    """What an axis of A_t is called, in percent or, if there is a reference, in points."""
+    return f"$A_t$ less that of {reference} (points)" if reference else "accuracy, $A_t$ (%)"
+
+
 def canvas(
-    count: int, columns: int, caption: Sequence[str], height: float = 3.3, sharex: bool = False
-) -> tuple[Figure, list[Axes]]:
+    count: int, columns: int, sentences: Sequence[str], height: float = 3.3, sharex: bool = False
+) -> tuple[Drawing, list[Axes]]:
     """A figure with `count` panels in rows of `columns`, and the sentences of its caption.
 
     Args:
         count, columns: of panels; a last row may be short.
-        caption: sentences; empty ones are left out.
+        sentences: see `caption`.
         height: of a row, inches.
         sharex: whether all panels have one horizontal axis.
     """
     columns = min(columns, count)
     rows = -(-count // columns)
-    lines = textwrap.wrap(" ".join(filter(None, caption)), CHARACTERS, break_on_hyphens=False)
-    figure = Figure(figsize=(WIDTH_INCHES, height * rows + 0.18 * len(lines) + 0.7), layout="constrained")
-    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=TEXT_SIZE, parse_math=False)
+    figure = Drawing(figsize=(WIDTH_INCHES, height * rows + 0.7), layout="constrained")
+    figure.caption = caption(*sentences)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=sharex).ravel()
     for axes in grid[count:]:
         axes.remove()
@@ -49,6 +71,27 @@ def title(axes: Axes, words: str, columns: int) -> None:
     width = int(0.9 * CHARACTERS / columns)
     wrapped = textwrap.fill(words, width, break_on_hyphens=False)
     axes.set_title(wrapped, fontsize=TITLE_SIZE, loc="left", parse_math=False)
+
+
+def percent_axes(panels: Sequence[Axes]) -> None:
+    """Give panels of accuracy in percent one vertical axis, so that their heights compare, never beyond 0 to 100."""
+    share(panels, 0.0, 100.0)
+
+
+def share(panels: Sequence[Axes], least: float = -np.inf, most: float = np.inf) -> None:
+    """One vertical axis for all panels, a little longer than what they show, within these bounds."""
+    ends = [end for axes in panels for end in axes.dataLim.intervaly if np.isfinite(end)]
+    if not ends:
+        return
+    low, high = max(least, min(ends)), min(most, max(ends))
+    room = max(0.06 * (high - low), 0.5)
+    limits = max(least, low - room), min(most, high + room)
+    for axes in panels:
+        axes.set_ylim(*limits)
+        for line in axes.lines:
+            heights = np.asarray(line.get_ydata(), dtype=float)
+            # A marker at 100 is whole; a bar that reaches beyond is cut.
+            line.set_clip_on(bool(np.any(heights < limits[0]) or np.any(heights > limits[1])))
 
 
 def ticks(axes: Axes, values: Sequence[float], log_base: float | None = None) -> None:

@@ -7,15 +7,14 @@ from itertools import product
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from fcl_bench.config import is_number, text
-from fcl_bench.results.figures.canvas import ACCURACIES, canvas, legend, title
+from fcl_bench.results.figures.canvas import ACCURACIES, Drawing, canvas, legend, percent_axes, title
 from fcl_bench.results.figures.selection import names, panels, seeds_told, shared, styles, told
 from fcl_bench.results.figures.style import ANNOTATION, CEILING_LOOKS, FRONT, Look
-from fcl_bench.results.summarise import CEILINGS, knobs, signature
+from fcl_bench.results.summarise import CEILINGS, knobs, setting, signature
 
 _MOST_PANELS = 4
 _MOST_ANNOTATED = 10
@@ -39,7 +38,13 @@ COSTS = {
 }
 
 
-def accuracy_against_cost(summary: pd.DataFrame, name: str) -> Figure:
+def compared(summary: pd.DataFrame) -> pd.DataFrame:
+    """The rows of those settings that have two rivals or more: a single dot compares with nothing."""
+    rivals = ~summary["method"].isin(CEILINGS)
+    return summary[rivals.groupby(signature(summary, setting(summary))).transform("sum") > 1]
+
+
+def accuracy_against_cost(summary: pd.DataFrame, name: str) -> Drawing:
     """A row of panels per setting: A_avg and A_T against a cost (log), with the Pareto front.
 
     Rows of one family differ in numeric knobs only. A line joins, in its order, points that differ only in the knob
@@ -47,7 +52,7 @@ def accuracy_against_cost(summary: pd.DataFrame, name: str) -> Figure:
     deviation over seeds. Ceilings are dotted lines: they have all data in one place, so their cost does not compare.
 
     Args:
-        summary: what `summarise` returned; kinds of devices are settings of their own.
+        summary: what `compared` returned, not empty; kinds of devices are settings of their own.
         name: one of `COSTS`.
     """
     cost, axis, about, annotate = COSTS[name]
@@ -59,8 +64,8 @@ def accuracy_against_cost(summary: pd.DataFrame, name: str) -> Figure:
     own_looks = enumerate(styles(rivals, "family").items())
     looks = {family: {**look, "markersize": 10 - 0.8 * (i % 7)} for i, (family, look) in own_looks}
     seeds = f"Mean over seeds; bars: one standard deviation either way; {seeds_told(rows)}."
-    caption = [about, seeds, shared(rows), left_out]
-    figure, grid = canvas(len(shown) * len(ACCURACIES), len(ACCURACIES), caption, height=3.6, sharex=True)
+    said = [about, seeds, shared(rows), left_out]
+    figure, grid = canvas(len(shown) * len(ACCURACIES), len(ACCURACIES), said, height=3.6, sharex=True)
     for axes, (panel, measure) in zip(grid, product(shown, ACCURACIES), strict=True):
         front = pareto_front(panel.rows, f"{cost}_mean", f"{measure}_mean")
         if len(front):
@@ -74,10 +79,11 @@ def accuracy_against_cost(summary: pd.DataFrame, name: str) -> Figure:
                 axes.axhline(height, **look)
         title(axes, panel.title, len(ACCURACIES))
         axes.set_ylabel(ACCURACIES[measure])
-        axes.margins(y=0.1)
         axes.grid(alpha=0.3, which="both")
         axes.set_xlabel(axis)
-    _scale(grid[0], rivals[f"{cost}_mean"])
+    for first in range(len(ACCURACIES)):
+        percent_axes(grid[first :: len(ACCURACIES)])
+    log_costs(grid[0], rivals[f"{cost}_mean"])
     called = names(rivals, "family")
     named = {_legend(called[family], numeric[family]): look for family, look in looks.items()}
     there = [method for method in CEILINGS if method in set(rows["method"])]
@@ -135,8 +141,8 @@ def _draw(
                 axes.annotate(", ".join(told(line, numeric[:-1])), (x.iloc[0], y.iloc[0]), (-7, -3), ha="right", **note)
 
 
-def _scale(axes: Axes, sizes: pd.Series) -> None:
-    """A log axis with plain numbers, for all panels (they share it)."""
+def log_costs(axes: Axes, sizes: pd.Series) -> None:
+    """A log axis with plain numbers, for all panels that share it."""
     axes.set_xscale("log")
     sizes = sizes[sizes > 0]
     if len(sizes):

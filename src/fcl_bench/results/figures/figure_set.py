@@ -2,50 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
-from matplotlib.figure import Figure
 
-from fcl_bench.results.figures.costs import COSTS, accuracy_against_cost
+from fcl_bench.results.figures.canvas import Drawing
+from fcl_bench.results.figures.comparison import comparison
+from fcl_bench.results.figures.costs import COSTS, accuracy_against_cost, compared
 from fcl_bench.results.figures.ranks import grids, rank_by_width
 from fcl_bench.results.figures.rounds import accuracy_over_rounds
 from fcl_bench.results.figures.sweeps import SWEPT, accuracy_against, swept
 from fcl_bench.results.figures.tasks import accuracy_matrices, accuracy_over_tasks
-from fcl_bench.results.summarise import CEILINGS, summarise, used_runs
+from fcl_bench.results.summarise import summarise, used_runs
 
 
-def figure_set(runs: pd.DataFrame, folder: Path) -> dict[str, Figure]:
-    """Name -> figure, in the order to read them; only those for which there are runs.
+def _name(quantity: str) -> str:
+    """Of the figure of accuracy against a quantity that was varied."""
+    return f"accuracy_against_{quantity.removeprefix('noise.')}"
+
+
+#: Every figure there is, in the order to read them.
+FIGURES = (
+    *("comparison", "accuracy_over_tasks", "accuracy_over_rounds"),
+    *(f"accuracy_against_{cost}" for cost in COSTS),
+    "rank_by_M",
+    *map(_name, SWEPT),
+    "accuracy_matrix",
+)
+
+
+def figure_set(
+    runs: pd.DataFrame, folder: Path, wanted: Collection[str] = FIGURES, reference: str = ""
+) -> dict[str, Drawing]:
+    """Name -> figure, in the order of `FIGURES`; only those for which there are runs.
 
     `accuracy_over_tasks` and `accuracy_matrix` want streams of two tasks or more; `accuracy_over_rounds` a run that was
-    tested within its tasks; `accuracy_against_bytes` and
-    `accuracy_against_seconds` a run that is no ceiling; `rank_by_M` one configuration at two ranks and two widths;
+    tested within its tasks; `accuracy_against_bytes` and `accuracy_against_seconds` two configurations in one setting,
+    ceilings aside, and `comparison` the same of streams; `rank_by_M` one configuration at two ranks and two widths;
     `accuracy_against_label_rate`, `_beta`, `_clients` and `_epsilon` one that was run at two values, all else equal.
 
     Args:
         runs: what `collect` returned, after selection; of repeated runs only the newest counts.
         folder: runs/, which holds the folders named there.
+        wanted: of `FIGURES`; no other is drawn.
+        reference: the configuration that curves over tasks are drawn as a difference to; "": none.
+
+    Raises:
+        UserError: the reference is no configuration of these runs, or several of one panel.
     """
     if runs.empty:
         return {}
     runs = used_runs(runs)
     summary = summarise(runs)
     folders = {run: folder / name for run, name in zip(runs["run_id"], runs["folder"], strict=True)}
-    figures: dict[str, Figure] = {}
     streams = summary[summary["tasks"].astype(int) > 1]
+    rivals = compared(summary)
+    ways: dict[str, Callable[[], Drawing]] = {}
     if len(streams):
-        figures["accuracy_over_tasks"] = accuracy_over_tasks(streams, folders)
+        if len(both := compared(streams)):
+            ways["comparison"] = partial(comparison, both, folders, reference)
+        ways["accuracy_over_tasks"] = partial(accuracy_over_tasks, streams, folders, reference)
+        ways["accuracy_matrix"] = partial(accuracy_matrices, streams, folders)
     if summary["A_T_best_mean"].notna().any():
-        figures["accuracy_over_rounds"] = accuracy_over_rounds(summary, folders)
-    if not summary["method"].isin(CEILINGS).all():
-        figures |= {f"accuracy_against_{cost}": accuracy_against_cost(summary, cost) for cost in COSTS}
+        ways["accuracy_over_rounds"] = partial(accuracy_over_rounds, summary, folders)
+    if len(rivals):
+        ways |= {f"accuracy_against_{cost}": partial(accuracy_against_cost, rivals, cost) for cost in COSTS}
     if found := grids(summary):
-        figures["rank_by_M"] = rank_by_width(found)
+        ways["rank_by_M"] = partial(rank_by_width, found)
     for quantity in SWEPT:
-        rows = swept(summary, quantity)
-        if len(rows):
-            figures[f"accuracy_against_{quantity.removeprefix('noise.')}"] = accuracy_against(rows, quantity)
-    if len(streams):
-        figures["accuracy_matrix"] = accuracy_matrices(streams, folders)
-    return figures
+        if len(rows := swept(summary, quantity)):
+            ways[_name(quantity)] = partial(accuracy_against, rows, quantity)
+    return {name: ways[name]() for name in FIGURES if name in ways and name in wanted}

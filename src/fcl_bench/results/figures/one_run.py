@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fcl_bench.config import text
-from fcl_bench.results.figures.canvas import canvas, title
+from fcl_bench.results.figures.canvas import Drawing, canvas, percent_axes, title
 from fcl_bench.results.figures.style import line_look, looks
 from fcl_bench.results.figures.tasks import matrix_panel
 
@@ -18,7 +17,7 @@ from fcl_bench.results.figures.tasks import matrix_panel
 _SAID = ("method", "data", "backbone", "split", "partition", "beta", "clients", "seed", "adapt", "faults", "run_id")
 
 
-def one_run(record: Mapping[str, Any], matrix: np.ndarray) -> Figure:
+def one_run(record: Mapping[str, Any], matrix: np.ndarray) -> Drawing:
     """Two panels: A_t on all classes seen so far, and a[t, tau] in percent.
 
     Args:
@@ -33,6 +32,7 @@ def one_run(record: Mapping[str, Any], matrix: np.ndarray) -> Figure:
     title(left, "all classes seen so far", 2)
     left.set_xlabel("after task")
     left.set_ylabel("accuracy, $A_t$ (%)")
+    percent_axes([left])
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     known = matrix[~np.isnan(matrix)]
     image = matrix_panel(right, matrix, *((float(known.min()), float(known.max())) if len(known) else (0.0, 100.0)))

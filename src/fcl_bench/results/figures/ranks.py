@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from fcl_bench.config import is_number, text
-from fcl_bench.results.figures.canvas import ACCURACIES, canvas, legend, ticks, title
+from fcl_bench.results.figures.canvas import ACCURACIES, Drawing, canvas, legend, percent_axes, ticks, title
 from fcl_bench.results.figures.selection import Panel, seeds_told, shared, told
 from fcl_bench.results.figures.style import COLOUR_MAP, DASHES, SMALL_SIZE, Look
 from fcl_bench.results.summarise import knobs, setting, signature, varying_setting
@@ -49,17 +49,17 @@ def _crossed(rows: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-def rank_by_width(found: list[Panel]) -> Figure:
+def rank_by_width(found: list[Panel]) -> Drawing:
     """A row of two panels a grid: A_avg against r with a line for each M, and both with the upload as a heat map."""
     shown, rows = found[:_MOST], pd.concat([grid.rows for grid in found[:_MOST]])
     more = len(found) - len(shown)
-    caption = [
+    said = [
         "Effect of the SVD rank r at different widths M of the random projection (FedRAN Fig. 6).",
         f"Mean over seeds; bar: one standard deviation either way; {seeds_told(rows)}.",
         "Right: A_avg (%), below it the measured upload of the busiest client and task.",
         *(shared(rows), f"{more} more grids are not drawn here; --where picks them." if more else ""),
     ]
-    figure, axes = canvas(2 * len(shown), 2, caption, height=3.6)
+    figure, axes = canvas(2 * len(shown), 2, said, height=3.6)
     widths = sorted({int(width) for width in rows[WIDTH]})
     lines = {width: _look(position, len(widths)) for position, width in enumerate(widths)}
     for index, grid in enumerate(shown):
@@ -67,6 +67,7 @@ def rank_by_width(found: list[Panel]) -> Figure:
         _heat(figure, axes[2 * index + 1], grid)
         for side in (0, 1):
             title(axes[2 * index + side], grid.title, 2)
+    percent_axes(axes[: 2 * len(shown) : 2])
     legend(figure, {f"M = {width}": look for width, look in lines.items()})
     return figure
 

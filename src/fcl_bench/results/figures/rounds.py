@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
-from fcl_bench.results.figures.canvas import canvas, legend, title
+from fcl_bench.results.figures.canvas import Drawing, canvas, legend, percent_axes, title
 from fcl_bench.results.figures.selection import lines, named_looks, panels, seeds_told, shared, styles
 from fcl_bench.results.figures.style import Look
 from fcl_bench.results.summarise import CEILINGS
@@ -24,7 +23,7 @@ _AXES = {
 }
 
 
-def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> Figure:
+def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> Drawing:
     """A row of panels per setting: accuracy on all classes seen so far against rounds, upload and seconds (log axes).
 
     A run that was not tested within its tasks (`evaluate_rounds=0`), such as one of a closed-form method, has a point
@@ -38,13 +37,13 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
     shown, fewer = lines(shown, most=_MOST_LINES)
     rows = pd.concat([panel.rows for panel in shown])
     looks = styles(rows)
-    caption = [
+    said = [
         "Accuracy on all classes seen so far, while it is learnt; test data chose none of these rounds.",
         "The server's seconds of a task are spread evenly over its rounds.",
         f"Line: mean over seeds; band: one standard deviation either way; {seeds_told(rows)}.",
         *(shared(rows), fewer, left_out),
     ]
-    figure, grid = canvas(len(shown) * len(_AXES), len(_AXES), caption, height=3.4)
+    figure, grid = canvas(len(shown) * len(_AXES), len(_AXES), said, height=3.4)
     for axes, (panel, quantity) in zip(grid, product(shown, _AXES), strict=True):
         for _, row in panel.rows.iterrows():
             runs = [progress(folders[run]) for run in row["run_ids"]]
@@ -64,6 +63,7 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
         axes.set_xlabel(_AXES[quantity])
         axes.set_ylabel("accuracy (%)")
         title(axes, panel.title, len(_AXES))
+    percent_axes(grid)
     legend(figure, named_looks(rows))
     return figure
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,9 +45,9 @@ def panels(summary: pd.DataFrame, without: Sequence[str] = (), most: int = MOST_
     if len(ranked) <= most:
         return found, ""
     example = told(blocks[ranked[most]], varying_setting(frame)[:3])
-    keys = " ".join(f"--where {words.replace(' ', '=', 1)}" for words in example)
+    keys = " ".join(f"--where {shlex.quote(words.replace(' ', '=', 1))}" for words in example)
     settings = "1 more setting has" if len(ranked) == most + 1 else f"{len(ranked) - most} more settings have"
-    return found, f"{settings} no panel here; to draw others: fcl-tables {keys}."
+    return found, f"{settings} no panel here; to draw others: fcl-tables --figures {keys}."
 
 
 def lines(shown: list[Panel], most: int = MOST_LINES) -> tuple[list[Panel], str]:

@@ -49,6 +49,21 @@ METHODS: dict[str, tuple[str, Marker]] = {
     "fedlda": (BLUE, (6, 2, 0)),
     "fedklda": (PURPLE, (5, 2, 0)),
     "fedfecam": (ORANGE, (8, 2, 0)),
+    "acil": (SKY, "1"),
+    "fed3r": (ORANGE, "2"),
+    "gacl": (BLUE, "3"),
+    "lander": (SKY, "4"),
+    "coda_prompt": (BLUE, (5, 0, 180)),
+    "cprompt": (ORANGE, (7, 1, 0)),
+    "dualprompt": (GREEN, (12, 1, 0)),
+    "l2p": (VERMILLION, (7, 0, 0)),
+    "lga": (PURPLE, (6, 1, 30)),
+    "glfc": (BLACK, (4, 2, 45)),
+    "lorm": (VERMILLION, (7, 2, 0)),
+    "mfcl": (ORANGE, (3, 1, 90)),
+    "pilora": (PURPLE, (4, 0, 22)),
+    "regmean": (BLACK, (3, 0, 45)),
+    "fedcbc": (SKY, (3, 1, 30)),
 }
 _MORE_MARKERS: tuple[Marker, ...] = ("o", "s", "^", "v", "D", "P", "X", "p", "h", "8", "H")
 #: The ceilings' dots are none of these.
@@ -70,7 +85,13 @@ WIDTH_INCHES = 10.0
 #: What fits into a line of `TEXT_SIZE` over the whole width.
 CHARACTERS = 124
 #: Of files by their kind: how fine they are, and what they say of themselves (not when they were made).
-_SAVING: dict[str, dict[str, Any]] = {"png": {"dpi": 150}, "svg": {"metadata": {"Date": None}}}
+_SAVING: dict[str, dict[str, Any]] = {
+    "pdf": {"metadata": {"CreationDate": None}},
+    "png": {"dpi": 150},
+    "svg": {"metadata": {"Date": None}},
+}
+#: What a figure is written as: for LaTeX, for a README, for a web page.
+KINDS = tuple(_SAVING)
 
 
 def looks(methods: Iterable[str]) -> dict[str, tuple[str, Marker]]:
@@ -96,8 +117,11 @@ def line_look(pair: tuple[str, Marker], variant: int = 0) -> Look:
 
 
 def drawn(figure: Figure, kind: str) -> bytes:
-    """The figure as a file's content, svg or png, the same bytes each time; in svg, letters need no font."""
+    """The figure as a file's content, one of `KINDS`, the same bytes each time.
+
+    In svg letters need no font; in pdf they are text in TrueType fonts, which publishers take.
+    """
     buffer = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "fcl-bench", "svg.fonttype": "path"}):
+    with matplotlib.rc_context({"svg.hashsalt": "fcl-bench", "svg.fonttype": "path", "pdf.fonttype": 42}):
         figure.savefig(buffer, format=kind, **_SAVING[kind])
     return buffer.getvalue()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from itertools import product
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from fcl_bench.config import is_number
-from fcl_bench.results.figures.canvas import ACCURACIES, canvas, legend, ticks, title
+from fcl_bench.results.figures.canvas import ACCURACIES, Drawing, canvas, legend, percent_axes, ticks, title
 from fcl_bench.results.figures.selection import lines, named_looks, panels, seeds_told, shared, styles
 from fcl_bench.results.summarise import setting, signature
 
@@ -31,7 +30,7 @@ def swept(summary: pd.DataFrame, quantity: str) -> pd.DataFrame:
     return rows[values > 1]
 
 
-def accuracy_against(summary: pd.DataFrame, quantity: str) -> Figure:
+def accuracy_against(summary: pd.DataFrame, quantity: str) -> Drawing:
     """A row of panels a setting: A_avg and A_T at each value of `quantity`, with one standard deviation over seeds.
 
     Args:
@@ -43,12 +42,12 @@ def accuracy_against(summary: pd.DataFrame, quantity: str) -> Figure:
     rows = pd.concat([panel.rows for panel in shown])
     looks = styles(rows)
     label, log_base = SWEPT[quantity]
-    caption = [
+    said = [
         f"A line joins runs that differ in {quantity} only. Point: mean over seeds; bar: one standard deviation",
         f"either way; {seeds_told(rows)}.",
         *(shared(rows), fewer, left_out),
     ]
-    figure, grid = canvas(len(shown) * len(ACCURACIES), len(ACCURACIES), caption)
+    figure, grid = canvas(len(shown) * len(ACCURACIES), len(ACCURACIES), said)
     for axes, (panel, measure) in zip(grid, product(shown, ACCURACIES), strict=True):
         for name, line in panel.rows.groupby("label", sort=False):
             line = line.assign(**{quantity: line[quantity].astype(float)}).sort_values(quantity)
@@ -58,5 +57,7 @@ def accuracy_against(summary: pd.DataFrame, quantity: str) -> Figure:
         axes.set_xlabel(label if len(label) < 50 else label.split(":")[0])
         axes.set_ylabel(ACCURACIES[measure])
         ticks(axes, list(panel.rows[quantity].astype(float)), log_base)
+    for first in range(len(ACCURACIES)):
+        percent_axes(grid[first :: len(ACCURACIES)])
     legend(figure, named_looks(rows))
     return figure

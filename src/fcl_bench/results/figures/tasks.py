@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.ticker import MaxNLocator
 
-from fcl_bench.results.figures.canvas import canvas, legend, title
+from fcl_bench.results.figures.canvas import Drawing, accuracy_axis, canvas, caption, legend, percent_axes, share, title
+from fcl_bench.results.figures.curves import coincidences, draw_curves, mean_matrix, references
 from fcl_bench.results.figures.selection import lines, named_looks, names, panels, seeds_told, shared, styles
 from fcl_bench.results.figures.style import COLOUR_MAP
 
@@ -23,44 +21,39 @@ _MOST_MATRICES = 8
 _MOST_NUMBERED = 10
 
 
-def accuracy_over_tasks(summary: pd.DataFrame, folders: Mapping[str, Path]) -> Figure:
+def accuracy_over_tasks(summary: pd.DataFrame, folders: Mapping[str, Path], reference: str = "") -> Drawing:
     """A panel a setting: mean over seeds of A_t, on all classes seen up to task t, and a band of one deviation.
 
     Args:
         summary: what `summarise` returned.
         folders: run id -> its folder.
+        reference: the configuration that is subtracted from all; "": none.
+
+    Raises:
+        UserError: see `references`.
     """
     shown, left_out = panels(summary)
-    shown, fewer = lines(shown)
+    base = references(shown, folders, reference) if reference else {}
+    shown, fewer = lines([panel for panel in shown if not reference or panel.title in base])
     rows = pd.concat([panel.rows for panel in shown])
     looks = styles(rows)
-    caption = [
-        "Accuracy on all classes seen so far, after each task.",
-        f"Line: mean over seeds; band: one standard deviation either way; {seeds_told(rows)}.",
-        *(shared(rows), fewer, left_out),
-    ]
-    figure, grid = canvas(len(shown), _CURVE_COLUMNS, caption, height=3.9 if len(shown) <= _CURVE_COLUMNS else 3.3)
+    figure, grid = canvas(len(shown), _CURVE_COLUMNS, [], height=3.9 if len(shown) <= _CURVE_COLUMNS else 3.3)
+    alike: list[list[str]] = []
     for axes, panel in zip(grid, shown, strict=True):
-        for _, row in panel.rows.iterrows():
-            # (runs, T): [A_1..A_T] in percent, NaN where a task has no test sample.
-            records = [json.loads((folders[run] / "run.json").read_text()) for run in row["run_ids"]]
-            curves = np.array([record["metrics"]["accuracy"] for record in records], dtype=float)
-            tasks = np.arange(1, curves.shape[1] + 1)
-            look = looks[row["label"]]
-            middle = curves.mean(axis=0)
-            axes.plot(tasks, middle, **look)
-            if len(curves) > 1:
-                spread = curves.std(axis=0, ddof=1)
-                axes.fill_between(tasks, middle - spread, middle + spread, color=look["color"], alpha=0.18, linewidth=0)
+        alike += draw_curves(axes, panel, folders, looks, base.get(panel.title))
         title(axes, panel.title, min(_CURVE_COLUMNS, len(shown)))
-        axes.set_xlabel("task")
-        axes.set_ylabel("accuracy, $A_t$ (%)")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_ylabel(accuracy_axis(reference))
+    (share if reference else percent_axes)(grid)
+    figure.caption = caption(
+        f"Accuracy on all classes seen so far, after each task{f', less that of {reference}' if reference else ''}.",
+        f"Line: mean over seeds; band: one standard deviation either way; {seeds_told(rows)}.",
+        *(coincidences(alike, names(rows)), shared(rows), fewer, left_out),
+    )
     legend(figure, named_looks(rows))
     return figure
 
 
-def accuracy_matrices(summary: pd.DataFrame, folders: Mapping[str, Path]) -> Figure:
+def accuracy_matrices(summary: pd.DataFrame, folders: Mapping[str, Path]) -> Drawing:
     """A heat map a configuration, of the setting with the most of them: the mean over seeds of a[t, tau] in percent.
 
     Args:
@@ -71,15 +64,13 @@ def accuracy_matrices(summary: pd.DataFrame, folders: Mapping[str, Path]) -> Fig
     [shown], fewer = lines(blocks, most=_MOST_MATRICES)
     rows = shown.rows
     named = names(rows)
-    caption = [
+    said = [
         "Accuracy (%) on the test samples of each task (column), after each task (row).",
         f"Mean over seeds; {seeds_told(rows)}.",
         *(shared(rows), fewer, left_out),
     ]
-    figure, grid = canvas(len(rows), _MATRIX_COLUMNS, caption, height=3.4)
-    # (T, T) of each run in percent, NaN above the diagonal.
-    files = [[folders[run] / "accuracy_matrix.csv" for run in runs] for runs in rows["run_ids"]]
-    means = [np.mean([pd.read_csv(file).to_numpy(float) for file in group], axis=0) for group in files]
+    figure, grid = canvas(len(rows), _MATRIX_COLUMNS, said, height=3.4)
+    means = [mean_matrix(runs, folders) for runs in rows["run_ids"]]
     low, high = min(np.nanmin(matrix) for matrix in means), max(np.nanmax(matrix) for matrix in means)
     columns = min(_MATRIX_COLUMNS, len(rows))
     for axes, matrix, label in zip(grid, means, rows["label"], strict=True):

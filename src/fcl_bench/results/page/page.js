@@ -38,6 +38,39 @@
   const everywhere = document.querySelector("#everywhere");
   const redraws = [];
 
+  // The setting of each row, key by key; what a choice has fixed is not repeated in the rows.
+  const settings = [...document.querySelectorAll("tr[data-setting]")].map((row) => JSON.parse(row.dataset.setting));
+  const facets = document.querySelector("#facets");
+  const choices = {};
+  const chosen = (row) => {
+    const setting = row.dataset.setting ? JSON.parse(row.dataset.setting) : {};
+    return Object.entries(choices).every(([key, { value }]) => !value || !(key in setting) || setting[key] === value);
+  };
+  const offerChoices = () => {
+    const [box, list] = [make("details"), make("div")];
+    box.append(make("summary", {}, "Settings"), list);
+    facets.append(box);
+    for (const key of new Set(settings.flatMap(Object.keys))) {
+      const values = [...new Set(settings.filter((one) => key in one).map((one) => one[key]))].sort(collator.compare);
+      const label = make("label", {}, `${key} `);
+      const select = make("select", { "aria-label": key });
+      select.append(make("option", { value: "" }, "all"), ...values.map((value) => make("option", { value }, value)));
+      label.append(select);
+      list.append(label);
+      choices[key] = select;
+      select.addEventListener("change", () => {
+        for (const part of document.querySelectorAll("td.setting [data-key]")) {
+          part.hidden = Boolean(choices[part.dataset.key]?.value);
+        }
+        redraws.forEach((redraw) => redraw());
+        const picked = Object.entries(choices).filter(([, { value }]) => value).map(([name, { value }]) => [name, value]);
+        document.dispatchEvent(new CustomEvent("choices", { detail: Object.fromEntries(picked) }));
+      });
+    }
+    facets.hidden = !settings.length;
+    box.open = Object.keys(choices).length <= 8;
+  };
+
   const equip = (table) => {
     const [head, body] = [table.tHead.rows[0], table.tBodies[0]];
     const original = [...body.rows];
@@ -94,7 +127,7 @@
         const cells = [...row.cells];
         const fits =
           inputs.every((input, column) => !input.value.trim() || meets(cells[column], input.value.trim())) &&
-          holdsAll(cells.map((cell) => cell.textContent).join("\n"), everywhere.value.trim());
+          chosen(row) && holdsAll(cells.map((cell) => cell.textContent).join("\n"), everywhere.value.trim());
         row.hidden = !fits;
         shown += fits;
       }
@@ -112,6 +145,7 @@
   };
 
   document.querySelector("#search").hidden = false;
+  offerChoices();
   document.querySelectorAll("section table").forEach(equip);
   everywhere.addEventListener("input", () => redraws.forEach((redraw) => redraw()));
 })();

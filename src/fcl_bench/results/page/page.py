@@ -4,44 +4,67 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
 from fcl_bench.results.tables.cells import Cell, Sheet
 
 
-def html_page(title: str, tables: Mapping[str, Sheet], figures: Mapping[str, bytes]) -> str:
-    """The page as text, with its style, script and pictures inside, and a policy that forbids everything else.
+def html_page(
+    title: str,
+    tables: Mapping[str, Sheet],
+    figures: Mapping[str, bytes],
+    captions: Mapping[str, str] | None = None,
+    charts: Sequence[Mapping[str, Any]] = (),
+    plotly: str | None = None,
+) -> str:
+    """The page as text, with its styles, scripts and pictures inside, and a policy that forbids everything else.
 
     Tables sort by a click (or Enter) on a header: up, down, as given; what is absent stays last. A field below each
     header filters its column, one at the top all tables: every word must be there; `>70` or `<=3` compares numbers. A
     column is one of numbers if each of its cells has one or is absent. Columns with one value in all rows stand below
-    the table instead.
+    the table instead. The method's column comes first and stays in sight; the columns of the setting are one, and
+    choices above all tables pick some of its values.
 
     Args:
         title: of the page.
         tables: name -> table.
         figures: name -> SVG.
+        captions: name of a figure -> what it shows.
+        charts: what `chart_data` returned; charts need `plotly`.
+        plotly: source of plotly.js.
     """
     here = files(__package__)
-    html, style, script = (here.joinpath(f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    kinds = ("page.html", "page.css", "page.js", "charts.js")
+    html, style, script, drawing = (here.joinpath(kind).read_text(encoding="utf-8") for kind in kinds)
+    scripts = [*([plotly] if charts and plotly else []), script, *([drawing] if charts and plotly else [])]
+    digests = (base64.b64encode(hashlib.sha256(source.encode()).digest()).decode() for source in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     )
     return environment.from_string(html).render(
         title=title,
-        policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
+        policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}",
         style=style,
-        script=script,
+        scripts=scripts,
+        # Within a script element only "<" could end it.
+        charts=json.dumps(list(charts)).replace("<", "\\u003c") if charts and plotly else "",
         tables=[
             {"id": f"table-{i}", "heading": _heading(name), **_table(sheet)}
             for i, (name, sheet) in enumerate(tables.items(), 1)
         ],
         figures=[
-            {"id": f"figure-{i}", "heading": _heading(name), "data": base64.b64encode(svg).decode()}
+            {
+                "id": f"figure-{i}",
+                "heading": _heading(name),
+                "data": base64.b64encode(svg).decode(),
+                "caption": (captions or {}).get(name, ""),
+            }
             for i, (name, svg) in enumerate(figures.items(), 1)
         ],
     )
@@ -52,10 +75,21 @@ def _table(sheet: Sheet) -> dict[str, object]:
     # A table of a single row is all the same, and still a table.
     same = [len(column) > 1 and len({(cell.text, cell.mark) for cell in column}) == 1 for column in columns]
     numeric = [_is_numeric(column) for column in columns]
-    shown = [position for position in range(len(columns)) if not same[position]]
+    facets = [position for position in sheet.facets if not same[position]]
+    shown = [position for position in range(len(columns)) if not same[position] and position not in facets]
+    heads = [{"header": sheet.headers[position], "is_numeric": numeric[position]} for position in shown]
+    settings = [{sheet.headers[p]: row[p].text for p in facets} for row in sheet.rows]
+    rows = [[_cell(row[position], numeric[position]) for position in shown] for row in sheet.rows]
+    if facets:
+        heads.insert(1, {"header": "setting", "is_numeric": False})
+        for row, setting in zip(rows, settings, strict=True):
+            row.insert(1, {"text": "", "mark": "", "attributes": {"class": "setting"}, "parts": setting})
     return {
-        "columns": [{"header": sheet.headers[position], "is_numeric": numeric[position]} for position in shown],
-        "rows": [[_cell(row[position], numeric[position]) for position in shown] for row in sheet.rows],
+        "columns": heads,
+        "rows": [
+            {"cells": cells, "setting": json.dumps(setting) if facets else None}
+            for cells, setting in zip(rows, settings, strict=True)
+        ],
         "same": "; ".join(f"{sheet.headers[p]} {columns[p][0].text}" for p in range(len(columns)) if same[p]),
         "notes": [line for note in sheet.notes for line in note.splitlines() if line.strip()],
     }
@@ -70,7 +104,7 @@ def _cell(cell: Cell, is_numeric: bool) -> dict[str, object]:
     classes = " ".join(["number"] * is_numeric + ["absent"] * cell.absent)
     # In a column with words, numbers are sorted as words.
     attributes = {"class": classes or None, "data-number": cell.number if is_numeric else None}
-    return {"text": cell.text, "mark": cell.mark, "attributes": attributes}
+    return {"text": cell.text, "mark": cell.mark, "attributes": attributes, "parts": {}}
 
 
 def _heading(name: str) -> str:

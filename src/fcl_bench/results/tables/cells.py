@@ -47,6 +47,7 @@ class Sheet:
         rows: the cells.
         texts: how many columns from the left are text; the others are numbers, set to the right.
         notes: paragraphs below it.
+        facets: positions of the columns that say the setting; a page offers their values as choices.
     """
 
     title: str
@@ -54,6 +55,7 @@ class Sheet:
     rows: list[list[Cell]]
     texts: int
     notes: list[str] = field(default_factory=list)
+    facets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

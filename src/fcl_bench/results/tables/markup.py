@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MARKDOWN = {"": "{}", "bold": "**{}**", "underline": "<u>{}</u>"}
-_LATEX = {"": "{}", "bold": r"\textbf{{{}}}", "underline": r"\underline{{{}}}"}
+#: As the Styler wants it: the macro goes around the cell.
+_LATEX = {"": "", "bold": "textbf:--rwrap;", "underline": "underline:--rwrap;"}
 _LATEX_ESCAPES = {
     "\\": r"\textbackslash{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -52,21 +53,27 @@ def markdown_table(sheet: Sheet) -> str:
 
 def latex_table(sheet: Sheet) -> str:
     """A tabular with booktabs' rules, or a longtable where it is longer than a page; notes stand as comments."""
+    import pandas as pd
+
     is_long = len(sheet.rows) > _PAGE
-    environment = "longtable" if is_long else "tabular"
-    columns = "l" * sheet.texts + "r" * (len(sheet.headers) - sheet.texts)
-    rows = [[_LATEX[cell.mark].format(_latex(cell.text)) for cell in row] for row in sheet.rows]
+    columns = range(len(sheet.headers))
+    # Columns are numbered, since two headers may be alike, which no Styler takes.
+    cells = pd.DataFrame([[latex_text(cell.text) for cell in row] for row in sheet.rows], columns=columns, dtype=object)
+    marks = pd.DataFrame([[_LATEX[cell.mark] for cell in row] for row in sheet.rows], columns=columns, dtype=object)
+    body = (
+        cells.style.apply(lambda _: marks, axis=None)
+        .hide(axis="index")
+        .format_index(lambda position: latex_text(sheet.headers[position]), axis="columns")
+        .to_latex(
+            column_format="l" * sheet.texts + "r" * (len(sheet.headers) - sheet.texts),
+            environment="longtable" if is_long else None,
+            hrules=True,
+        )
+    )
     lines = [
         f"% {_one_line(sheet.title)}",
         r"% Needs, in the preamble: \usepackage{booktabs}" + (r" \usepackage{longtable}" if is_long else ""),
-        f"\\begin{{{environment}}}{{{columns}}}",
-        r"\toprule",
-        _latex_row(map(_latex, sheet.headers)),
-        r"\midrule",
-        *([r"\endhead", r"\bottomrule", r"\endfoot"] if is_long else []),
-        *map(_latex_row, rows),
-        *([] if is_long else [r"\bottomrule"]),
-        f"\\end{{{environment}}}",
+        body.rstrip(),
         *(f"% {_one_line(note)}" for note in sheet.notes),
     ]
     return "\n".join(lines) + "\n"
@@ -104,15 +111,11 @@ def _markdown(text: str) -> str:
     return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", plain)
 
 
-def _latex(text: str) -> str:
+def latex_text(text: str) -> str:
     """`text` so that TeX sets it as it is."""
     plain = re.sub("|".join(map(re.escape, _LATEX_ESCAPES)), lambda found: _LATEX_ESCAPES[found[0]], _one_line(text))
     # Two hyphens would become a dash.
     return re.sub("-(?=-)", "-{}", plain)
-
-
-def _latex_row(cells: Iterable[str]) -> str:
-    return " & ".join(cells) + r" \\"
 
 
 def _one_line(text: str) -> str:

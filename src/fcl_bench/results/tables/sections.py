@@ -103,7 +103,9 @@ def _section(name: str, summary: pd.DataFrame, measures: list[Measure], by: list
         "Mean ± standard deviation over seeds (number of seeds). In each setting the best is bold and the second "
         f"underlined ({' and '.join(CEILINGS)}, which see all data in one place, aside). {_NOTES[name]}",
     ]
-    sheet = Sheet(name.capitalize(), headers, sheet_rows, len(by), notes)
+    facets = tuple(place for place, key in enumerate(by) if key != "method" and not key.startswith("method."))
+    # A table without methods keeps its columns: they are its rows' names.
+    sheet = Sheet(name.capitalize(), headers, sheet_rows, len(by), notes, facets if len(facets) < len(by) else ())
     return Table(name, sheet, pd.DataFrame(values), pd.DataFrame(runs))
 
 

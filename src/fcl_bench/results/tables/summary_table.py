@@ -62,7 +62,9 @@ def summary_sheet(summary: pd.DataFrame, measures: Sequence[Measure] = ()) -> Sh
         cells += [measured_cell(row, m, marked[m.name][index] if m.name in marked else "") for m in shown]
         rows.append(cells)
     headers = [*varying, "method", "n", *(measure.header for measure in shown)]
-    return Sheet("Summary", headers, rows, headers.index("n"), [*constants(summary), SUMMARY_NOTE])
+    return Sheet(
+        "Summary", headers, rows, headers.index("n"), [*constants(summary), SUMMARY_NOTE], tuple(range(len(varying)))
+    )
 
 
 def summary_page(sheet: Sheet) -> str:

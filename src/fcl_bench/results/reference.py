@@ -1,0 +1,116 @@
+"""Our own runs behind the numbers of README and docs: small tables in the repository, to stand beside a user's runs.
+
+`NAME.csv` has one row per run with what varies among the runs and what they measured; `NAME.yaml` has what they share,
+where the numbers stand, the commands and the revisions of the code.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from fcl_bench.config import text
+from fcl_bench.errors import UserError, choices
+from fcl_bench.results.collect import BEFORE
+from fcl_bench.results.measures import MEASURES
+from fcl_bench.results.summarise import setting, signature
+
+log = logging.getLogger(__name__)
+
+#: What tables keep; seconds are those of another machine.
+KEPT = ("A_avg", "A_T", "forgetting", "A_T_aware", "A_T_best", "up_max_mib", "up_total_max_mib", "times_raw")
+#: The knob by which tables tell a reference run from a user's own.
+FROM = "method.from"
+_RUN = ("seed", "run_id", "git_commit")
+_DIGITS = 10
+
+
+def folder() -> Path:
+    """Where the tables are: in the installed package or, of a checkout, in results/."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "reference"
+    return installed if installed.is_dir() else package.parents[1] / "results"
+
+
+def names() -> list[str]:
+    """Of the tables there are."""
+    return sorted(file.stem for file in folder().glob("*.csv"))
+
+
+def save(frame: pd.DataFrame, to: Path, about: dict[str, Any]) -> None:
+    """Write `to`.csv and `to`.yaml.
+
+    Args:
+        frame: what `collect` returned.
+        to: path without suffix.
+        about: what to say of the runs beside what they share: `pages`, `commands`.
+    """
+    measures = [name for name in KEPT if frame[name].notna().any()]
+    configured = [*setting(frame), "method", *(column for column in frame if column.startswith("method."))]
+    texts = {column: frame[column].map(text) for column in configured}
+    varying = [column for column in configured if texts[column].nunique() > 1]
+    same = {column: texts[column].iloc[0] for column in configured if column not in varying}
+    rows = frame.sort_values([*(column for column in ("method", "beta", "clients") if column in varying), "seed"])
+    written = rows[[*varying, *_RUN, *measures]].assign(git_commit=rows["git_commit"].map(lambda c: text(c)[:12]))
+    written = written.assign(**{column: texts[column] for column in varying})
+    written.to_csv(to.with_suffix(".csv"), index=False, float_format=f"%.{_DIGITS}g")
+    revisions = sorted(set(written["git_commit"]) - {""})
+    content = {**about, "runs": len(rows), "revisions": revisions, "same": {k: v for k, v in same.items() if v}}
+    to.with_suffix(".yaml").write_text(yaml.safe_dump(content, sort_keys=False, width=120))
+
+
+def load(name: str) -> pd.DataFrame:
+    """The runs of a table as `collect` returns runs, less what only a folder has: `folder` is empty, seconds are NaN.
+
+    Raises:
+        UserError: there is no such table.
+    """
+    if name not in names():
+        raise UserError(f"--reference {name} is not known", choices(names(), name))
+    same = yaml.safe_load((folder() / f"{name}.yaml").read_text())["same"]
+    rows = pd.read_csv(folder() / f"{name}.csv", dtype=object, keep_default_na=False, na_values=[""])
+    rows = rows.assign(**{key: value for key, value in {**BEFORE, **same}.items() if key not in rows})
+    rows = rows.map(_value)
+    measured = {measure: rows[measure].astype(float) if measure in rows else np.nan for measure in MEASURES}
+    run = {"seed": rows["seed"].astype(int), "folder": "", "profile": "full", "experiment": None, "written": 0.0}
+    return rows.assign(**measured, **run, **{FROM: "reference"}).copy()
+
+
+def _value(told: Any) -> Any:
+    """A number where the text is one as tables write it; a fingerprint that looks like one stays a text."""
+    if not isinstance(told, str):
+        return told
+    for kind in (int, float):
+        try:
+            number = kind(told)
+        except ValueError:
+            continue
+        if text(number) == told:
+            return number
+    return told
+
+
+def beside(own: pd.DataFrame, wanted: Sequence[str]) -> pd.DataFrame:
+    """A user's runs, and below them the reference runs of the same settings, on whatever device.
+
+    Args:
+        own: what `collect` returned, after selection.
+        wanted: names of tables; none: all.
+    """
+    there = pd.concat([load(name) for name in wanted or names()], ignore_index=True)
+    if own.empty:
+        return there
+    both = pd.concat([own.assign(**{FROM: np.nan}), there], ignore_index=True)
+    keys = [key for key in setting(both) if key != "device"]
+    kinds = signature(both, keys)
+    is_own = both[FROM].isna()
+    kept = is_own | kinds.isin(set(kinds[is_own]))
+    if kept.sum() == is_own.sum():
+        log.warning("no reference run has the setting of one of these runs: %s", ", ".join(wanted or names()))
+    return both[kept].reset_index(drop=True)
