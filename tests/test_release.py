@@ -93,5 +93,6 @@ def test_both_packages_pass_what_an_index_checks(tmp_path):
     check = [sys.executable, "-m", "twine", "check", "--strict", *packages]
     done = subprocess.run(check, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    inside = {name.partition("/")[2] for name in tarfile.open(packages[1]).getnames()}
+    with tarfile.open(packages[1]) as sdist:
+        inside = {name.partition("/")[2] for name in sdist.getnames()}
     assert {"CITATION.cff", "CONTRIBUTING.md", "docs/adding.md", "conf/config.yaml", "tests/test_release.py"} <= inside
