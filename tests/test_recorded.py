@@ -33,7 +33,7 @@ ADDED = {
 
 def test_what_is_newer_than_a_run_is_as_it_was_before(tmp_path, settings):
     old = copy.deepcopy(settings.resolved)
-    del old["faults"], old["on_bad_upload"], old["transport"]
+    del old["faults"], old["noise"], old["secure"], old["on_bad_upload"], old["transport"]
     for path, knobs in ADDED.items():
         node = old
         for part in path.split("."):
@@ -43,6 +43,8 @@ def test_what_is_newer_than_a_run_is_as_it_was_before(tmp_path, settings):
     found = read_back(tmp_path, old)
     assert found["faults"] == settings.resolved["faults"]
     assert found["transport"] == settings.resolved["transport"]
+    assert found["secure"] == settings.resolved["secure"]
+    assert found["noise"] == settings.resolved["noise"]
     assert found["split"]["imbalance"] == 1
     assert found["wire"] == settings.resolved["wire"]
     for group in ("method", "adapt"):

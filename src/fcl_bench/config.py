@@ -27,18 +27,22 @@ if TYPE_CHECKING:
     from fcl_bench.data.sources.base import Source
     from fcl_bench.data.splits.base import TaskSplit
     from fcl_bench.engine.faults.base import Faults, NoFaults
+    from fcl_bench.engine.noise.base import NoNoise
+    from fcl_bench.engine.noise.gaussian import Gaussian
+    from fcl_bench.engine.secure.base import NoSecurity, SecureSums
     from fcl_bench.engine.transports.base import Reach
     from fcl_bench.protocol.method import Method
     from fcl_bench.runs.adapt import FirstStage, NoAdaptation
 
 #: Each group's choice names its class in `_target_`; the class is a dataclass of the choice's knobs.
-GROUPS = ("method", "backbone", "data", "split", "partition", "adapt", "faults", "transport")
+GROUPS = ("method", "backbone", "data", "split", "partition", "adapt", "faults", "noise", "secure", "transport")
 STATISTICS_DTYPES = ("float64", "float32")
 #: `wire.dtype`, by torch's names.
 WIRE_DTYPES = ("float64", "float32", "bfloat16", "float16")
 #: What a class of each group does, by which one of another group is told apart; `track` is a group of no run.
 _DOES = {"method": "server", "backbone": "open", "data": "load", "split": "cut", "partition": "deal"}
-_DOES |= {"adapt": "trains_network", "faults": "fails", "transport": "connect", "track": "start"}
+_DOES |= {"adapt": "trains_network", "faults": "fails", "noise": "noisy", "secure": "sums", "transport": "connect"}
+_DOES |= {"track": "start"}
 #: Keys that are no part of a run: what else is to run, and who is told.
 _OUTSIDE = ("hydra", "grid", "track")
 #: The C parser, in a tenth of OmegaConf's time.
@@ -164,6 +168,8 @@ class Settings:
     partition: Partition
     adapt: NoAdaptation | FirstStage
     faults: NoFaults | Faults
+    noise: NoNoise | Gaussian
+    secure: NoSecurity | SecureSums
     transport: Reach
     resolved: dict[str, Any]
 
@@ -180,7 +186,8 @@ class Settings:
         counted += ["evaluate_rounds"] if self.scalars.evaluate_rounds else []
         counted += ["on_bad_upload"] if self.scalars.drops else []
         counted += ["predictions"] if self.scalars.predictions else []
-        groups = [group for group in GROUPS if group != "transport" and (group != "faults" or self.faults.fails)]
+        left_out = {"faults": not self.faults.fails, "noise": not self.noise.noisy, "secure": not self.secure.sums}
+        groups = [group for group in GROUPS if group != "transport" and not left_out.get(group)]
         chosen = {group: _identity(getattr(self, group)) for group in groups}
         # All transports give the same bits; what lets a round go on without some clients does not.
         if partial := counting(self.transport):

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 _GROUPS_BEFORE = {
     "faults": {"_target_": "fcl_bench.engine.faults.base.NoFaults"},
     "transport": {"_target_": "fcl_bench.engine.transports.in_process.InOneProcess"},
+    "noise": {"_target_": "fcl_bench.engine.noise.base.NoNoise"},
+    "secure": {"_target_": "fcl_bench.engine.secure.base.NoSecurity"},
 }
 
 

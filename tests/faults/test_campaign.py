@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import REPOSITORY
 
 #: Cases of each part; `make faults` tries thousands.
-QUICK = {"writes": 30, "kills": 6, "concurrency": 3, "configurations": 40, "files": 24, "uploads": 16}
+QUICK = {"writes": 12, "kills": 4, "concurrency": 2, "configurations": 16, "files": 12, "uploads": 8}
 
 
 def in_a_process(*arguments: str) -> subprocess.CompletedProcess[str]:

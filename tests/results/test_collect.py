@@ -91,15 +91,16 @@ def test_seeds_of_an_older_and_a_newer_run_of_one_configuration_are_averaged(run
     folder = sorted(runs.glob("fedran*"))[0]
     record = json.loads((folder / "run.json").read_text())
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    del record["faults"], record["protocol"]
+    del record["faults"], record["secure"], record["protocol"]
     for group, knob in (("method", "activation"), ("method", "scale_scores"), ("wire", "factors")):
         del config[group][knob]
-    del config["faults"], config["on_bad_upload"], config["split"]["order_seed"]
+    del config["faults"], config["secure"], config["on_bad_upload"], config["split"]["order_seed"]
     config["split"].pop("imbalance", None)
     rewrite(folder, record, yaml.safe_dump(config, sort_keys=False))
     [row] = summarise(used_runs(collect(runs))).to_dict("records")
     assert (row["label"], row["n"], sorted(row["seeds"])) == ("fedran", 2, [0, 1])
-    assert (row["on_bad_upload"], row["faults"], row["method.activation"]) == ("fail", "none", "relu")
+    assert (row["on_bad_upload"], row["faults"], row["secure"]) == ("fail", "none", "none")
+    assert row["method.activation"] == "relu"
 
 
 def test_seeds_of_runs_that_differ_in_a_newer_knob_are_not(runs):

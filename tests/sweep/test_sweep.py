@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from fcl_bench.sweep import workers
 from fcl_bench.sweep.jobs import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, JobReport, read_reports, write_report
-from fcl_bench.sweep.summary import failures, progress_line, results_table, varying, warnings
+from fcl_bench.sweep.summary import failures, progress_line
 from fcl_bench.sweep.watch import Sweep
 from fcl_bench.tracking.progress import duration
 from tests.conftest import write_features
@@ -389,39 +389,6 @@ def test_a_sweep_whose_folder_cannot_hold_reports_fails_with_a_line(command, tmp
     code, _, err = command("-m", f"out={tmp_path}", "seed=0,1")
     assert code == 2
     assert err.count("fcl-bench: error: writing failed, 0.json: No space left on device") == 2
-
-
-def report_of(number: int, *overrides: str, **changes) -> JobReport:
-    result = {"A_avg": 90.0 + number, "A_T": 80.0 + number, "up_max_mib": 2.0}
-    return JobReport(number, list(overrides), DONE, 0, seconds=1.0, **{"result": result, **changes})
-
-
-def shown(reports) -> list[list[str]]:
-    """The cells of the table of results."""
-    table, _ = results_table(reports, varying(report.overrides for report in reports))
-    return [list(cells) for cells in zip(*(list(column.cells) for column in table.columns), strict=True)]
-
-
-def test_the_table_has_mean_deviation_and_best_of_each_setting():
-    reports = [report_of(n, f"method={m}", f"seed={n % 2}", "tasks=2") for n, m in enumerate("aabb")]
-    assert shown(reports) == [
-        ["method=a", "2", "90.50 ± 0.71", "80.50 ± 0.71", "81.00 (1)", "2"],
-        ["method=b", "2", "92.50 ± 0.71", "82.50 ± 0.71", "83.00 (1)", "2"],
-    ]
-    assert results_table(reports, {"method", "seed"})[1] == "highest mean A_T: method=b"
-    reports[3].result["A_T"] = None
-    assert shown(reports)[1][3:5] == ["82.00", "82.00"]
-    only_seeds = [report_of(n, f"seed={n}") for n in range(3)]
-    assert shown(only_seeds) == [["all runs", "3", "91.00 ± 1.00", "81.00 ± 1.00", "82.00 (2)", "2"]]
-    assert results_table([JobReport(0, [], FAILED, 2)], set()) is None
-
-
-def test_warnings_are_told_once_with_their_number():
-    reports = [report_of(n, warnings=["few", f"own {n}"]) for n in range(2)]
-    assert warnings(reports) == ["  few (2 runs)", "  own 0", "  own 1"]
-    many = warnings([report_of(0, warnings=[f"w{n}" for n in range(20)])])
-    assert many[-1] == "  and 12 more, in what the runs printed"
-    assert len(many) == 9
 
 
 def test_jobs_that_do_not_compose_fail_and_the_others_run(command, tmp_path):

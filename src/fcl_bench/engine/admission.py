@@ -13,14 +13,16 @@ from fcl_bench.errors import UserError
 from fcl_bench.linalg.structure import (
     descending_trouble,
     gram_trouble,
+    noisy_gram_trouble,
     orthonormal_trouble,
     packed_grams_trouble,
     sums_trouble,
 )
 from fcl_bench.protocol.expected import Announced, Expectation, Expected
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Server
+from fcl_bench.protocol.method import EVERYONE, Server
 from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.release import noise_room
 
 #: More samples than any client has: what an int32 holds.
 MOST_SAMPLES = 2**31 - 1
@@ -43,12 +45,13 @@ class BadUpload(UserError):
     """An upload that is not what the server expects: which client, task, round and field, and what was expected.
 
     Attributes:
-        client: who sent it, or the first whose upload is in it.
+        client: who sent it, or the first whose upload is in it; `EVERYONE`: it is a sum over clients.
     """
 
     def __init__(self, client: int, message: Message, what: str, expected: str, sender: str = "") -> None:
         where = f"task {message.task}, round {message.round} ({message.stage})"
-        super().__init__(f"{sender or f'client {client}'}'s upload in {where}: {what}", f"expected: {expected}")
+        whose = "the sum of the uploads" if client == EVERYONE else f"{sender or f'client {client}'}'s upload"
+        super().__init__(f"{whose} in {where}: {what}", f"expected: {expected}")
         self.client = client
 
 
@@ -62,6 +65,7 @@ def admitted(
     announced: Announced | None = None,
     clients: int = 1,
     sender: str = "",
+    rounding: float = 0.0,
 ) -> Message:
     """The upload as the server absorbs it.
 
@@ -75,6 +79,7 @@ def admitted(
         announced: how many samples the client has; None: it has not said.
         clients: how many clients' uploads it is made of.
         sender: what it is called in errors; "": client and its number.
+        rounding: the most that entries are off beside what the wire's type rounds off, in absolute terms.
 
     Raises:
         BadUpload: it can't be decoded, a field is missing, unknown, of another shape or type, not finite, out of its
@@ -89,6 +94,8 @@ def admitted(
 
     if upload.clients != clients:
         raise bad(f"clients={upload.clients}", f"{clients}, since it is of so many")
+    if problem is not None and problem.release is not None:
+        expected = problem.release.loosened(expected, clients)
     if found := form_objection(upload, expected, None if problem is None else problem.wire):
         raise refused(*found)
     try:
@@ -96,9 +103,11 @@ def admitted(
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         raise bad(f"it cannot be decoded ({error})", ", ".join(expected)) from error
     summed = torch.finfo(torch.float64 if problem is None else problem.dtype).eps
-    rounding = {name: rounding_of(upload, name) + _SUMMED * summed for name in expected}
+    relative = {name: rounding_of(upload, name) + _SUMMED * summed for name in expected}
+    if rounding:
+        relative = {name: relative[name] + _root_of(rounding, message.get(name)) for name in expected}
     largest = _largest(problem)
-    if found := first_objection(message, expected, rounding, announced, largest):
+    if found := first_objection(message, expected, relative, announced, largest):
         raise refused(*found)
     if (samples := upload.samples) is not None:
         most = MOST_SAMPLES if announced is None else announced.run
@@ -107,6 +116,18 @@ def admitted(
     if said := server.objection(message):
         raise bad(said, "fields that agree with each other")
     return message
+
+
+def _root_of(rounding: float, tensor: torch.Tensor | None) -> float:
+    """A relative error that stands for an absolute one of the entries.
+
+    Its root, since a Gram matrix's entries off the diagonal are held against roots of those on it: where a diagonal
+    entry below the rounding is lost, its row has entries up to the root of it still.
+    """
+    if tensor is None or not tensor.numel() or not tensor.is_floating_point():
+        return 0.0
+    largest = float(tensor.abs().max())
+    return min(1.0, (rounding / largest) ** 0.5) if largest > 0 else 1.0
 
 
 def first_objection(
@@ -202,7 +223,14 @@ def _form(
         most, found = announced.task * wanted.per_sample, float(tensor.abs().max())
         if found > (1 + 4 * error) * most:
             return f"holds {found:.4g}", f"at most {most:.4g} of {announced.task} samples"
-    if wanted.form:
+    if wanted.form == "noisy gram":
+        room = noise_room(wanted.noise, len(tensor))
+        if said := noisy_gram_trouble(tensor, error, room):
+            return (
+                f"{said} beyond what its noise explains",
+                "a symmetric, positive semidefinite matrix with noise on it",
+            )
+    elif wanted.form:
         trouble, words = _FORMS[wanted.form]
         if said := trouble(tensor, max(error, _ORTHONORMAL) if wanted.form == "orthonormal" else error):
             return said, words

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,9 @@ from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.examination import Answers, Examination
 from fcl_bench.engine.ledger import NOBODY_KNOWS, Ledger, Stopwatch
 from fcl_bench.engine.middleware import Chain, Middleware
-from fcl_bench.engine.node import Late, Lost, Reply
+from fcl_bench.engine.missing import SIMULATED, MissingClients
+from fcl_bench.engine.node import Late, Lost, Masked, Reply, Total
+from fcl_bench.engine.revealed import Grouped, Revealed, revealed_together
 from fcl_bench.engine.rounds import RoundAccuracy
 from fcl_bench.engine.state import FederationState
 from fcl_bench.engine.transport import Transport
@@ -26,7 +28,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.protocol.audit import Audit, Everything
 from fcl_bench.protocol.expected import Announced, Expectation
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Method
+from fcl_bench.protocol.method import EVERYONE, Method
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices, progress
@@ -35,10 +37,6 @@ log = logging.getLogger(__name__)
 
 #: Prefixes of what a checkpoint keeps beside the server's tensors; an audit's name follows its.
 _AUDIT, _CLIENT = "audit.", "client."
-#: What becomes of a client whose upload is not there in time.
-Missing = Literal["silent", "gone", "lost", "late"]
-#: Why a client is lost that is only made to fail (`faults=`).
-_SIMULATED = ("silent", "gone")
 
 
 class Federation:
@@ -80,26 +78,23 @@ class Federation:
         self.transport = transport
         self.server = method.server(problem)
         self.audits = dict(audits or {})
-        self.state = FederationState(0, Answers(len(stream.tasks), by_sample), self._ledger(transport))
+        self.state = FederationState(0, Answers(len(stream.tasks), by_sample), Ledger(transport.clients, transport.raw))
         self._examination = Examination(problem, stream, test)
         self.rounds = RoundAccuracy(evaluate_rounds, self._examination, np.array([len(own) for own in stream.test]))
         self._middleware = Chain([*middleware, Codec.of_server(problem)])
         #: (K,) samples that clients have had, of how many tasks.
         self._announced, self._announced_tasks = np.zeros(transport.clients, dtype=np.int64), 0
         self._resumes_within_tasks = method.resumes_within_tasks
-        self._drops, self._minimum = drops, minimum
+        self._drops = drops
         self.tree = None if fan_in is None else self._tree(method, fan_in)
         self._notices = Notices(log)
+        self._missing = MissingClients(self.state, self.server, self._notices, minimum, drops)
         self._after_round: Callable[[int, int], None] = lambda round_, of: None
         if self.audits and transport.everything is None:
             raise UserError(
                 f"the audits {', '.join(self.audits)} need the clients' data, which stay where they are",
                 "method.bounds=false, method.theory=0 and drift=0",
             )
-
-    @staticmethod
-    def _ledger(transport: Transport) -> Ledger:
-        return Ledger(transport.clients, transport.raw)
 
     def _tree(self, method: Method, fan_in: int) -> Tree:
         combination, problem = method.combination(self.problem), self.problem
@@ -149,7 +144,7 @@ class Federation:
             rounds = server.rounds(task)
         for round_ in range(state.rounds_done, rounds):
             with watch.running():
-                barred = self._barred(task, round_)
+                barred = self._missing.barred(task, round_)
                 present = server.participants(task, round_, [k for k in available if k not in barred])
                 # A server may name others, too.
                 present = [client for client in present if client not in barred]
@@ -192,14 +187,25 @@ class Federation:
             expected = self.server.expects(task, round_)
         absorbed: set[int] = set()
         gone = 0
+        #: Of clients whose uploads are masked, in which sums their samples are.
+        hidden: dict[int, Grouped] = {}
         # Nothing of an upload outlives its turn.
         for answer in self._answers(present, broadcast, expected, watch):
             if isinstance(answer, Lost):
-                gone += answer.reason not in _SIMULATED
-                self._note_lost(answer, task, round_, gone, len(present))
+                gone += answer.reason not in SIMULATED
+                self._missing.lost(answer, task, round_, gone, len(present))
                 columns["lost"][answer.client] = 1
                 continue
-            reply = answer.reply if isinstance(answer, Late) else answer
+            if isinstance(answer, Total):
+                with watch.running():
+                    self._absorb_total(answer, expected, known["samples"])
+                watch.seconds += answer.server_seconds
+                for name in ("up_bytes", "down_bytes", "client_seconds"):
+                    columns[name] += getattr(answer, name)
+                for client, alone in revealed_together(hidden).items():
+                    self._note_revealed(client, alone, columns)
+                continue
+            reply = answer.reply if isinstance(answer, Late | Masked) else answer
             client = reply.client
             if (reply.upload.task, reply.upload.round) != (task.index, round_):
                 with watch.running():
@@ -210,15 +216,20 @@ class Federation:
             if self.tree is not None:
                 self.tree.received(client, broadcast)
             columns["client_seconds"][client] = reply.seconds
-            columns["one_sample_sums"][client] = reply.revealed.sums
-            columns["one_sample_moments"][client] = reply.revealed.moments
-            ledger.told.add(reply.revealed.samples)
+            masked = isinstance(answer, Masked)
+            if masked and reply.grouped is not None:
+                hidden[client] = reply.grouped
+            elif not masked:
+                self._note_revealed(client, reply.revealed, columns)
             if isinstance(answer, Late):
-                self._note_missing("late", client, task, round_)
+                self._missing.note("late", client, task, round_)
                 columns["late"][client] = 1
-                self.server.await_late(task)
+                if not self.problem.sums:
+                    self.server.await_late(task)
+            elif masked:
+                absorbed.add(client)
             else:
-                with self._watch_above(client, watch).running():
+                with (watch if self.tree is None else self.tree.watch(client, watch)).running():
                     taken = self._taken_in(client, reply.upload, expected, int(known["samples"][client]))
                 if not taken:
                     self.transport.refused(client)
@@ -240,7 +251,7 @@ class Federation:
 
     def _answers(
         self, present: list[int], broadcast: Message, expected: Expectation, watch: Stopwatch
-    ) -> Iterator[Reply | Lost | Late]:
+    ) -> Iterator[Reply | Lost | Late | Masked | Total]:
         """The transport's; with a tree, the server absorbs what each one makes ready once it has been dealt with."""
         if self.tree is None:
             yield from self.transport.exchange(present, broadcast)
@@ -256,12 +267,9 @@ class Federation:
             with watch.running():
                 self.server.absorb(arrival.client, admit(arrival))
 
-        yield from self.tree.climbed(self.transport.exchange(present, broadcast), present, broadcast, admit, absorb)
-
-    def _watch_above(self, client: int, watch: Stopwatch) -> Stopwatch:
-        """Of whoever takes in a client's upload: a node of the tree, or the server, whose `watch` is."""
-        above = None if self.tree is None else self.tree.watch(client)
-        return watch if above is None else above
+        # Nothing is masked under a tree.
+        answers = cast(Iterator[Reply | Lost | Late], self.transport.exchange(present, broadcast))
+        yield from self.tree.climbed(answers, present, broadcast, admit, absorb)
 
     def _taken_in(self, client: int, upload: Message, expected: Expectation, samples: int) -> bool:
         """Absorb an upload; False where it is not what the server expects and is left out.
@@ -289,37 +297,39 @@ class Federation:
             self.server.absorb(client, read)
         return True
 
-    def _note_lost(self, lost: Lost, task: Task, round_: int, gone: int, present: int) -> None:
-        """Go on without a client that was made to fail, or that the transport may lose; else the run ends.
+    def _absorb_total(self, total: Total, expected: Expectation, samples: np.ndarray) -> None:
+        """Absorb the sum of a round's uploads; `samples` (K,) are the clients' of the task."""
+        own = list(total.clients)
+        announced = Announced(int(samples[own].sum()), int(self._announced[own].sum()))
+        # What travelled is no number of the wire's type.
+        problem = replace(self.problem, wire=replace(self.problem.wire, dtype=torch.float64))
+        read = admitted(
+            *(EVERYONE, total.upload, self._middleware, self.server, expected, problem, announced),
+            clients=len(own),
+            rounding=total.rounding,
+        )
+        if len(own) == 1:
+            self._notices.tell(
+                "alone",
+                f"task {total.upload.task}, round {total.upload.round} has one client, whose upload the secure sum is;"
+                " rounds like this hide nothing",
+            )
+        self.server.absorb(EVERYONE, read)
 
-        Args:
-            lost: the client.
-            task, round_: at hand.
-            gone: how many of the `present` clients of the round the transport has lost so far.
-        """
-        if lost.reason in _SIMULATED:
-            self._note_missing(cast(Missing, lost.reason), lost.client, task, round_)
-            return
-        where = f"client {lost.client} was lost in task {task.index}, round {round_}: {lost.reason}"
-        remedy = "the same command goes on from the last checkpoint"
-        if self._minimum is None:
-            raise UserError(where, remedy)
-        if present - gone < self._minimum * present:
-            left = f"{present - gone} of {present} clients are left, and transport.minimum={self._minimum:g}"
-            raise UserError(f"{where}; {left}", remedy)
-        self._notices.tell(f"lost {lost.client}", f"{where}; the round goes on without it")
-        self._note_missing("lost", lost.client, task, round_)
-
-    def _note_missing(self, why: Missing, client: int, task: Task, round_: int) -> None:
-        self.state.absences[why] += 1
-        # Of clients that may return nothing need be remembered: there can be as many as turns.
-        if not self.server.may_return(task, round_, round_ + 1):
-            self.state.missing.append((client, round_))
+    def _note_revealed(self, client: int, alone: Revealed, columns: dict[str, np.ndarray]) -> None:
+        """Count what an upload, or the sum that it is in, reveals of the samples that a client learnt from."""
+        columns["one_sample_sums"][client] = alone.sums
+        columns["one_sample_moments"][client] = alone.moments
+        self.state.ledger.told.add(alone.samples)
 
     def _absorb_late(self, client: int, upload: Message) -> None:
         """Take in an upload of an earlier round, if the server can still use it."""
         absences = self.state.absences
         absences["late_arrived"] += 1
+        if self.problem.sums:
+            text = "late uploads are left out: the masks of their round are gone (secure=sums)"
+            self._notices.tell("late", text, logging.INFO)
+            return
         expected = self.server.expects_late(self.stream.tasks[upload.task], upload.round)
         if expected is None:
             self._notices.tell("late", "late uploads are of no use to this method and are left out", logging.INFO)
@@ -330,12 +340,6 @@ class Federation:
         else:
             absences["late_dropped"] += 1
             self.server.lose_late(self.stream.tasks[upload.task])
-
-    def _barred(self, task: Task, round_: int) -> set[int]:
-        """Clients of whom an upload of this task is missing or was left out on which the round at hand would build."""
-        dropped = self.state.ledger.dropped(task.index) if self._drops else []
-        absent = {*dropped, *map(tuple, self.state.missing)}
-        return {client for client, refused in absent if not self.server.may_return(task, refused, round_)}
 
     def _announce(self, task: Task, samples: np.ndarray) -> None:
         """What clients have had of all tasks up to this one, of which they have `samples` (K,)."""

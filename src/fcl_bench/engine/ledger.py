@@ -294,6 +294,14 @@ class Ledger:
             "larger": larger,
         }
 
+    def senders(self) -> Iterator[tuple[int, int, np.ndarray, int]]:
+        """Of each round: task, number, (m,) the clients who sent something, and how many had labelled samples."""
+        for rows in self._tasks():
+            for round_ in np.unique(rows["round"]).tolist():
+                own = rows[rows["round"] == round_]
+                sent = own["client"][own["up_bytes"] > 0]
+                yield int(own["task"][0]), round_, sent, int((own["labelled"] > 0).sum())
+
     def told_alone(self) -> Told:
         """What clients revealed of single samples."""
         sums, moments = (

@@ -21,6 +21,10 @@ class Middleware:
         """What comes from the other side; `client` is the one that sent it, or that receives it."""
         return message
 
+    def answer(self, client: int, request: Message) -> Message | None:
+        """What a client's side answers to a request of the server's middleware; None: it knows no such request."""
+        return None
+
 
 class Chain(Middleware):
     """Several steps as one: a message that is sent passes them in order, one that is received in reverse.
@@ -41,3 +45,7 @@ class Chain(Middleware):
         for step in reversed(self._steps):
             message = step.receive(message, client)
         return message
+
+    def answer(self, client: int, request: Message) -> Message | None:
+        answers = (step.answer(client, request) for step in self._steps)
+        return next((answer for answer in answers if answer is not None), None)

@@ -13,7 +13,7 @@ from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.engine.ledger import Stopwatch
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.raw import RawSamples
-from fcl_bench.engine.revealed import NOTHING, Revealed, revealed
+from fcl_bench.engine.revealed import NOTHING, Grouped, Revealed, revealed
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
 from fcl_bench.protocol.problem import SAMPLE_KINDS, Problem, Shard, State
@@ -107,6 +107,7 @@ class Reply:
         samples_kept: how many raw samples are among it (see `SAMPLE_KINDS`).
         revealed: what the upload reveals of single samples, by what the client half says of it. Their numbers are those
             of the data set.
+        grouped: what tells that of a sum of uploads; None where uploads are not added up.
         accepted: how many unlabelled samples it gave a label.
         right: how many of these labels are true; None where nobody knows.
     """
@@ -120,6 +121,7 @@ class Reply:
     revealed: Revealed = NOTHING
     accepted: int = 0
     right: int | None = 0
+    grouped: Grouped | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,35 @@ class Lost:
 
     client: int
     reason: str
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A client that has had its turn, and whose upload tells the server nothing until the `Total` comes."""
+
+    reply: Reply
+
+
+@dataclass(frozen=True)
+class Total:
+    """The sum of a round's masked uploads, and what it cost besides these.
+
+    Attributes:
+        clients: whose uploads it is of.
+        upload: the sum.
+        rounding: the most that an entry of it is off.
+        up_bytes, down_bytes: (K,) of each client, those that were lost included.
+        client_seconds: (K,) of each client.
+        server_seconds: of the server.
+    """
+
+    clients: tuple[int, ...]
+    upload: Message
+    rounding: float
+    up_bytes: np.ndarray
+    down_bytes: np.ndarray
+    client_seconds: np.ndarray
+    server_seconds: float
 
 
 @dataclass(frozen=True)
@@ -181,7 +212,10 @@ class Node:
             if guesses is not None:
                 shard = shard.with_pseudo_labels(guesses)
             upload, state = self._client.update(shard, received, state)
-        alone = self._in_data_set(revealed(upload, len(shard.labels)), task, client, guesses)
+        numbers = self._learnt_from(task, client, guesses)
+        alone = revealed(upload, len(shard.labels))
+        alone = dataclasses.replace(alone, samples=numbers[alone.samples])
+        grouped = Grouped.of(upload, numbers) if self._problem.sums else None
         with watch.running():
             upload = dataclasses.replace(upload, stage=received.stage, task=task, round=round_)
             upload = self._middleware.send(upload.to_be_sent(), client)
@@ -194,16 +228,14 @@ class Node:
         self._states[client] = kept
         accepted, right = self._counted(task, client, guesses)
         sizes = stored_bytes(kept), samples_in(kept)
-        return Reply(client, upload, watch.seconds, guesses, *sizes, alone, accepted, right)
+        return Reply(client, upload, watch.seconds, guesses, *sizes, alone, accepted, right, grouped)
 
-    def _in_data_set(self, alone: Revealed, task: int, client: int, guesses: torch.Tensor | None) -> Revealed:
-        """What an upload reveals, with samples by their numbers in the data set."""
-        if not len(alone.samples):
-            return alone
+    def _learnt_from(self, task: int, client: int, guesses: torch.Tensor | None) -> np.ndarray:
+        """The numbers in the data set of the samples that a client learnt from, in the order of its shard."""
         learnt, unlabelled = self.data.samples(task, client)
         if guesses is not None:
             learnt = np.concatenate([learnt, unlabelled[(guesses >= 0).cpu().numpy()]])
-        return dataclasses.replace(alone, samples=self.data.numbers(learnt[alone.samples]))
+        return self.data.numbers(learnt)
 
     def _counted(self, task: int, client: int, guesses: torch.Tensor | None) -> tuple[int, int | None]:
         """How many labels a client gave itself, and how many of them are right."""
@@ -212,6 +244,19 @@ class Node:
         _, unlabelled = self.data.samples(task, client)
         right = None if self._truth is None else self._truth(self.data.numbers(unlabelled), guesses)
         return int((guesses >= 0).sum()), right
+
+    def answer(self, client: int, request: Message) -> Reply:
+        """What a client's middleware answers; the method is not asked, and no state changes.
+
+        Raises:
+            ValueError: no middleware knows such a request.
+        """
+        watch = Stopwatch(self._problem.device)
+        with watch.running():
+            answer = self._middleware.answer(client, request)
+        if answer is None:
+            raise ValueError(f"no middleware of this side answers to {request.stage!r}")
+        return Reply(client, answer, watch.seconds, None, {}, 0)
 
     def take_back(self, client: int) -> None:
         """The upload of a turn since `settle` was left out: its client keeps what it kept before."""

@@ -103,6 +103,20 @@ class Absences(TypedDict):
     late_dropped: int  # of those that arrived, not what the server expected (`on_bad_upload: drop`)
 
 
+class Guarantee(TypedDict):
+    """What the noise in uploads promises (docs/noise.md): (epsilon, delta)-differential privacy."""
+
+    epsilon: float | None  # null: none, the multiplier is 0
+    delta: float
+    unit: str  # what may be replaced: "sample", or "client" with all its samples
+    clip: float  # L2 bound of a sample's H, or of a model update
+    multiplier: float  # noise over sensitivity, of one release (of the sum of n uploads with `noise.share_of=n`)
+    releases: int  # the most uploads in which one sample, or one client, was
+    of_sums: bool  # whether it is of the sum of a round's uploads; else of each upload alone
+    sampled: bool  # whether it counts on nobody knowing which clients took part
+    accountant: str | None  # name and version of the library; null where nothing was counted
+
+
 class Dropped(TypedDict):
     """Uploads that were not what the server expected and were left out (`on_bad_upload: drop`)."""
 

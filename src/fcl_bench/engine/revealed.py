@@ -13,6 +13,8 @@ from fcl_bench.engine.rows import Rows
 from fcl_bench.protocol.message import Message
 
 _TOLD = GROWING + "told"
+#: Of `Grouped`.
+_KINDS = ("sums", "moments")
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,63 @@ def _alone(fields: Mapping[str, torch.Tensor | None], samples: int) -> tuple[int
         count += len(own)
         found.append(own)
     return count, found
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """In which sums of its upload each of a client's samples is; nothing of it leaves the engine.
+
+    Attributes:
+        sums, moments: of each field, (n,) the number of the sum, -1 for none.
+        samples: (n,) the numbers in the data set of the shard's samples; entries beyond them are of samples that the
+            client keeps.
+    """
+
+    sums: dict[str, np.ndarray]
+    moments: dict[str, np.ndarray]
+    samples: np.ndarray
+
+    @classmethod
+    def of(cls, upload: Message, samples: np.ndarray) -> Grouped:
+        """By what the client half says of its upload, made of these samples."""
+        in_one = np.zeros(len(samples), dtype=np.int64)
+        sums, moments = (
+            {name: in_one if which is None else which.cpu().numpy() for name, which in of}
+            for of in (upload.sums_of.items(), upload.moments_of.items())
+        )
+        return cls(sums, moments, samples)
+
+
+def revealed_together(uploads: Mapping[int, Grouped]) -> dict[int, Revealed]:
+    """What the sum of several clients' uploads reveals, by the client whose sample it is.
+
+    A sum that has several samples of all clients together hides each of them; one that has a single sample is that
+    sample, whoever added zeros to it.
+
+    Args:
+        uploads: of each client.
+    """
+    sums, moments = (
+        _alone_together({client: getattr(own, kind) for client, own in uploads.items()}) for kind in _KINDS
+    )
+    found = {}
+    for client, own in uploads.items():
+        told = np.unique(np.concatenate([sums[client], moments[client]]))
+        found[client] = Revealed(len(sums[client]), len(moments[client]), own.samples[told[told < len(own.samples)]])
+    return found
+
+
+def _alone_together(fields: Mapping[int, Mapping[str, np.ndarray]]) -> dict[int, np.ndarray]:
+    """Of each client, the samples that are alone in a sum, once for each such sum."""
+    found = {client: [np.zeros(0, dtype=np.int64)] for client in fields}
+    for name in dict.fromkeys(name for own in fields.values() for name in own):
+        # Shifted by one, so that what is in no sum is number 0.
+        places = {client: own[name] + 1 for client, own in fields.items() if name in own}
+        alone = np.bincount(np.concatenate(list(places.values()))) == 1
+        alone[:1] = False
+        for client, own in places.items():
+            found[client].append(np.flatnonzero(alone[own]))
+    return {client: np.concatenate(own) for client, own in found.items()}
 
 
 class ToldSamples:

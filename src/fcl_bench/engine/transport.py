@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.keeper import Keeper, resolved
 from fcl_bench.engine.middleware import Middleware
-from fcl_bench.engine.node import ClientData, Late, Lost, Node, Reply
+from fcl_bench.engine.node import ClientData, Late, Lost, Masked, Node, Reply, Total
 from fcl_bench.engine.raw import RawSamples
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
@@ -38,11 +38,12 @@ class Transport(Protocol):
     def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
         """(K,) and (K,): how many samples of a task each client has, and how many of them are labelled."""
 
-    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late]:
+    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late | Masked | Total]:
         """The broadcast's round: a reply for each client of `present`, in this order, whatever order they arrive in.
 
         The order matters: FedRAN's sequential merge gives another result in another one. Before them come the uploads
         of earlier rounds that are late; their replies have nothing but the upload, which says its task and round.
+        Behind those whose upload is masked comes the sum of them.
         """
 
     def refused(self, client: int) -> None:
@@ -57,6 +58,16 @@ class Transport(Protocol):
 
         Raises:
             UserError: clients elsewhere do not have what they kept.
+        """
+
+
+class Asking(Transport, Protocol):
+    """A transport over which the server's side may speak with clients' middlewares, too."""
+
+    def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
+        """What clients' middlewares answer to requests, each client to its own, in this order.
+
+        It is no turn: nothing of the method is asked, and the replies have nothing but the answer and its seconds.
         """
 
 
@@ -101,6 +112,10 @@ class InProcess:
         for client in present:
             self._node.settle()
             yield self._node.turn(client, broadcast)
+
+    def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
+        for client, request in requests.items():
+            yield self._node.answer(client, request)
 
     def refused(self, client: int) -> None:
         self._node.take_back(client)

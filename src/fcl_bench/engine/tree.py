@@ -178,10 +178,10 @@ class Tree:
             self._round |= {(level, number): node for number, node in parents.items()}
             children = [(level, number) for number in parents]
 
-    def watch(self, client: int) -> Stopwatch | None:
-        """Of the node that takes in the client's upload; None: the server does."""
+    def watch(self, client: int, server: Stopwatch) -> Stopwatch:
+        """Of the node that takes in the client's upload; where the server does, its."""
         node = self._round.get((1, client // self.fan_in))
-        return None if node is None else node.watch
+        return server if node is None else node.watch
 
     def take(self, client: int, read: Message, announced: Announced) -> bool:
         """A client's upload, admitted by its node; False where it has none above it but the server."""

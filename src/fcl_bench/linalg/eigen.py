@@ -1,4 +1,4 @@
-"""The leading eigenvectors of a symmetric matrix."""
+"""Eigenvectors of a symmetric matrix, and what is left of it without some of them."""
 
 from __future__ import annotations
 
@@ -71,3 +71,9 @@ def _turned_back(G: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tenso
     if failed:
         raise torch.linalg.LinAlgError(f"LAPACK's dormqr refused argument {-failed}")
     return torch.from_numpy(values[n - count :]), torch.from_numpy(chosen)
+
+
+def nearest_semidefinite(S: torch.Tensor) -> torch.Tensor:
+    """The positive semidefinite matrix nearest to a symmetric S (n, n), in float64: less its negative eigenvalues."""
+    values, V = torch.linalg.eigh(S.to(torch.float64))
+    return (V * values.clamp_min(0)) @ V.T

@@ -35,6 +35,7 @@ class RandomFeatures:
         activation: "relu", "none" or "cos".
         bandwidth: b; of the cosines only.
         maps: how many independent maps lie side by side in H, of M / maps features each.
+        clip: no row of H is longer, longer ones are shortened to it; None: as they are.
     """
 
     def __init__(
@@ -47,9 +48,10 @@ class RandomFeatures:
         activation: str = "relu",
         bandwidth: float = 1.0,
         maps: int = 1,
+        clip: float | None = None,
     ) -> None:
         self.outputs = inputs if outputs is None else outputs
-        self.activation, self.maps = activation, maps
+        self.activation, self.maps, self.clip = activation, maps, clip
         self.projection: torch.Tensor | None = None
         self.phases: torch.Tensor | None = None
         if outputs is not None:
@@ -63,16 +65,25 @@ class RandomFeatures:
 
     @classmethod
     def given(
-        cls, projection: torch.Tensor, activation: str, phases: torch.Tensor | None = None, maps: int = 1
+        cls,
+        projection: torch.Tensor,
+        activation: str,
+        phases: torch.Tensor | None = None,
+        maps: int = 1,
+        clip: float | None = None,
     ) -> RandomFeatures:
         """Those of a projection (d, M), and phases (M,) for cosines, that came whole instead of as a seed."""
         features = cls.__new__(cls)
         features.outputs, features.activation, features.maps = projection.shape[1], activation, maps
-        features.projection, features.phases = projection, phases
+        features.projection, features.phases, features.clip = projection, phases, clip
         return features
 
     def map(self, z: torch.Tensor) -> torch.Tensor:
         """H (n, M) of features `z` (n, d)."""
+        H = self._whole(z)
+        return H if self.clip is None else clipped_rows(H, self.clip)
+
+    def _whole(self, z: torch.Tensor) -> torch.Tensor:
         if self.projection is None:
             return z
         H = self.linear(z)
@@ -92,6 +103,12 @@ class RandomFeatures:
     def rows(self) -> int:
         """Samples in a block."""
         return max(_BLOCK_ROWS, _BLOCK_BYTES // (8 * self.outputs))
+
+
+def clipped_rows(H: torch.Tensor, clip: float) -> torch.Tensor:
+    """H (n, M) whose rows longer than `clip` are shortened to it."""
+    lengths = torch.linalg.vector_norm(H, dim=1, keepdim=True)
+    return H * (clip / lengths.clamp_min(clip))
 
 
 def mean_squared_distance(total: torch.Tensor, squares: float, samples: int) -> float:

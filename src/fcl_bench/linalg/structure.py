@@ -105,6 +105,13 @@ def _direction(rows: int) -> torch.Tensor:
     return drawn / torch.linalg.vector_norm(drawn)
 
 
+def noisy_gram_trouble(G: torch.Tensor, rounding: float, room: float) -> str:
+    """Why G (M, M) is no Gram matrix with noise on it whose eigenvalues are within +-`room`; "": nothing was found."""
+    shifted = G.clone()
+    shifted.diagonal().add_(room)
+    return gram_trouble(shifted, rounding)
+
+
 def packed_grams_trouble(columns: torch.Tensor, rounding: float) -> str:
     """Why a column of `columns` (d (d + 1) / 2, k) is no Gram matrix, its upper triangle by rows; "": none is found."""
     for number, entries in enumerate(columns.T):

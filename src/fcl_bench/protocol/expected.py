@@ -30,8 +30,8 @@ class Expected:
         most: no value is above it; None: no bound.
         optional: whether the upload may come without it.
         form: what the numbers together are, to the wire's rounding: "gram" (the sum of h h' over samples, so symmetric
-            and positive semidefinite), "packed grams" (a column for each of these, its upper triangle by rows),
-            "orthonormal" (columns), "descending", "distinct"; "": nothing.
+            and positive semidefinite), "noisy gram" (one with noise on it), "packed grams" (a column for each Gram
+            matrix, its upper triangle by rows), "orthonormal" (columns), "descending", "distinct"; "": nothing.
         per_sample: the most that one sample adds to a value, in absolute terms; None: nobody knows.
         of: of sums over samples, the name of the Gram matrix of the same samples; "": there is none.
         by: of these sums, the name of the numbers of samples, one for each column or one for all; "": those that the
@@ -40,6 +40,7 @@ class Expected:
             "" (they count something else).
         widest: the most columns of a matrix whose columns the sender chooses; None: no bound.
         among: the only values that may occur; None: no such list.
+        noise: standard deviation of the noise that clients add to each number (see `protocol.release`); 0: none.
     """
 
     shape: tuple[Side, ...]
@@ -55,6 +56,7 @@ class Expected:
     speaks_for: str = field(default="", kw_only=True)
     widest: int | None = field(default=None, kw_only=True)
     among: frozenset[int] | None = field(default=None, kw_only=True)
+    noise: float = field(default=0.0, kw_only=True)
 
 
 Expectation = Mapping[str, Expected]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,6 +15,9 @@ from fcl_bench.protocol.expected import Expectation
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Prediction, Problem, Shard, State, TestBatch
 from fcl_bench.protocol.task import Task
+
+#: The client of an upload that is the sum of all clients'.
+EVERYONE = -1
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,7 @@ class Server(ABC):
 
         Of a method with a `combination`, also one that was made of several (`upload.clients`); `client` is then the
         first of them.
+        With `Problem.sums` it is the sum of all uploads of the round, and `client` is `EVERYONE`.
         """
 
     def finish_round(self) -> None:  # noqa: B027
@@ -199,16 +203,32 @@ class Method(ABC):
             old code are not taken for runs of the new.
         resumes_within_tasks: whether its server's state is whole after every round, not only after a task.
         adds_up: whether every field of its uploads is `Message.summed`, in every stage.
+        stages_apart: stages whose uploads the server needs one by one, where it can do with sums in all others.
     """
 
     name: ClassVar[str]
     revision: ClassVar[int] = 1
     resumes_within_tasks: ClassVar[bool] = False
     adds_up: ClassVar[bool] = False
+    stages_apart: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def trains_network(self) -> bool:
         """Whether it trains the backbone itself, on images, rather than take a frozen one's features."""
+        return False
+
+    @property
+    def summands(self) -> Mapping[str, str]:
+        """What one sample adds to each field of an upload (see `protocol.release`), where that is all its share in it.
+
+        Empty: the upload holds something else as well, or nobody has bounded it, and noise would promise nothing. The
+        samples of a task go into one upload.
+        """
+        return {}
+
+    @property
+    def sends_updates(self) -> bool:
+        """Whether an upload is nothing but the broadcast model after training, with the number of samples."""
         return False
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:  # noqa: B027
@@ -217,6 +237,16 @@ class Method(ABC):
     def combination(self, problem: Problem) -> Combination | None:
         """How a node of a tree makes one upload of several (see `protocol.combining`); None: it cannot."""
         return added_up if self.adds_up else None
+
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        """Why the server cannot do with the sum of a round's uploads, and what would work; None: it can.
+
+        Where it can, both halves obey `Problem.sums`.
+        """
+        return (
+            f"the server of method={self.name} needs each upload by itself",
+            "secure=none, or a method whose uploads add up, such as method=stsa",
+        )
 
     @abstractmethod
     def client(self, problem: Problem) -> Client:

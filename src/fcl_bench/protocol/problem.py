@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fcl_bench.protocol.release import Release
 from fcl_bench.protocol.wire import WireFormat
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ class Problem:
         network: what a method that trains the backbone starts from; None for the methods that take its features.
         clients: K; None where nobody says.
         recurring: whether classes of a task may come back in later ones.
+        release: of clients that clip their samples and add noise to their statistics; None: they do not.
+        sums: whether the server gets the sum of a round's uploads in place of the uploads: clients then send what adds
+            up (`Message.summed`), and the server absorbs one message, which says of how many uploads it is.
     """
 
     inputs: int
@@ -44,6 +48,8 @@ class Problem:
     network: Trainable | None = None
     clients: int | None = None
     recurring: bool = False
+    release: Release | None = None
+    sums: bool = False
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ RUN_COLUMNS = ("seed", "run_id", "folder", "profile", "experiment", "git_commit"
 #: What the record says of the configuration; of the groups there, the classes' knobs are columns too where they matter.
 _RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks")
 #: Keys of config.yaml without a bearing on the result, or that the record has in the form that was used.
-_GROUPS = ("split", "partition", "adapt", "faults")
+_GROUPS = ("split", "partition", "adapt", "faults", "noise", "secure")
 _BESIDE = ("drift", "evaluate_rounds", "predictions", "experiment", "profile")
 _NEITHER = ("device", "out", "force", "preview", "cache", "checkpoint_rounds", *_BESIDE)
 _LEFT_OUT = {*_RECORDED, "method", "seed", *_NEITHER}
@@ -36,7 +36,9 @@ _VALUES, _SHOWN = 4, 40
 #: What is read here and by those who draw the runs.
 _READ = {"config.yaml", "tasks.csv", "uploads.csv", "rounds.csv", "accuracy_matrix.csv", "task_aware_matrix.csv"}
 #: Keys that older runs lack, of which they had this value; `resolved_config` fills in the knobs marked `added`.
-_BEFORE = {"label_rate": 1.0, "adapt": "none", "faults": "none", "on_bad_upload": "fail", "protocol": "task-agnostic"}
+_BEFORE: dict[str, Any] = {"label_rate": 1.0, "on_bad_upload": "fail"}
+_BEFORE |= {"adapt": "none", "faults": "none", "noise": "none", "secure": "none"}
+_BEFORE |= {"protocol": "task-agnostic"}
 _NEW = {"split.order_seed": "null"}
 
 
@@ -192,7 +194,7 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
         **dict(_flat({key: record[key] for key in _RECORDED if key in record})),
         **({"beta": math.nan} if record.get("beta") is None else {}),  # a law without one, where null says nothing
         **_BEFORE,
-        **{key: record[key] for key in ("adapt", "faults", "protocol") if key in record},
+        **{key: record[key] for key in ("adapt", "faults", "noise", "secure", "protocol") if key in record},
         **dict(_flat({key: value for key, value in config.items() if key not in (*_LEFT_OUT, *_GROUPS)})),
         "device": record["environment"]["device"],
         **_NEW,
@@ -224,6 +226,7 @@ def measured(record: Mapping[str, Any], single: Collection[str] = ()) -> dict[st
         found["times_raw"] = communication["up_total_bytes"] / raw["total_bytes"] if raw["total_bytes"] else None
     privacy: Mapping[str, Any] = record.get("privacy", {})
     found |= privacy
+    found["epsilon"] = (privacy.get("guarantee") or {}).get("epsilon")
     if "told_samples" in privacy:
         found["told_percent"] = 100 * privacy["told_samples"] / record["labels"]["samples"]
     tasks = record["tasks"]

@@ -77,6 +77,7 @@ MEASURES: dict[str, Measure] = {
         Measure("told_percent", "samples told alone (%)", "communication", shown="positive"),
         Measure("one_sample_sums", "sums of one sample", "communication", shown="positive"),
         Measure("one_sample_moments", "moments of one sample", "communication", shown="positive"),
+        Measure("epsilon", "epsilon", "communication"),
         Measure("synthetic_images", "synthetic images sent", "communication", shown="positive"),
         Measure("sample_gradients", "samples' gradients sent", "communication", shown="positive"),
         Measure("reconstructed_images", "images reconstructed", "communication", shown="positive"),

@@ -24,7 +24,8 @@ CEILINGS = (CEILING, "joint_training")
 #: Of the setting, what is shown wherever it varies; the rest is shown only where these do not tell it already.
 _PRIMARY = (
     *("data", "backbone", "split", "partition", "beta", "clients", "tasks"),
-    *("label_rate", "adapt", "faults", "protocol", "dtype", "wire.dtype", "wire.factors", "device"),
+    *("label_rate", "adapt", "faults", "noise", "secure", "protocol", "dtype"),
+    *("wire.dtype", "wire.factors", "device"),
 )
 
 

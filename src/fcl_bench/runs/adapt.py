@@ -178,6 +178,8 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
         none = torch.empty(0, dtype=torch.uint8)
         method, dealt = _stage(plan).method(), plan.dealt
         stream = dealt.stream
+        # Its models travel as they are, whatever the method's uploads do.
+        problem = replace(plan.problem, sums=False)
         first = replace(stream, tasks=stream.tasks[:1], train=stream.train[:1], test=stream.test[:1])
         train, test = (none, none) if hit else images()
         # What is there already needs no clients.
@@ -185,7 +187,7 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
         transport = reached.federate(first_stage_clients(plan), train, place / "clients")
         drops, way = plan.settings.scalars.drops, plan.settings.transport
         federation = Federation(
-            *(method, plan.problem, first, transport, test), drops=drops, minimum=way.minimum, fan_in=way.fan_in
+            *(method, problem, first, transport, test), drops=drops, minimum=way.minimum, fan_in=way.fan_in
         )
         if saved is not None:
             federation.restore(*saved)

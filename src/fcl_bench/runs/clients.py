@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.secure.base import SecureSums
 from fcl_bench.runs.plan import Plan
 
 
 def clients_of(plan: Plan) -> Clients:
     """The clients of the run itself. What messages pass through on their side belongs here: `middleware`."""
-    dealt = plan.dealt
+    settings, dealt = plan.settings, plan.dealt
     columns = dealt.stream.train_columns
     classes = [task.columns for task in dealt.stream.tasks] if dealt.dataset.elsewhere else []
     return Clients(
-        *(plan.settings.method, plan.problem, dealt.shards, columns, dealt.labelled),
+        *(settings.method, plan.problem, dealt.shards, columns, dealt.labelled),
+        middleware=_middleware(plan),
         run=plan.id,
-        config=plan.settings.resolved,
+        config=settings.resolved,
         classes=classes,
     )
+
+
+def _middleware(plan: Plan) -> Sequence[Middleware]:
+    """Noise, and then masks over what is noisy."""
+    settings, problem = plan.settings, plan.problem
+    steps = [*settings.noise.middleware(settings.method, problem, settings.scalars.tasks)]
+    if isinstance(settings.secure, SecureSums):
+        # Here, since what it needs is installed only where somebody wants sums.
+        from fcl_bench.engine.secure.party import Parties, seeded
+
+        steps.append(Parties(settings.secure, seeded(problem.seed), problem.wire.gram == "packed"))
+    return steps

@@ -111,11 +111,15 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
         extractor = settings.backbone.open(dataset, device, scalars.seed)
         inputs, features = extractor.dimension(dataset.train), extractor.identity
     problem = problem_of(settings, inputs, device, dealt.stream.recurring, network)
+    _check_noise(settings, problem)
+    problem = dataclasses.replace(problem, release=settings.noise.release(settings.method))
     fingerprint = json_hash([dataset.fingerprint, sites]) if dataset.elsewhere else dataset.fingerprint
     data = {"data_fingerprint": fingerprint, "device": environment.device_kind(device)}
     identity = run_id({**settings.identity(), **data, "features": features})
     plan = Plan(settings, dealt, extractor, problem, features, identity, fingerprint)
     settings.faults.check(scalars.clients, scalars.tasks)
+    settings.secure.check(settings.method, problem.wire, scalars.clients, scalars.drops)
+    _check_sums(settings)
     partial = settings.transport.minimum is not None
     if (settings.faults.fails or scalars.drops or partial) and against_theory(settings.method, problem) is not None:
         key = f"faults={settings.faults.name}" if settings.faults.fails else f"on_bad_upload={scalars.on_bad_upload}"
@@ -168,7 +172,38 @@ def problem_of(
     scalars = settings.scalars
     wire = WireFormat(**{**dataclasses.asdict(scalars.wire), "dtype": WIRE_DTYPES[scalars.wire.dtype]})
     dtype = getattr(torch, scalars.dtype)
-    return Problem(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring)
+    sums = settings.secure.sums
+    return Problem(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring, sums=sums)
+
+
+def _check_sums(settings: Settings) -> None:
+    """Raise a `UserError` where masks could not be agreed on: the exchanges for them stay in this process."""
+    transport = settings.transport
+    if settings.secure.sums and not (transport.sees_everything and transport.fan_in is None):
+        raise UserError(
+            f"secure=sums: transport={transport.name} has no way for the exchanges that masks take",
+            "transport=in_process, or secure=none",
+        )
+
+
+def _check_noise(settings: Settings, problem: Problem) -> None:
+    """Raise a `UserError` for what `noise` does not cover."""
+    if not settings.noise.noisy:
+        return
+    if settings.adapt.trains_network:
+        raise UserError(
+            f"adapt={settings.adapt.name}: the first stage sends models without noise, and noise={settings.noise.name}"
+            " would promise what it does not keep",
+            "adapt=none",
+        )
+    settings.noise.check(settings.method, problem)
+    share_of = getattr(settings.noise, "share_of", None)
+    if share_of and (settings.faults.fails or settings.scalars.drops):
+        key = f"faults={settings.faults.name}" if settings.faults.fails else "on_bad_upload=drop"
+        raise UserError(
+            f"{key}: with noise.share_of={share_of} each upload has a part of the noise, and parts would be missing",
+            "faults=none on_bad_upload=fail, or noise.share_of=null",
+        )
 
 
 def deal(settings: Settings) -> Dealt:

@@ -48,6 +48,8 @@ def run_record(
         "partition": settings.partition.name,
         "adapt": settings.adapt.name,
         "faults": settings.faults.name,
+        "noise": settings.noise.name,
+        "secure": settings.secure.name,
         "experiment": scalars.experiment,
         "profile": scalars.profile,
         "seed": scalars.seed,
@@ -82,7 +84,7 @@ def run_record(
         "client_storage_max_bytes": state.client_storage_max_bytes,
         "client_samples_kept": state.client_samples_kept,
         "absences": state.absences,
-        "privacy": _privacy(federation),
+        "privacy": _privacy(plan, federation),
         "runtime": _runtime(federation, inputs, seconds),
         "environment": environment.describe(device),
         "transport": {
@@ -104,10 +106,12 @@ def _dropped(federation: Federation, inputs: Inputs) -> Dropped:
     return {"uploads": len(found), "clients": sorted(set(found))}
 
 
-def _privacy(federation: Federation) -> Privacy:
+def _privacy(plan: Plan, federation: Federation) -> Privacy:
     """What the method says, 0 for what it leaves out, and what its clients' uploads told of single samples."""
-    told = federation.state.ledger.told_alone()
-    none = Privacy(**told, synthetic_images=0, sample_gradients=0, reconstructed_images=0)
+    settings, ledger = plan.settings, federation.state.ledger
+    guarantee = settings.noise.guarantee(settings.method, plan.problem, settings.scalars.tasks, ledger)
+    made = {"synthetic_images": 0, "sample_gradients": 0, "reconstructed_images": 0}
+    none = {**ledger.told_alone(), **made, "guarantee": guarantee}
     return cast(Privacy, {**none, **federation.server.privacy()})
 
 

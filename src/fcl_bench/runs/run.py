@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from fcl_bench.engine.faults.base import Faults
 from fcl_bench.engine.faults.transport import Faulty
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.metrics import pooled_after
+from fcl_bench.engine.secure.base import SecureSums
+from fcl_bench.engine.transport import Asking
 from fcl_bench.engine.transports.base import Link
 from fcl_bench.errors import UserError
 from fcl_bench.files import locked, special, user_path, writable
@@ -122,8 +125,13 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, 
     inputs = prepare_inputs(plan, folder.path, link)
     method, problem = settings.method, plan.problem
     transport = link.federate(clients_of(plan), inputs.train, folder.checkpoint.folder / "clients")
+    secure = settings.secure
     if isinstance(settings.faults, Faults):
         transport = Faulty(transport, settings.faults, problem.seed)
+    if isinstance(secure, SecureSums):
+        from fcl_bench.engine.secure.transport import SummingTransport
+
+        transport = SummingTransport(cast(Asking, transport), secure, problem.seed, method.stages_apart)
     audits = audits_of(method, problem, settings.scalars.drift, dealt.shards)
     every = settings.scalars.evaluate_rounds
     drops = settings.scalars.drops

@@ -13,6 +13,7 @@ from fcl_bench.engine.reports import (
     BestRounds,
     Dropped,
     Exchanged,
+    Guarantee,
     LabelCounts,
     Metrics,
     Seconds,
@@ -85,6 +86,7 @@ class Privacy(Told):
     synthetic_images: int  # that the server made from models alone and sent
     sample_gradients: int  # gradients of single samples that clients sent
     reconstructed_images: int  # that the server made of these
+    guarantee: Guarantee | None  # with `noise`: what it promises; the counts above are as without it
 
 
 class Runtime(Seconds):
@@ -114,6 +116,8 @@ class Result(TypedDict):
     partition: str
     adapt: str
     faults: str  # whether clients were made to fail, and how
+    noise: str  # whether clients added noise, and which
+    secure: str  # sums: the server saw sums of uploads alone; none: it saw every upload
     experiment: str | None  # which of the papers' experiments the run belongs to
     profile: str  # of an experiment: full, or quick for its miniature
     seed: int

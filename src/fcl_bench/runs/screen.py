@@ -8,7 +8,7 @@ from rich.columns import Columns
 from rich.console import Console
 from rich.table import Table
 
-from fcl_bench.engine.reports import Absences, BestRounds, Metrics, Raw, TreeLevel
+from fcl_bench.engine.reports import Absences, BestRounds, Guarantee, Metrics, Raw, TreeLevel
 from fcl_bench.environment import Environment
 from fcl_bench.runs.run_json import (
     TASK_AGNOSTIC,
@@ -54,15 +54,21 @@ def print_record(record: RunRecord, folder: str) -> None:
         console.print(_rounds(rounds))
     if record["adaptation"]:
         console.print(_adaptation(record["adapt"], record["adaptation"]))
-    console.print(_communication(record["communication"]))
+    console.print(_communication(record["communication"], record.get("secure", "none") == "sums"))
     if levels := record.get("transport", {}).get("levels"):  # of a tree; older runs have no transport
         console.print(_nodes(levels))
     if (raw := record["communication"].get("raw")) and raw["larger"]:  # older runs lack it
         console.print(_larger(raw, record["communication"]["up_total_bytes"]), soft_wrap=True)
     if record.get("client_storage_bytes"):
         console.print(_storage(record))
-    if any(record.get("privacy", {}).values()):  # older runs lack it
+    privacy = record.get("privacy", {})  # older runs lack it
+    if guarantee := privacy.get("guarantee"):
+        console.print(_guarantee(guarantee), soft_wrap=True)
+    if any(count for name, count in privacy.items() if name != "guarantee"):
         console.print(_privacy(record["privacy"], record["labels"]["samples"]))
+    if record.get("secure", "none") != "none":  # older runs lack it
+        text = "secure sums: of each round's statistics or models the server saw the sum over the clients alone"
+        console.print(f"{text}; bytes are of masked numbers, keys and shares", soft_wrap=True)
     if record.get("faults", "none") != "none":  # older runs lack it
         console.print(_absences(record["absences"]))
     if record["labels"]["rate"] < 1:
@@ -189,7 +195,7 @@ def _bounds(bounds: Mapping[str, float | None]) -> Table:
     return screen_table("Against the exact Gram matrix, last task", headers, rows)
 
 
-def _communication(communication: Communication) -> Table:
+def _communication(communication: Communication, masked: bool) -> Table:
     sizes = {
         "upload, busiest client and task": communication["up_max_bytes"],
         "upload, busiest client over the stream": communication["up_total_max_bytes"],
@@ -205,7 +211,8 @@ def _communication(communication: Communication) -> Table:
         rows.append((f"everyone's raw {raw['kind']}", _bytes(raw["total_bytes"])))
     for name, mib in communication["accounting"].items():
         rows.append((f"as {_CONVENTIONS.get(name, name)} counts", f"{mib:.2f} MiB"))
-    return screen_table(f"Communication ({communication['wire']['dtype']})", ("", "size"), rows)
+    form = "masked" if masked else communication["wire"]["dtype"]
+    return screen_table(f"Communication ({form})", ("", "size"), rows)
 
 
 def _larger(raw: Raw, sent: int) -> str:
@@ -255,6 +262,20 @@ def _nodes(levels: Sequence[TreeLevel]) -> Table:
     )
     columns = ("level", "nodes", "messages up", "up", "down", "seconds")
     return screen_table("Nodes between the clients and the server", columns, rows)
+
+
+def _guarantee(guarantee: Guarantee) -> str:
+    """What the noise promises, in one line."""
+    epsilon, unit = guarantee["epsilon"], guarantee["unit"]
+    if epsilon is None:
+        return f"Noise: none, {unit}s are clipped to {guarantee['clip']:g} and nothing is promised"
+    whom = "the sum of each round's uploads" if guarantee["of_sums"] else "each client's uploads"
+    hidden = " (and nobody knows whose)" if guarantee["sampled"] else ""
+    return (
+        f"Noise: {whom}{hidden}: ({epsilon:.4g}, {guarantee['delta']:g})-private per {unit} (clip"
+        f" {guarantee['clip']:g}, multiplier {guarantee['multiplier']:.4g}, releases {guarantee['releases']}; by"
+        f" {guarantee['accountant']})"
+    )
 
 
 def _absences(absences: Absences) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -80,6 +81,7 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
         raise UserError(f"data.path={data.path} has the task {held.task.max()}", f"0 to {scalars.tasks - 1}")
     inputs = torch.from_numpy(held.x)
     problem = problem_of(settings, held.x.shape[1], device, bool(run["recurring"]))
+    problem = dataclasses.replace(problem, release=settings.noise.release(settings.method))
     require_range(Features(inputs, inputs[:0], 0.0, 0.0, False), problem.dtype, problem.wire.dtype)
     nothing = np.zeros(0, dtype=np.int64)
     holdings = [
@@ -88,8 +90,9 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
         )
         for task in range(scalars.tasks)
     ]
+    noise = settings.noise.middleware(settings.method, problem, scalars.tasks)
     about = {"run": run["id"], "stage": run["stage"], "classes": classes}
-    clients = Clients(settings.method, problem, holdings, held.column, held.labelled, **about)
+    clients = Clients(settings.method, problem, holdings, held.column, held.labelled, noise, **about)
     rows = clients.rows(own)
     return Site(clients, inputs[torch.from_numpy(rows)], held.fingerprint)
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
 
 from fcl_bench.engine.blob import packed, unpacked
 from fcl_bench.engine.faults.base import Fate, Faults
-from fcl_bench.engine.node import ClientData, Late, Lost, Reply
+from fcl_bench.engine.node import ClientData, Late, Lost, Masked, Reply, Total
 from fcl_bench.engine.raw import RawSamples
-from fcl_bench.engine.transport import Transport
+from fcl_bench.engine.transport import Asking, Transport
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
 
@@ -59,7 +60,7 @@ class Faulty:
     def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
         return self._inner.samples(task)
 
-    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late]:
+    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late | Masked | Total]:
         """First what arrives late, in order of its task, round and client; then the clients of `present`."""
         task, by_task = broadcast.task, self._faults.late_unit == "task"
         now = task if by_task else self._exchanges
@@ -83,6 +84,17 @@ class Faulty:
                 continue
             self._on_their_way.append(_OnItsWay(client, reply.upload, now + self._faults.late_by))
             yield Late(reply)
+
+    def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
+        """Only those that are gone do not answer: who is silent or late fails with its upload."""
+        faults, there = self._faults, {}
+        for client, request in requests.items():
+            fates = faults.fates(self._seed, self.clients, request.task, request.round, 0)
+            if fates[client] is Fate.GONE:
+                yield Lost(client, Fate.GONE.value)
+            else:
+                there[client] = request
+        yield from cast(Asking, self._inner).ask(there)
 
     def refused(self, client: int) -> None:
         self._inner.refused(client)

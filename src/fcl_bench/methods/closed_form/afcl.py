@@ -42,6 +42,8 @@ class AFCLClient(LocalRidge):
         if broadcast.stage == REGISTRATION:
             return Message({"classes": held.to(torch.int32)}), state
         columns, owners = (broadcast[name].to(held.device) for name in ("columns", "owners"))
+        if self.problem.sums:
+            return self._summand(shard, broadcast, columns), state
         mine = torch.nonzero(owners == shard.client).squeeze(1)
         known = int(mine[0]) if len(mine) else 1 + int(torch.nonzero(torch.isin(columns, held)).max())
         learnt = torch.cat([columns[:known], columns[mine]])
@@ -57,6 +59,21 @@ class AFCLClient(LocalRidge):
             sums_of={"W": Y.argmax(dim=1)},
             moments_of={"G": None},
         ), state
+
+    def _summand(self, shard: Shard, broadcast: Message, columns: torch.Tensor) -> Message:
+        """G_k and G_k W_k (d, c) of all classes that were named: which a client holds is nobody's business."""
+        Y = one_hot(shard, columns)
+        G, W = self.solve(self.features(shard, broadcast), Y, self.method.gamma)
+        upload = {"G": G, "GW": G @ W}
+        return Message(
+            upload,
+            samples=self.told(shard),
+            symmetric=["G"],
+            per_class=["GW"],
+            summed=upload,
+            sums_of={"GW": Y.argmax(dim=1)},
+            moments_of={"G": None},
+        )
 
 
 class AFCLServer(RidgeServer):
@@ -107,6 +124,8 @@ class AFCLServer(RidgeServer):
     def _statistics_of(self, named: list[int]) -> Expectation:
         """The statistics of clients that may hold the classes in these columns."""
         d = self.dimension
+        if self.problem.sums:
+            return {"G": gram_matrix(d, self.floor_of_features), "GW": real(d, len(named))}
         W_known, W_unknown = (real(d, side, widest=len(named)) for side in ("known", "unknown"))
         columns = class_numbers("learnt", among=named, distinct=True)
         return {
@@ -124,6 +143,8 @@ class AFCLServer(RidgeServer):
     def objection(self, upload: Message) -> str:
         if upload.stage == REGISTRATION:
             return "" if len(upload["classes"]) else "it names no class"
+        if self.problem.sums:
+            return super().objection(upload)
         columns, known, unknown = len(upload["columns"]), upload["W_known"].shape[1], upload["W_unknown"].shape[1]
         if columns == known + unknown:
             return super().objection(upload)
@@ -133,8 +154,11 @@ class AFCLServer(RidgeServer):
         if upload.stage == REGISTRATION:
             self._register(client, upload["classes"].cpu().long())
             return
-        knowledge = upload["G"] @ torch.cat([upload["W_known"], upload["W_unknown"]], dim=1)
-        self.B[:, upload["columns"].long()] += knowledge
+        if "GW" in upload:
+            self.B[:, self.order[self._named]] += upload["GW"]
+        else:
+            knowledge = upload["G"] @ torch.cat([upload["W_known"], upload["W_unknown"]], dim=1)
+            self.B[:, upload["columns"].long()] += knowledge
         self.estimate.matrix.add_(upload["G"])
         self.count(upload)
 
@@ -168,6 +192,7 @@ class AFCL(ClosedFormMethod):
     """
 
     name: ClassVar[str] = "afcl"
+    stages_apart: ClassVar[frozenset[str]] = frozenset([REGISTRATION])
     client_half = AFCLClient
     server_half = AFCLServer
 
@@ -178,3 +203,6 @@ class AFCL(ClosedFormMethod):
     @property
     def penalty(self) -> float | str:
         return self.gamma if self.ridge is None else self.ridge
+
+    def needs_each_upload(self) -> None:
+        return None

@@ -12,23 +12,26 @@ matrices can be inverted, and shows what becomes of it where they cannot (Table 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from fcl_bench.config import knob
+from fcl_bench.errors import UserError
+from fcl_bench.linalg.gram import class_sums, gram
 from fcl_bench.linalg.local_ridge import local_ridge
 from fcl_bench.linalg.pairwise_law import PairwiseLaw
 from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, one_hot, positions, ridge_knob
 from fcl_bench.methods.closed_form.ridge_server import RidgeServer
-from fcl_bench.protocol.combining import Combination, as_one, total
+from fcl_bench.protocol.combining import Combination, added_up, as_one, total
 from fcl_bench.protocol.expected import Expectation, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.release import COLUMN, SQUARE
 from fcl_bench.protocol.task import Task
 
 #: What would help where the recursion inverts what has no inverse.
@@ -51,11 +54,29 @@ class AFLClient(LocalRidge):
 
     method: AFL
 
+    def sums(self, shard: Shard, broadcast: Message) -> Message:
+        """C_k = X'X + gamma I (d, d) and B_k = C_k W_k = X'Y (d, c_t), for which nothing is solved."""
+        X, columns = self.features(shard, broadcast), broadcast["columns"]
+        C, which = gram(X), positions(shard, columns)
+        C.diagonal().add_(self.method.gamma)
+        upload = {"C": C, "B": class_sums(X, which, len(columns))}
+        return Message(
+            upload,
+            samples=self.told(shard),
+            symmetric=["C"],
+            per_class=["B"],
+            summed=upload,
+            sums_of={"B": which},
+            moments_of={"C": None},
+        )
+
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """C_k = X'X + gamma I (d, d) and W_k (d, c_t), this task's columns of the client's solution.
 
-        C_k W_k are the class sums, so W_k tells them.
+        C_k W_k are the class sums, so W_k tells them; they travel in its place where only sums add up (`Problem.sums`).
         """
+        if self.method.upload == "sums" or self.problem.sums:
+            return self.sums(shard, broadcast), state
         X, columns = self.features(shard, broadcast), broadcast["columns"]
         C, W = self.solve(X, one_hot(shard, columns), self.method.gamma)
         return Message(
@@ -76,12 +97,15 @@ class AFLServer(RidgeServer):
 
     def expects(self, task: Task, round_: int) -> Expectation:
         d = self.dimension
-        return {"C": gram_matrix(d, self.floor_of_features), "W": real(d, len(task.columns))}
+        C, second = gram_matrix(d, self.floor_of_features), real(d, len(task.columns))
+        if self.method.upload == "sums" or self.problem.sums:
+            return {"C": C, "B": replace(second, least=self.floor_of_features, of="C")}
+        return {"C": C, "W": second}
 
     def absorb(self, client: int, upload: Message) -> None:
         self.estimate.matrix.add_(upload["C"])
         self.count(upload)
-        self.add_class_sums(upload["C"] @ upload["W"])
+        self.add_class_sums(upload["B"] if "B" in upload else upload["C"] @ upload["W"])
 
     def offset(self) -> float:
         return -self.uploads * self.method.gamma if self.method.ri else 0.0
@@ -142,6 +166,8 @@ class AFL(ClosedFormMethod):
         ri: remove the regularisers at the end (Eq. 16); false keeps all K gamma of them.
         aggregation: "sum": running sums, solved once; "recursive": pair by pair as printed (Eq. 9-11), in `dtype`,
             which needs clients whose matrices can be inverted.
+        upload: "solution": C_k and W_k (the paper); "sums": C_k and C_k W_k, all that the server makes of them, so that
+            clients need not solve, and uploads can be added up on the way or have noise (docs/noise.md).
         ridge: what the server adds after that; 0: nothing (the paper); "auto", "gcv": chosen by the statistics.
         scale_scores: divide each class's scores by the root of their sum over the class's own samples.
     """
@@ -154,14 +180,30 @@ class AFL(ClosedFormMethod):
     gamma: float = knob(1.0, least=0)
     ri: bool = True
     aggregation: str = knob("sum", choices=("sum", "recursive"), added=True)
+    upload: str = knob("solution", choices=("solution", "sums"), added=True)
     ridge: float | str = ridge_knob(0.0, least=0, added=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.upload == "sums" and self.aggregation == "recursive":
+            raise UserError(
+                "method.upload=sums has no solutions for method.aggregation=recursive to aggregate",
+                "method.upload=solution, or method.aggregation=sum",
+            )
+
+    @property
+    def summands(self) -> Mapping[str, str]:
+        """The solution W_k depends on one sample as nobody has bounded it."""
+        return {"C": SQUARE, "B": COLUMN} if self.upload == "sums" else {}
 
     @property
     def penalty(self) -> float | str:
         return self.ridge
 
     def combination(self, problem: Problem) -> Combination:
-        """The aggregation law of any number of clients (Eq. 9-11): C = sum C_k, W = C^-1 sum C_k W_k."""
+        """The aggregation law of any number of clients (Eq. 9-11): C = sum C_k, W = C^-1 sum C_k W_k; sums add up."""
+        if self.upload == "sums":
+            return added_up
         rounding = relative_rounding(problem.dtype, problem.wire.dtype)
 
         def combined(uploads: Sequence[Message]) -> Message:
@@ -170,6 +212,11 @@ class AFL(ClosedFormMethod):
             return as_one(uploads, {"C": C, "W": solve_symmetric(C, sums, rounding).W})
 
         return combined
+
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        if self.aggregation == "sum":
+            return None
+        return "method.aggregation=recursive takes in client by client", "method.aggregation=sum"
 
     def matrices(self) -> int:
         """With four more for the recursion: inverses of C_agg, C_k and their sum, and that sum."""

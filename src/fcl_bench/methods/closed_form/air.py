@@ -11,7 +11,7 @@ counts that clients send along:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -172,6 +172,11 @@ class AIR(STSA):
     correction: str = knob("weights", choices=("weights", "logits"))
     normalise: bool = True
     tau: float = knob(0.1, least=0)
+
+    @property
+    def summands(self) -> Mapping[str, str]:
+        """Weights are made of the counts of a round before, and a sample counts there too."""
+        return {}
 
     @property
     def weighted(self) -> bool:

@@ -13,6 +13,7 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError, require_memory
+from fcl_bench.linalg.eigen import nearest_semidefinite
 from fcl_bench.linalg.product import product
 from fcl_bench.linalg.random_features import ACTIVATIONS, RandomFeatures
 from fcl_bench.linalg.ridge import AUTO, GCV
@@ -22,6 +23,7 @@ from fcl_bench.protocol.expected import Expectation
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
 from fcl_bench.protocol.problem import Prediction, Problem, Shard, TestBatch
+from fcl_bench.protocol.release import SQUARE
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import Notices
@@ -122,7 +124,7 @@ class ClosedFormClient(Client):
         """The map that the server asks for."""
         if "projection" in broadcast:
             projection = broadcast["projection"].to(self.problem.device, self.problem.dtype)
-            return RandomFeatures.given(projection, self.method.activation)
+            return RandomFeatures.given(projection, self.method.activation, clip=clip_of(self.problem))
         seed = int(broadcast["seed"])
         if self._features is None or self._features[0] != seed:
             self._features = seed, random_features_of(self.method, self.problem, seed)
@@ -131,7 +133,13 @@ class ClosedFormClient(Client):
 
 def random_features_of(method: ClosedFormMethod, problem: Problem, seed: int) -> RandomFeatures:
     """The map that a method's knobs ask for, drawn from a seed."""
-    return RandomFeatures(seed, problem.inputs, method.M, problem.dtype, problem.device, method.activation)
+    like, clip = (problem.dtype, problem.device), clip_of(problem)
+    return RandomFeatures(seed, problem.inputs, method.M, *like, method.activation, clip=clip)
+
+
+def clip_of(problem: Problem) -> float | None:
+    """The longest h that there may be; None: any length. Test samples are clipped as training samples are."""
+    return None if problem.release is None else problem.release.clip
 
 
 def projection_seed(problem: Problem) -> int:
@@ -272,6 +280,23 @@ class ClosedFormServer(Server):
         """The ridge of the next solve; 0 for a method without one."""
         return 0.0
 
+    def denoised(self, S: torch.Tensor, uploads: int) -> torch.Tensor:
+        """S (M, M) as it may be solved with: where its noise has left it indefinite, positive definite again.
+
+        Eigenvalues below zero are noise and become zero; then all are raised by the largest that the noise alone has,
+        so that directions in which there is little else count little. Without noise, S itself.
+
+        Args:
+            S: a sum of Gram matrices, less what has no noise.
+            uploads: how many clients' noise is in it.
+        """
+        release = self.problem.release
+        if release is None or not release.of(SQUARE):
+            return S
+        nearest = nearest_semidefinite(S)
+        nearest.diagonal().add_(release.ridge * release.edge(len(S), uploads))
+        return nearest
+
     @abstractmethod
     def solution(self) -> Solution:
         """The classifier from the statistics so far, with `ridge`."""
@@ -313,7 +338,9 @@ class ClosedFormServer(Server):
 
     def model(self) -> dict[str, torch.Tensor]:
         W, bias = self.classifier()
-        parts = {"W": W, "bias": bias, "projection": self.random_features.projection}
+        features = self.random_features
+        clip = None if features.clip is None else torch.tensor(features.clip, dtype=torch.float64)
+        parts = {"W": W, "bias": bias, "projection": features.projection, "clip": clip}
         return {name: part for name, part in parts.items() if part is not None}
 
     def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:

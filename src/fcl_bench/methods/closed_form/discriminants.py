@@ -25,23 +25,27 @@ class DiscriminantServer(ClosedFormServer):
     """A `ClosedFormServer` that counts, and whose scores are h'w_c + b_c.
 
     Attributes:
-        n: (C,) samples of each class so far.
+        n: (C,) samples of each class so far; where clients add noise it may be anything, below zero too.
+        uploads: how many there were.
     """
 
     def __init__(self, method: ClosedFormMethod, problem: Problem) -> None:
         super().__init__(method, problem)
         self.n = torch.zeros(0, dtype=torch.int64, device=problem.device)
+        self.uploads = 0
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         self.n = torch.nn.functional.pad(self.n, (0, task.columns_seen - len(self.n)))
 
     def objection(self, upload: Message) -> str:
-        return sums_without_samples(upload["S"], upload["n"]) if "S" in upload else ""
+        noisy = self.problem.release is not None
+        return sums_without_samples(upload["S"], upload["n"]) if "S" in upload and not noisy else ""
 
     def absorb(self, client: int, upload: Message) -> None:
         self.add_class_sums(upload["S"])
         self.n[self.columns] += upload["n"]
+        self.uploads += 1
 
     def means(self) -> torch.Tensor:
         """(M, C) mu_c, 0 for a class without a sample."""
@@ -50,17 +54,20 @@ class DiscriminantServer(ClosedFormServer):
     def intercept(self) -> torch.Tensor:
         """b (..., C), as low as a number can be for a class that no sample has been seen of: it must never win."""
         # Halved, so that no score that is added makes it infinite.
-        return self.biases().masked_fill(self.n == 0, torch.finfo(self.W.dtype).min / 2)
+        return self.biases().masked_fill(self.n <= 0, torch.finfo(self.W.dtype).min / 2)
 
     @abstractmethod
     def biases(self) -> torch.Tensor:
         """b (..., C) of the classes that there are samples of."""
 
     def statistics(self) -> dict[str, torch.Tensor]:
-        return {"n": self.n}
+        noisy = self.problem.release is not None
+        return {"n": self.n, **({"uploads": torch.tensor(self.uploads)} if noisy else {})}
 
     def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
         self.n = state["n"]
+        if self.problem.release is not None:
+            self.uploads = int(state["uploads"])
 
 
 @dataclass
@@ -68,6 +75,9 @@ class DiscriminantMethod(ClosedFormMethod):
     """Knobs of all discriminants; see `ClosedFormMethod`."""
 
     M: int | None = knob(None, least=1)
+
+    def needs_each_upload(self) -> None:
+        return None
 
     def __post_init__(self) -> None:
         super().__post_init__()

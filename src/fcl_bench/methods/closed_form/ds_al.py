@@ -209,6 +209,9 @@ class DSAL(ClosedFormMethod):
     def penalty(self) -> float | str:
         return self.gamma
 
+    def needs_each_upload(self) -> None:
+        return None
+
     def matrices(self) -> int:
         """STSA's and the compensation stream's."""
         return super().matrices() + 1

@@ -19,7 +19,13 @@ from fcl_bench.linalg.gram import add_gram
 from fcl_bench.linalg.mahalanobis import EPS, Whitening, correlations, deviations, scatter, shrunk, whitening
 from fcl_bench.linalg.solve import Solution, relative_rounding
 from fcl_bench.linalg.triangle import packed, symmetric, triangular
-from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, ClosedFormServer, positions
+from fcl_bench.methods.closed_form.base import (
+    ClosedFormClient,
+    ClosedFormMethod,
+    ClosedFormServer,
+    positions,
+    sums_without_samples,
+)
 from fcl_bench.protocol.expected import Expectation, counts, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
@@ -40,7 +46,8 @@ class FedFeCAMClient(ClosedFormClient):
         method, features, M = self.method, self.random_features(broadcast), self.dimension
         which = positions(shard, broadcast["columns"])
         n = torch.bincount(which, minlength=len(broadcast["columns"]))
-        held = torch.nonzero(n).squeeze(1).tolist()
+        # In a sum columns of all classes meet.
+        held = list(range(len(n))) if self.problem.sums else torch.nonzero(n).squeeze(1).tolist()
         S, T = (shard.inputs.new_zeros(len(held), M) for _ in range(2))
         moments = shard.inputs.new_zeros(M) if method.covariance == "diagonal" else shard.inputs.new_zeros(M, M)
         columns = []
@@ -61,6 +68,7 @@ class FedFeCAMClient(ClosedFormClient):
             upload["T"] = T.T
         return Message(
             upload,
+            summed=upload if self.problem.sums else (),
             sums_of={name: which for name in upload if name in "ST"},
             moments_of={"Q": None if method.covariance == "shared" else which},
         ), state
@@ -109,8 +117,8 @@ class FedFeCAMServer(ClosedFormServer):
             )
 
     def expects(self, task: Task, round_: int) -> Expectation:
-        M, sums = self.dimension, real(self.dimension, "held")
-        columns = 1 if self.method.covariance == "shared" else "held"
+        M, held = self.dimension, len(task.columns) if self.problem.sums else "held"
+        sums, columns = real(M, held), 1 if self.method.covariance == "shared" else held
         diagonal = self.method.covariance == "diagonal"
         second = real(self.method.entries(M), columns, least=0 if diagonal else None)
         second = second if diagonal else replace(second, form="packed grams")
@@ -118,6 +126,8 @@ class FedFeCAMServer(ClosedFormServer):
         return fields if self.method.tukey == 1 else {**fields, "T": sums}
 
     def objection(self, upload: Message) -> str:
+        if self.problem.sums:
+            return sums_without_samples(upload["S"], upload["n"])
         held, sent = int((upload["n"] > 0).sum()), upload["S"].shape[1]
         return "" if held == sent else f"S has {sent} columns, and n says that {held} classes have samples"
 
@@ -125,6 +135,10 @@ class FedFeCAMServer(ClosedFormServer):
         n = upload["n"].to(self.n)
         own = self.columns[n > 0]
         self.n[self.columns] += n
+        if self.problem.sums:
+            shared = self.method.covariance == "shared"
+            chosen = {name: upload[name][:, n > 0] for name in upload if name not in ("n", "Q")}
+            upload = upload.with_tensors({**chosen, "Q": upload["Q"] if shared else upload["Q"][:, n > 0]})
         self.B[:, own] += upload["S"]
         if "T" in upload:
             self._T[:, own] += upload["T"]
@@ -302,6 +316,9 @@ class FedFeCAM(ClosedFormMethod):
     def kept_dtype(self, problem: Problem) -> torch.dtype:
         """In which the server keeps second moments and what it makes of them."""
         return problem.dtype if self.covariance != "class" or self.memory == "float64" else torch.float32
+
+    def needs_each_upload(self) -> None:
+        return None
 
     def transformed(self, Z: torch.Tensor) -> torch.Tensor:
         """Z^tukey, of each entry."""

@@ -7,7 +7,7 @@ first task. An ensemble of E maps averages their posteriors.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -57,7 +57,8 @@ class FedKLDAClient(FedLDAClient):
                 for name in ("projection", "phases")
                 if name in broadcast
             }
-            return RandomFeatures.given(activation=self.method.activation, maps=self.method.maps, **given)
+            phases, maps = given.get("phases"), self.method.maps
+            return RandomFeatures.given(given["projection"], self.method.activation, phases, maps)
         seed, bandwidth = int(broadcast["seed"]), float(broadcast["bandwidth"]) if "bandwidth" in broadcast else 1.0
         if self._drawn is None or self._drawn[:2] != (seed, bandwidth):
             self._drawn = seed, bandwidth, self.method.features(self.problem, seed, bandwidth)
@@ -196,6 +197,11 @@ class FedKLDA(FedLDA):
         if not self.fourier and self.bandwidth != AUTO:
             which = "method.M=null" if self.M is None else f"method.activation={self.activation}"
             raise UserError(f"method.bandwidth={self.bandwidth} has no meaning with {which}", "method.bandwidth=auto")
+
+    @property
+    def summands(self) -> Mapping[str, str]:
+        """The bandwidth comes from sum |z|^2, which nothing bounds."""
+        return {}
 
     @property
     def fourier(self) -> bool:

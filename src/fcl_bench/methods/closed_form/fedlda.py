@@ -7,7 +7,7 @@ tasks. The within-class covariance is a difference of these sums, so the classif
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, Disc
 from fcl_bench.protocol.expected import Expectation, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.release import COLUMN, COUNT, SQUARE
 from fcl_bench.protocol.task import Task
 
 #: The stages of a task: in the first one the mean of all features, where sums are centred; then the statistics.
@@ -176,7 +177,7 @@ class FedLDAServer(DiscriminantServer):
     def _discriminants(self, G: torch.Tensor, S: torch.Tensor, means: torch.Tensor) -> tuple[float, Solution]:
         """The share of the identity, and W (M, C) of one map."""
         rounding = relative_rounding(self.problem.dtype, self.problem.wire.dtype)
-        scatter = within_scatter(G, S, self.n)
+        scatter = self.denoised(within_scatter(G, S, self.n), self.uploads)
         if objection := contradiction(scatter, G, rounding):
             kind, _, _ = objection.partition(":")
             self.notices.tell(kind, f"{self.method.name}, {self.B.shape[1]} classes seen: {objection}")
@@ -195,7 +196,7 @@ class FedLDAServer(DiscriminantServer):
     def biases(self) -> torch.Tensor:
         """-mu_c'w_c / 2 + log prior_c, less o'w_c: (C,), and (maps, C) with several maps."""
         held = (self.n > 0).to(self.W)
-        prior = held if self.method.prior == "uniform" else self.n.to(self.W)
+        prior = held if self.method.prior == "uniform" else self.n.clamp_min(0).to(self.W)
         points = self.means() / 2 if self.offset is None else self.means() / 2 + self.offset.unsqueeze(1)
         b = (prior / prior.sum()).log() - (points * self.W).unflatten(0, (self.method.maps, -1)).sum(dim=1)
         return b[0] if self.method.maps == 1 else b
@@ -239,6 +240,11 @@ class FedLDA(DiscriminantMethod):
     divide: str = knob("N-C", choices=("N-C", "N"))
     prior: str = knob("uniform", choices=("uniform", "counts"))
     centre: str = knob("none", choices=("none", "later_tasks", "all_tasks"))
+
+    @property
+    def summands(self) -> Mapping[str, str]:
+        """Around an offset that other samples made, a sample is as far away as they are."""
+        return {"G": SQUARE, "S": COLUMN, "n": COUNT} if self.centre == "none" else {}
 
     @property
     def maps(self) -> int:

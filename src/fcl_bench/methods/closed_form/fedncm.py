@@ -6,6 +6,7 @@ mean, by cosine or Euclidean distance. It has no second-order part: the floor of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,6 +20,7 @@ from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, Disc
 from fcl_bench.protocol.expected import Expectation, counts, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Shard, State
+from fcl_bench.protocol.release import COLUMN, COUNT
 from fcl_bench.protocol.task import Task
 
 
@@ -76,6 +78,10 @@ class FedNCM(DiscriminantMethod):
     adds_up = True
 
     similarity: str = knob("cosine", choices=("cosine", "euclid"))
+
+    @property
+    def summands(self) -> Mapping[str, str]:
+        return {"S": COLUMN, "n": COUNT}
 
     @property
     def cosine(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,6 +26,7 @@ from fcl_bench.methods.closed_form.stsa import STSAClient, STSAServer
 from fcl_bench.protocol.expected import Expectation, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
+from fcl_bench.protocol.release import COLUMN, SQUARE
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
 
@@ -231,6 +233,14 @@ class RanPAC(ClosedFormMethod):
     @property
     def penalty(self) -> float | str:
         return self.ridge
+
+    def needs_each_upload(self) -> None:
+        return None
+
+    @property
+    def summands(self) -> Mapping[str, str]:
+        """Where folds are apart, a sample's features choose the one that it is in."""
+        return {} if self.parts else {"G": SQUARE, "C": COLUMN}
 
     @property
     def parts(self) -> int:

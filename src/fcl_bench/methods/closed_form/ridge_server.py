@@ -9,7 +9,7 @@ import torch
 
 from fcl_bench.linalg.estimate import Estimate
 from fcl_bench.linalg.ridge import GCV, Spectrum, gcv, mean_share
-from fcl_bench.linalg.solve import Solution, relative_rounding
+from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
 from fcl_bench.methods.closed_form.base import AUTO, ClosedFormMethod, ClosedFormServer
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem
@@ -87,7 +87,11 @@ class RidgeServer(RegularisedServer):
         return relative_rounding(self.problem.dtype, *([self.problem.wire.dtype] if self.sums_what_came else []))
 
     def solution(self) -> Solution:
-        return self.estimate.solve(self.B, self.offset() + self.ridge, self.rounding())
+        if self.problem.release is None:
+            return self.estimate.solve(self.B, self.offset() + self.ridge, self.rounding())
+        S = self.estimate.matrix.clone()
+        S.diagonal().add_(self.offset())
+        return solve_symmetric(self.denoised(S, self.uploads), self.B, self.rounding(), self.ridge)
 
     def statistics(self) -> dict[str, torch.Tensor]:
         return {**self.estimate.state_dict(), "uploads": torch.tensor(self.uploads)}

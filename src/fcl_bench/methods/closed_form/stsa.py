@@ -6,7 +6,7 @@ them up over clients and tasks and solves ridge regression. The result is the ce
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,6 +18,7 @@ from fcl_bench.methods.closed_form.ridge_server import RidgeServer
 from fcl_bench.protocol.expected import Expectation, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Shard, State
+from fcl_bench.protocol.release import COLUMN, SQUARE
 from fcl_bench.protocol.task import Task
 
 
@@ -86,5 +87,12 @@ class STSA(ClosedFormMethod):
     gamma: float | str = ridge_knob(1e4, least=0)
 
     @property
+    def summands(self) -> Mapping[str, str]:
+        return {"G": SQUARE, "C": COLUMN}
+
+    @property
     def penalty(self) -> float | str:
         return self.gamma
+
+    def needs_each_upload(self) -> None:
+        return None

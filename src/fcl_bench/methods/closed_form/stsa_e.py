@@ -183,6 +183,9 @@ class STSAE(ClosedFormMethod):
     def penalty(self) -> float | str:
         return self.gamma
 
+    def needs_each_upload(self) -> tuple[str, str]:
+        return "the server of stsa_e tells the groups of every client apart", "method=stsa, which it estimates"
+
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)
         values = (self.dimension(problem) + 1) * max(classes_per_task) * self.dummy_clients

@@ -46,6 +46,9 @@ class GradientMethod(Method):
             "": it may be any.
         averages: whether its server does nothing with clients' models but average them by `training.weighting`, and all
             other uploads are `Message.summed`.
+        only_updates: whether clients send nothing but the trained model and their number of samples, so that noise on
+            what training changed of it covers all that they say.
+        apart: why sums of uploads are never enough, and what would work (`needs_each_upload`); None: they may be.
         keeps_teacher: whether clients get the last task's model, to be held to what it knew (`GradientClient.teacher`).
     """
 
@@ -54,9 +57,11 @@ class GradientMethod(Method):
     resumes_within_tasks: ClassVar[bool] = True
     training_key: ClassVar[str] = "method.training"
     inside_transformers: ClassVar[bool] = False
+    only_updates: ClassVar[bool] = False
     keeps_teacher: ClassVar[bool] = False
     only_mean: ClassVar[str] = ""
     averages: ClassVar[bool] = False
+    apart: ClassVar[tuple[str, str] | None] = None
 
     training: Training = field(default_factory=Training)
     frozen_stages: int = knob(0, least=0)
@@ -91,6 +96,10 @@ class GradientMethod(Method):
         if (kind := self.training.server_optimizer) != "average":
             key = f"{self.training_key}.server_optimizer"
             raise UserError(f"{key}={kind}: {what} makes the new model itself", f"{key}=average{otherwise}")
+
+    @property
+    def sends_updates(self) -> bool:
+        return self.only_updates and self.replay_head == "none"
 
     @property
     def trains_network(self) -> bool:
@@ -161,6 +170,12 @@ class GradientMethod(Method):
         if self.frozen_stages:
             raise UserError(f"method.frozen_stages={self.frozen_stages}: {what}", "method.frozen_stages=0")
         transformer_blocks(start.build(), self.name, start.name)
+
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        if self.apart or self.training.aggregate == "mean":
+            return self.apart
+        key = f"{self.training_key}.aggregate"
+        return f"{key}={self.training.aggregate} compares the models with each other", f"{key}=mean"
 
     def stages(self, task: Task) -> list[str]:
         """The ledger's stages of a task's rounds, in order: those of the model, and others before or after them."""

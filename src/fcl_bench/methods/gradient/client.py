@@ -33,7 +33,8 @@ class GradientClient(Half, Client):
         if broadcast.stage == MOMENTS:
             features = self.trainer.features(self.network, shard.inputs).to(self.problem.dtype)
             columns = Heads.from_message(broadcast).task
-            return moments_message(features, shard.labels, columns, self.method.gaussian), state
+            dense = self.problem.sums
+            return moments_message(features, shard.labels, columns, self.method.gaussian, dense), state
         if broadcast.stage != MODEL:
             return self.answer(shard, broadcast, state)
         self.trainer.train(
@@ -45,8 +46,12 @@ class GradientClient(Half, Client):
         )
         # Copies: the network is the next client's before a transport has to pass this on.
         trained = {name: value.clone() for name, value in self.network.changing().items()}
-        upload = Message(trained, samples=len(shard.labels))
-        return upload, self.remember(shard, broadcast, state)
+        kept = self.remember(shard, broadcast, state)
+        samples = self.speaks_for(shard, kept)
+        if self.problem.sums and self.method.training.weighting == "samples":
+            # In a sum models come with their weights.
+            trained = {name: value.double() * samples for name, value in trained.items()}
+        return Message(trained, samples=samples, summed=trained if self.problem.sums else ()), kept
 
     def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """The turn of a stage that is no training, under the broadcast model; only for methods with such stages."""
@@ -65,6 +70,10 @@ class GradientClient(Half, Client):
     def remember(self, shard: Shard, broadcast: Message, state: State) -> State:
         """What the client keeps after a round of the model, which `network` holds as it was trained."""
         return state
+
+    def speaks_for(self, shard: Shard, state: State) -> int:
+        """The number of samples that a trained model is of, as the server weighs it; `state` is the new one."""
+        return len(shard.labels)
 
     def take_over(self, shard: Shard, broadcast: Message) -> None:
         """Bring the network to the broadcast model."""

@@ -10,6 +10,7 @@ import torch
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import EVERYONE
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
@@ -48,7 +49,8 @@ class ClientSumServer(GradientServer):
         return super().participants(task, round_, available)
 
     def absorb(self, client: int, upload: Message) -> None:
-        self.met.add(client)
+        if client != EVERYONE:  # who all were, `participants` has told
+            self.met.add(client)
         super().absorb(client, upload)
 
     def parameters(self) -> list[str]:

@@ -98,6 +98,14 @@ class FedDisco(GradientMethod):
         """Whether weights differ from FedAvg's."""
         return bool(self.a or self.b)
 
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        if not self.weighs:
+            return super().needs_each_upload()
+        return (
+            "feddisco weighs each client's model by its class counts",
+            "method.a=0 method.b=0, which is method=finetune",
+        )
+
     def stages(self, task: Task) -> list[str]:
         return [*([COUNTS] if self.weighs else []), *super().stages(task)]
 

@@ -118,13 +118,13 @@ class FedDynServer(ClientSumServer):
         return "it does not say how many samples it is of" if upload.samples is None else ""
 
     def absorb_answer(self, client: int, upload: Message) -> None:
-        self.sizes = (self.sizes[0] + (upload.samples or 0), self.sizes[1] + 1)
+        self.sizes = (self.sizes[0] + (upload.samples or 0), self.sizes[1] + upload.clients)
 
     def absorb(self, client: int, upload: Message) -> None:
         super().absorb(client, upload)
         if self.stage == MODEL:
             for name in self.parameters():
-                self.add(name, upload[name].double() - self.sent[name].double())
+                self.add(name, upload[name].double() - upload.clients * self.sent[name].double())
 
     def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         moved = {name: (mean[name].double() + self.mean(name)).float() for name in self.parameters()}
@@ -162,6 +162,12 @@ class FedDyn(ClientSumMethod):
     alpha: float = knob(0.1, above=0)
     scaled: bool = True
     max_norm: float | None = knob(10.0, above=0)
+
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        if self.training.weighting == "uniform":
+            return super().needs_each_upload()
+        key = f"{self.training_key}.weighting"
+        return f"{key}={self.training.weighting}: FedDyn adds up models that count alike, too", f"{key}=uniform"
 
     def stages(self, task: Task) -> list[str]:
         return [SIZES, *super().stages(task)] if self.scaled else super().stages(task)

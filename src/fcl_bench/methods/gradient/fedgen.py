@@ -308,6 +308,14 @@ class FedGen(GradientMethod):
     def generates(self) -> bool:
         return self.alpha > 0 or self.beta > 0
 
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        if not self.generates:
+            return super().needs_each_upload()
+        return (
+            "fedgen teaches its generator with each client's class weights",
+            "method.alpha=0 method.beta=0, which is method=finetune",
+        )
+
     def stages(self, task: Task) -> list[str]:
         return [*([COUNTS] if self.generates else []), *super().stages(task)]
 

@@ -12,7 +12,6 @@ After a task's rounds, each client chooses its exemplars by herding under the fi
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits, normalize, one
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.exemplars import EXEMPLARS, ExemplarClient, ExemplarMethod, ExemplarServer
-from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.protocol.expected import Expectation, counts, numbers, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Prediction, Problem, Shard, State, TestBatch
@@ -91,13 +89,9 @@ class FediCaRLClient(ExemplarClient):
             kept = kept[0][chosen], kept[1][chosen]
         return with_memory(super().samples(shard, broadcast, state), kept)
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        """As of any gradient method; exemplars count among the samples that a model speaks for."""
-        upload, kept = super().update(shard, broadcast, state)
-        if broadcast.stage == MODEL:
-            own = upload.samples or 0
-            upload = dataclasses.replace(upload, samples=own + min(self.method.memory, memory_size(state)))
-        return upload, kept
+    def speaks_for(self, shard: Shard, state: State) -> int:
+        """With the exemplars."""
+        return super().speaks_for(shard, state) + min(self.method.memory, memory_size(state))
 
     def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
         method = self.method
@@ -299,6 +293,11 @@ class FediCaRL(ExemplarMethod):
     def looks(self) -> bool:
         """Whether clients need the final model to choose or to describe their exemplars."""
         return not self.published and (self.choose == "herding" or self.classify == "nme")
+
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        if self.classify == "softmax":
+            return super().needs_each_upload()
+        return "method.classify=nme has clients name the classes of their exemplars", "method.classify=softmax"
 
     def stages(self, task: Task) -> list[str]:
         return [*super().stages(task), *([EXEMPLARS] if self.memory else [])]

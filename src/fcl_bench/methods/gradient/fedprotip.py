@@ -349,6 +349,7 @@ class FedProTIP(ProjectedMethod):
     """
 
     name: ClassVar[str] = "fedprotip"
+    apart = "fedprotip keeps each client's references", "method=fot, whose sketches add up"
     client_half = FedProTIPClient
     server_half = FedProTIPServer
 

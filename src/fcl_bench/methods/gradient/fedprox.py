@@ -74,6 +74,7 @@ class FedProx(GradientMethod):
 
     name: ClassVar[str] = "fedprox"
     averages = True
+    only_updates: ClassVar[bool] = True
     client_half = FedProxClient
 
     mu: float = knob(0.01, least=0)

@@ -14,3 +14,4 @@ class FineTune(GradientMethod):
 
     name: ClassVar[str] = "finetune"
     averages = True
+    only_updates: ClassVar[bool] = True

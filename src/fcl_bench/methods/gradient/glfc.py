@@ -13,7 +13,6 @@ and all exemplars with the loss of `training.compensation`, in which an old mode
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -59,7 +58,7 @@ class GLFCClient(PrototypeClient):
     _best: dict[int, Network] | None = None
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        """As of any gradient method, and with a signal gradients; a model speaks for samples and exemplars."""
+        """As of any gradient method, and with a signal gradients."""
         if broadcast.stage == MODEL:
             state = self.noticed(shard, broadcast, state)
         elif broadcast.stage == EXEMPLARS:
@@ -67,11 +66,14 @@ class GLFCClient(PrototypeClient):
         upload, state = super().update(shard, broadcast, state)
         if broadcast.stage != MODEL:
             return upload, state
-        upload = dataclasses.replace(upload, samples=(upload.samples or 0) + memory_size(state))
         if self.method.reconstructs and bool(state[_SIGNAL]):
             columns = len(Heads.from_message(broadcast).logits)
             upload = upload.with_tensors({**upload, GRADIENTS: self.gradients(shard, broadcast, columns)})
         return upload, state
+
+    def speaks_for(self, shard: Shard, state: State) -> int:
+        """With the exemplars."""
+        return super().speaks_for(shard, state) + memory_size(state)
 
     # What it notices --------------------------------------------------------------------------------------------------
 
@@ -212,6 +214,11 @@ class GLFC(ExemplarMethod):
 
     def server(self, problem: Problem) -> Server:
         return ProxyServer(self, problem) if self.reconstructs else ExemplarServer(self, problem)
+
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        if not self.reconstructs:
+            return super().needs_each_upload()
+        return "method.proxy=reconstruct has clients send gradients of single samples", "method.proxy=none"
 
     def stages(self, task: Task) -> list[str]:
         """With `signal: boundary` exemplars are chosen at the end of a task, by the model that the next begins with."""

@@ -108,6 +108,7 @@ class JointTraining(GradientMethod):
 
     name: ClassVar[str] = "joint_training"
     only_mean: ClassVar[str] = "clients send no models"
+    apart = "the clients of joint_training send samples", "method=finetune"
     server_half = JointTrainingServer
     resumes_within_tasks: ClassVar[bool] = False
 

@@ -16,7 +16,7 @@ ends with the model that came into the round of the lowest total training loss, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -61,7 +61,9 @@ class LANDERClient(DataFreeClient):
         upload, kept = super().update(shard, broadcast, state)
         if broadcast.stage == MODEL and self.method.returns:
             assert self._objective is not None
-            upload = upload.with_tensors({**upload, _LOSS: self._objective.first_pass(self.method.training.epochs)})
+            loss = {_LOSS: self._objective.first_pass(self.method.training.epochs)}
+            summed = {*upload.summed, *loss} if self.problem.sums else ()
+            upload = replace(upload, tensors={**upload, **loss}, summed=summed)
         self._objective = None
         return upload, kept
 

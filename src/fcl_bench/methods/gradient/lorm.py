@@ -284,6 +284,11 @@ class LoRM(GradientMethod):
             size = 8 * sum(layer.linear.in_features**2 for layer in layers.values())
             require_memory(f"method.alpha={self.alpha:g}", 2 * size, "the Gram matrices (method.alpha=0: diagonals)")
 
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        if self.merge == "average":
+            return super().needs_each_upload()
+        return "method.merge=grams multiplies each client's weights by its Gram matrices", "method.merge=average"
+
     def stages(self, task: Task) -> list[str]:
         return [*super().stages(task), *([GRAMS] if self.merge == "grams" else [])]
 

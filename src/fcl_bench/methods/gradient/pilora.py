@@ -287,6 +287,11 @@ class PILoRA(GradientMethod):
     def only_mean(self) -> str:  # type: ignore[override]
         return "" if self.reweighting == "none" else "its server weighs prototypes by what clients say of their means"
 
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        if self.reweighting == "none":
+            return super().needs_each_upload()
+        return "method.reweighting=distances compares the clients' prototypes", "method.reweighting=none"
+
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)
         self.build_network(problem)

@@ -167,16 +167,19 @@ class RidgeClient(GradientClient):
         self._told = Notices(log)
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        """C_k (d, d) and W_k (d, c), the columns of the task's classes."""
+        """C_k (d, d) and W_k (d, c), the columns of the task's classes; in a sum C_k W_k in place of W_k."""
         Y = (shard.labels.unsqueeze(1) == broadcast["columns"].to(shard.labels.device)).to(shard.inputs.dtype)
         C, W, trouble = local_ridge(shard.inputs, Y, self.method.gamma)
         if trouble:
             self._told.tell("client", f"a client's own solution with method.gamma={self.method.gamma:g}: {trouble}")
+        upload = {"C": C, "CW": C @ W} if self.problem.sums else {"C": C, "W": W}
+        per_class = upload.keys() - {"C"}
         return Message(
-            {"C": C, "W": W},
+            upload,
             symmetric=["C"],
-            per_class=["W"],
-            sums_of={"W": Y.argmax(dim=1)},  # C W are the class sums
+            per_class=per_class,
+            summed=upload if self.problem.sums else (),
+            sums_of=dict.fromkeys(per_class, Y.argmax(dim=1)),  # C W are the class sums
             moments_of={"C": None},
         ), state
 
@@ -213,7 +216,7 @@ class RidgeMeanServer(GradientServer):
 
     def expects(self, task: Task, round_: int) -> Expectation:
         d = self.start.dimension
-        return {"C": gram_matrix(d), "W": real(d, len(task.columns))}
+        return {"C": gram_matrix(d), "CW" if self.problem.sums else "W": real(d, len(task.columns))}
 
     def objection(self, upload: Message) -> str:
         return ""
@@ -221,8 +224,8 @@ class RidgeMeanServer(GradientServer):
     def absorb(self, client: int, upload: Message) -> None:
         columns = torch.tensor(self.tasks[-1], device=self.B.device)
         self.C += upload["C"]
-        self.B.index_add_(1, columns, upload["C"] @ upload["W"])
-        self.uploads += 1
+        self.B.index_add_(1, columns, upload["CW"] if "CW" in upload else upload["C"] @ upload["W"])
+        self.uploads += upload.clients
 
     def finish_round(self) -> None:
         self._merge()
@@ -306,6 +309,14 @@ class RegMean(GradientMethod):
                     f"method.{key}={value}: method.local=ridge is on features, with whole Gram matrices",
                     f"method.{key}={needed}, or method.local=sgd",
                 )
+
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        if self.local == "ridge":
+            return super().needs_each_upload()
+        return (
+            "method.local=sgd multiplies each client's weights by its Gram matrices",
+            "method.local=ridge method.on=features, or method=finetune",
+        )
 
     def stages(self, task: Task) -> list[str]:
         return [MODEL] if self.local == "ridge" else super().stages(task)

@@ -52,7 +52,9 @@ class Gaussian:
     batch_size: int = knob(64, least=1)
 
 
-def moments_message(features: torch.Tensor, labels: torch.Tensor, columns: tuple[int, ...], knobs: Gaussian) -> Message:
+def moments_message(
+    features: torch.Tensor, labels: torch.Tensor, columns: tuple[int, ...], knobs: Gaussian, dense: bool = False
+) -> Message:
     """A client's upload: `counts` (c,), `sums` (d, c), and `squares` (d, c) or `second.<column>` (d, d) of a class.
 
     Args:
@@ -60,6 +62,7 @@ def moments_message(features: torch.Tensor, labels: torch.Tensor, columns: tuple
         labels: (n,) their columns.
         columns: (c,) of the task's classes, ascending.
         knobs: which classes it speaks of, and how.
+        dense: whether second moments of all classes travel, zeros where it does not speak of one, so that they add up.
     """
     which = torch.searchsorted(torch.tensor(columns, device=labels.device), labels)
     found = torch.bincount(which, minlength=len(columns))
@@ -71,7 +74,7 @@ def moments_message(features: torch.Tensor, labels: torch.Tensor, columns: tuple
     if knobs.covariance == "diagonal":
         fields["squares"] = class_sums(features.square(), which, len(columns))
     else:
-        held = told.nonzero().squeeze(1).tolist()
+        held = list(range(len(columns))) if dense else told.nonzero().squeeze(1).tolist()
         matrices = {f"second.{columns[place]}": gram(features[which == place]) for place in held}
     per_class = fields.keys() & {"sums", "squares"}
     return Message(
@@ -92,8 +95,8 @@ class ReplayHead:
         weight, bias: (L, d) and (L,), the retrained outputs of all heads; None: before the task's moments are in.
     """
 
-    def __init__(self, knobs: Gaussian, dimension: int, device: torch.device) -> None:
-        self._knobs, self._dimension, self._device = knobs, dimension, device
+    def __init__(self, knobs: Gaussian, dimension: int, device: torch.device, dense: bool = False) -> None:
+        self._knobs, self._dimension, self._device, self._dense = knobs, dimension, device, dense
         self.known: dict[int, Moments] = {}
         self.weight: torch.Tensor | None = None
         self.bias: torch.Tensor | None = None
@@ -108,7 +111,7 @@ class ReplayHead:
         both = {"counts": counts(c), "sums": real(d, c)}
         if self._knobs.covariance == "diagonal":
             return {**both, "squares": real(d, c, least=0)}
-        return {**both, **{f"second.{column}": gram_matrix(d, optional=True) for column in columns}}
+        return {**both, **{f"second.{column}": gram_matrix(d, optional=not self._dense) for column in columns}}
 
     def objection(self, upload: Message, columns: tuple[int, ...]) -> str:
         """How an upload's fields contradict each other; "" where they do not."""
@@ -116,7 +119,9 @@ class ReplayHead:
             count = int(upload["counts"][place])
             if count and self._knobs.covariance == "full" and f"second.{column}" not in upload:
                 return f"it has samples of class {column} and no second moment of it"
-            if not count and (f"second.{column}" in upload or bool(upload["sums"][:, place].any())):
+            second = upload.get(f"second.{column}")
+            moments = second is not None and (not self._dense or bool(second.any()))
+            if not count and (moments or bool(upload["sums"][:, place].any())):
                 return f"it has moments of class {column} and no sample of it"
             if 0 < count < self._knobs.least:
                 return f"it tells of {count} samples of class {column}, fewer than {self._knobs.least}"

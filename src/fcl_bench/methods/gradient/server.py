@@ -55,7 +55,7 @@ class GradientServer(Half, Server):
         self.columns: list[tuple[int, ...]] = []
         self.sent: dict[str, torch.Tensor] = {}
         self._round = 0
-        self.replay = ReplayHead(method.gaussian, self.start.dimension, problem.device)
+        self.replay = ReplayHead(method.gaussian, self.start.dimension, problem.device, problem.sums)
         self._optimiser = ServerOptimiser(method.training)
         self._teacher: dict[str, torch.Tensor] = {}
         self._told = Notices(log)
@@ -154,18 +154,20 @@ class GradientServer(Half, Server):
         if self.method.training.aggregate != "mean":
             self._models.append({name: upload[name].to(torch.float32, copy=True) for name in self.sent})
             return
+        # In the sum of all uploads the models have their weights already.
+        factor = 1.0 if self.problem.sums else weight
         for name in self.sent:
             value = upload[name].double()
             if name in self._sums:
-                self._sums[name].add_(value, alpha=weight)
+                self._sums[name].add_(value, alpha=factor)
             else:
-                self._sums[name] = value * weight
+                self._sums[name] = value * factor
 
     def absorb_answer(self, client: int, upload: Message) -> None:
         """Take in an upload of a stage that is no training; only for methods with such stages."""
 
     def weight(self, client: int, upload: Message) -> float:
-        """What a client's model counts in the average, relative to the others'."""
+        """What a client's model counts in the average, relative to the others'; of a sum, all of them together."""
         return weight_in_average(upload, self.method.training.weighting)
 
     def finish_round(self) -> None:

@@ -21,7 +21,7 @@ def figure_set(runs: pd.DataFrame, folder: Path) -> dict[str, Figure]:
     `accuracy_over_tasks` and `accuracy_matrix` want streams of two tasks or more; `accuracy_over_rounds` a run that was
     tested within its tasks; `accuracy_against_bytes` and
     `accuracy_against_seconds` a run that is no ceiling; `rank_by_M` one configuration at two ranks and two widths;
-    `accuracy_against_label_rate`, `_beta` and `_clients` one that was run at two values, all else being equal.
+    `accuracy_against_label_rate`, `_beta`, `_clients` and `_epsilon` one that was run at two values, all else equal.
 
     Args:
         runs: what `collect` returned, after selection; of repeated runs only the newest counts.
@@ -45,7 +45,7 @@ def figure_set(runs: pd.DataFrame, folder: Path) -> dict[str, Figure]:
     for quantity in SWEPT:
         rows = swept(summary, quantity)
         if len(rows):
-            figures[f"accuracy_against_{quantity}"] = accuracy_against(rows, quantity)
+            figures[f"accuracy_against_{quantity.removeprefix('noise.')}"] = accuracy_against(rows, quantity)
     if len(streams):
         figures["accuracy_matrix"] = accuracy_matrices(streams, folders)
     return figures

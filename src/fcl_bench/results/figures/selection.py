@@ -15,7 +15,8 @@ MOST_PANELS = 6
 MOST_LINES = 10
 _UNTOLD = ("features", "data_fingerprint", "dtype")
 #: What goes without saying.
-_USUAL = {"adapt none", "faults none", "on_bad_upload fail", "protocol task-agnostic", "label_rate 1"}
+_USUAL = {"adapt none", "faults none", "noise none", "secure none", "on_bad_upload fail"}
+_USUAL |= {"protocol task-agnostic", "label_rate 1"}
 
 
 @dataclass(frozen=True)

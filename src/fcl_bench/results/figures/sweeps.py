@@ -1,4 +1,4 @@
-"""The pictures of accuracy against one quantity of the setting: label rate, beta, number of clients."""
+"""The pictures of accuracy against one quantity of the setting: label rate, beta, number of clients, epsilon."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ SWEPT = {
     "label_rate": ("label rate: labelled fraction of the training samples", None),
     "beta": ("Dirichlet beta: the smaller, the more skewed the clients' classes", 10),
     "clients": ("clients, K", 10),
+    "noise.epsilon": ("epsilon, for the noise in uploads", 2),
 }
 
 

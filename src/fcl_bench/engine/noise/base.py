@@ -1,0 +1,37 @@
+"""Noise on uploads, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fcl_bench.engine.ledger import Ledger
+from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.reports import Guarantee
+from fcl_bench.protocol.method import Method
+from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.release import Release
+
+
+@dataclass
+class NoNoise:
+    """Uploads as methods make them."""
+
+    name: ClassVar[str] = "none"
+    noisy: ClassVar[bool] = False
+
+    def check(self, method: Method, problem: Problem) -> None:
+        """There is nothing to rule out."""
+
+    def release(self, method: Method) -> Release | None:
+        """Statistics go as they are."""
+        return None
+
+    def middleware(self, method: Method, problem: Problem, tasks: int) -> Sequence[Middleware]:
+        """Nothing stands before the wire."""
+        return ()
+
+    def guarantee(self, method: Method, problem: Problem, tasks: int, ledger: Ledger) -> Guarantee | None:
+        """Nothing is promised."""
+        return None

@@ -1,0 +1,156 @@
+"""The Gaussian mechanism on clipped statistics or model updates."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fcl_bench.config import knob
+from fcl_bench.engine.ledger import Ledger
+from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.noise import accountant
+from fcl_bench.engine.noise.middleware import NoisyStatistics, NoisyUpdates
+from fcl_bench.engine.noise.sensitivity import deviations
+from fcl_bench.engine.reports import Guarantee
+from fcl_bench.errors import UserError
+from fcl_bench.protocol.method import Method
+from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.release import Release
+from fcl_bench.protocol.wire import HALF
+
+#: What is protected.
+SAMPLE, CLIENT = "sample", "client"
+
+
+@dataclass
+class Gaussian:
+    """Each client clips what it sends and adds Gaussian noise, so that its uploads are (epsilon, delta)-private.
+
+    Neighbours differ in one sample of one client, or (unit=client) in all that one client holds; how many samples there
+    are is public.
+
+    Args:
+        epsilon: what is to be kept to; the multiplier follows. Null: `multiplier` is given.
+        multiplier: noise over sensitivity; epsilon follows. 0: clipping alone. Null: `epsilon` is given.
+        delta: the other part of the promise.
+        clip: the largest L2 norm of a sample's H, or (unit=client) of a model update.
+        unit: "sample", for uploads of statistics; "client", for those of models.
+        share_of: n: each client adds 1/n of the variance, and the promise is one of sums of n uploads or more, which
+            nobody may see apart; null: each upload keeps to it alone.
+        ridge: how many times the noise of a Gram matrix is added to its eigenvalues before a system is solved with it.
+    """
+
+    name: ClassVar[str] = "gaussian"
+    noisy: ClassVar[bool] = True
+
+    epsilon: float | None = knob(None, above=0)
+    multiplier: float | None = knob(None, least=0)
+    delta: float = knob(1e-5, above=0, below=1)
+    clip: float = knob(1.0, above=0)
+    unit: str = knob(SAMPLE, choices=(SAMPLE, CLIENT))
+    share_of: int | None = knob(None, least=1)
+    ridge: float = knob(1.0, least=0)
+
+    def check(self, method: Method, problem: Problem) -> None:
+        """Raise a `UserError` for what the mechanism does not cover, before any work is done."""
+        if (self.epsilon is None) == (self.multiplier is None):
+            both = f"noise.epsilon={self.epsilon} and noise.multiplier={self.multiplier}"
+            said = "neither noise.epsilon nor noise.multiplier is" if self.epsilon is None else f"both {both} are"
+            raise UserError(
+                f"noise=gaussian: {said} given, and each follows from the other",
+                "noise.epsilon=8, or noise.multiplier=1",
+            )
+        if self.multiplier != 0:
+            accountant.library()
+        if not method.summands and not method.sends_updates:
+            raise UserError(
+                f"noise=gaussian: nobody has bounded what one sample changes of the uploads of method={method.name}",
+                "noise=none, or one of the methods and knobs that docs/noise.md lists, such as method=stsa",
+            )
+        right = SAMPLE if method.summands else CLIENT
+        if self.unit != right:
+            what = "statistics of samples" if right == SAMPLE else "model updates"
+            raise UserError(f"noise.unit={self.unit}: method={method.name} sends {what}", f"noise.unit={right}")
+        wire = problem.wire
+        if wire.gram == "packed" and wire.dtype in HALF:
+            raise UserError(
+                f"wire.dtype={wire} wire.gram=packed: its scales are roots of a diagonal that noise may make negative",
+                "wire.gram=full, or wire.dtype=float32",
+            )
+        if self.unit == CLIENT:
+            self._check_network(method, problem)
+
+    def _check_network(self, method: Any, problem: Problem) -> None:
+        network = method.build_network(problem)
+        statistics = [name for name, _ in network.named_buffers() if name.endswith(("running_mean", "running_var"))]
+        if statistics:
+            raise UserError(
+                f"noise.unit=client: {statistics[0]} is a statistic of batch norm, which can't share the weights' clip",
+                "a network without batch norm, such as a vision transformer, or method.on=features",
+            )
+
+    def release(self, method: Method) -> Release | None:
+        """What both halves of a method that sends statistics know; None of another method."""
+        if not method.summands:
+            return None
+        noise = self._multiplier(1) / math.sqrt(self.share_of or 1)
+        return Release(self.clip, method.summands, deviations(method.summands, self.clip, noise), self.ridge)
+
+    def middleware(self, method: Method, problem: Problem, tasks: int) -> Sequence[Middleware]:
+        """What uploads pass through before the wire codec."""
+        if problem.release is not None:
+            return [NoisyStatistics(problem.seed, problem.release)]
+        # Any client may stand in another's place: 2 C apart at most.
+        deviation = self._of_updates(method, problem, tasks) * 2 * self.clip / math.sqrt(self.share_of or 1)
+        return [NoisyUpdates(problem.seed, self.clip, deviation)]
+
+    def _multiplier(self, releases: int) -> float:
+        if self.multiplier is not None:
+            return self.multiplier
+        assert self.epsilon is not None
+        return accountant.multiplier_for(self.epsilon, self.delta, releases)
+
+    def _of_updates(self, method: Any, problem: Problem, tasks: int) -> float:
+        """The multiplier of one round, of as many as there will be at most."""
+        rounds, fraction = tasks * method.training.rounds, method.training.fraction
+        if self.epsilon is None or self.share_of is None or fraction == 1:
+            return self._multiplier(rounds)
+        clients = problem.clients or 1
+        present = max(1, round(fraction * clients))
+        # The sum of those present has more noise than its promise asks for, or less.
+        share = math.sqrt(present / self.share_of)
+        return accountant.multiplier_for_sampled(self.epsilon, self.delta, clients, present, rounds) / share
+
+    def guarantee(self, method: Method, problem: Problem, tasks: int, ledger: Ledger) -> Guarantee:
+        """What the uploads of a run keep to, by who has sent how many of them."""
+        multiplier = self._multiplier(1) if method.summands else self._of_updates(method, problem, tasks)
+        #: Of each client, or of each client's samples of a task: the multipliers of what was sent of them.
+        sent: dict[tuple[int, ...], list[float]] = defaultdict(list)
+        rounds = []
+        for task, _, clients, available in ledger.senders():
+            of_sum = multiplier if self.share_of is None else multiplier * math.sqrt(len(clients) / self.share_of)
+            rounds.append((available, len(clients), of_sum))
+            for client in clients.tolist():
+                sent[(client,) if self.unit == CLIENT else (task, client)].append(of_sum)
+        amplified = self.unit == CLIENT and self.share_of is not None and any(m < n for n, m, _ in rounds)
+        epsilon = (
+            accountant.epsilon_of_sampled(rounds, self.delta)
+            if amplified
+            else max(
+                (accountant.epsilon_of(found, self.delta) for found in set(map(tuple, sent.values()))), default=0.0
+            )
+        )
+        return {
+            "epsilon": epsilon if math.isfinite(epsilon) else None,
+            "delta": self.delta,
+            "unit": self.unit,
+            "clip": self.clip,
+            "multiplier": multiplier,
+            "releases": max(map(len, sent.values()), default=0),
+            "of_sums": self.share_of is not None,
+            "sampled": amplified,
+            "accountant": accountant.version() if multiplier else None,
+        }

@@ -1,0 +1,96 @@
+"""What `secure=...` names: whether uploads are masked, and by which knobs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import ClassVar
+
+from fcl_bench.config import knob
+from fcl_bench.errors import UserError, installing
+from fcl_bench.protocol.method import Method
+from fcl_bench.protocol.wire import WireFormat
+
+
+@dataclass
+class NoSecurity:
+    """The server sees every upload."""
+
+    name: ClassVar[str] = "none"
+    sums: ClassVar[bool] = False
+
+    def check(self, method: Method, wire: WireFormat, clients: int, drops: bool) -> None:
+        """There is nothing to rule out."""
+
+
+@dataclass
+class SecureSums:
+    """The server sees sums over clients alone.
+
+    Numbers travel as whole multiples of the step 2^-fraction_bits, modulo 2^bits, under masks that cancel in the sum.
+
+    Args:
+        bits: of a number on the wire.
+        fraction_bits: of them, those behind the point; counts have none.
+        threshold: t / n: the share of those who hold parts of a client's secrets that it takes to take its masks out.
+        neighbours: with how many others each client shares masks; None: with all.
+    """
+
+    name: ClassVar[str] = "sums"
+    sums: ClassVar[bool] = True
+
+    bits: int = knob(64, least=32, most=64, words="32 or 64")
+    fraction_bits: int = knob(24, least=0, most=62)
+    threshold: float = knob(0.6, above=0, most=1)
+    neighbours: int | None = knob(None, least=2)
+
+    def __post_init__(self) -> None:
+        if self.bits not in (32, 64):
+            raise UserError(f"secure.bits={self.bits} is no width of a number", "secure.bits=32 or 64")
+        if self.fraction_bits > self.bits - 2:
+            raise UserError(
+                f"secure.fraction_bits={self.fraction_bits} leaves no room for numbers of secure.bits={self.bits}",
+                f"at most {self.bits - 2}",
+            )
+        if self.neighbours is not None and self.neighbours % 2:
+            raise UserError(
+                f"secure.neighbours={self.neighbours} is odd, and there are as many on either side", "an even number"
+            )
+
+    @property
+    def step(self) -> float:
+        """Of a number that travels."""
+        return 2.0**-self.fraction_bits
+
+    def least(self, holders: int) -> int:
+        """t, the least number of `holders` who have to answer; never one alone where there are several."""
+        # Less what a product such as 0.7 times 10 is off.
+        return max(min(2, holders), math.ceil(self.threshold * holders - 1e-9))
+
+    def check(self, method: Method, wire: WireFormat, clients: int, drops: bool) -> None:
+        """Raise a `UserError` for what sums rule out, before any work is done.
+
+        Args:
+            method: whose uploads are to be added up.
+            wire: in which form they would travel.
+            clients: K.
+            drops: whether bad uploads are left out.
+        """
+        if clients == 1:
+            raise UserError("secure=sums with clients=1: the sum over one client is its upload", "clients=2 or more")
+        if why := method.needs_each_upload():
+            what, remedy = why
+            raise UserError(f"secure=sums: {what}", remedy)
+        if drops:
+            raise UserError(
+                "on_bad_upload=drop with secure=sums: the server sees no single upload that it could leave out",
+                "on_bad_upload=fail",
+            )
+        if wire.columns == "held":
+            raise UserError(
+                "wire.columns=held with secure=sums: which columns travel would tell which classes a client holds",
+                "wire.columns=task",
+            )
+        if find_spec("cryptography") is None:
+            raise UserError("secure=sums needs the package cryptography, which is not installed", installing("secure"))

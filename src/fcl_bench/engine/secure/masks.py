@@ -1,0 +1,96 @@
+"""Keys that two clients agree on, the masks that follow from them, and the encryption of what passes between two.
+
+X25519, HKDF-SHA256, AES-256 in counter mode as pseudo-random generator and ChaCha20-Poly1305, all of `cryptography`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+#: Bytes of a key, and of what encryption adds.
+KEY, TAG = 32, 16
+#: Bytes of masks made at a time: what is added stays in the processor's cache.
+_BLOCK = 2**18
+_ZEROS = bytes(_BLOCK)
+
+
+def public_key(private: bytes) -> bytes:
+    """What belongs to a private key; both of 32 bytes."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def agreed_key(private: bytes, public: bytes, purpose: str, *indices: int) -> bytes:
+    """The key of two clients for a purpose, the same at both ends: HKDF of X25519 of one's private, the other's public.
+
+    Args:
+        private, public: 32 bytes each.
+        purpose, indices: another key for others (task, round, the two clients in ascending order).
+    """
+    secret = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    info = " ".join(map(str, ("fcl-bench", purpose, *indices))).encode()
+    return HKDF(SHA256(), KEY, None, info).derive(secret)
+
+
+def sealed(key: bytes, sender: int, text: bytes) -> bytes:
+    """`text` encrypted for the other one who has the key, `TAG` bytes longer. A sender seals one text with a key."""
+    return ChaCha20Poly1305(key).encrypt(_nonce(sender), text, None)
+
+
+def opened(key: bytes, sender: int, sealed_text: bytes) -> bytes | None:
+    """What `sealed` was given; None where somebody changed it."""
+    try:
+        return ChaCha20Poly1305(key).decrypt(_nonce(sender), sealed_text, None)
+    except InvalidTag:
+        return None
+
+
+def _nonce(sender: int) -> bytes:
+    return sender.to_bytes(12, "little")
+
+
+class Masks:
+    """Masks of several keys, to be added to the arrays of a message one after the other.
+
+    Args:
+        added, subtracted: keys of 32 bytes, whose masks are added and subtracted.
+    """
+
+    def __init__(self, added: Iterable[bytes], subtracted: Iterable[bytes]) -> None:
+        self._streams: list[tuple[CipherContext, np.ufunc]] = [(_stream(key), np.add) for key in added]
+        self._streams += [(_stream(key), np.subtract) for key in subtracted]
+
+    def put_on(self, numbers: np.ndarray) -> None:
+        """Change `numbers` (n,), unsigned and contiguous, in place, modulo what they can hold."""
+        buffer = bytearray(min(_BLOCK, numbers.nbytes))
+        each = _BLOCK // numbers.itemsize
+        for begin in range(0, len(numbers), each):
+            block = numbers[begin : begin + each]
+            room = memoryview(buffer)[: block.nbytes]
+            mask = np.frombuffer(room, dtype=numbers.dtype)
+            for stream, apply in self._streams:
+                stream.update_into(_ZEROS[: block.nbytes], room)
+                apply(block, mask, out=block)
+
+
+def _stream(key: bytes) -> CipherContext:
+    # No key is used for a second stream.
+    return Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+
+
+def side(client: int, other: int) -> int:
+    """Whether a client adds the mask that it shares with another (1) or subtracts it (-1)."""
+    return 1 if client < other else -1
+
+
+def by_side(client: int, keys: Sequence[tuple[int, bytes]]) -> tuple[list[bytes], list[bytes]]:
+    """The keys of a client's masks with others, those to be added and those to be subtracted."""
+    added = [key for other, key in keys if side(client, other) > 0]
+    return added, [key for other, key in keys if side(client, other) < 0]

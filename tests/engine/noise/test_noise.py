@@ -1,0 +1,192 @@
+"""The noise itself: its variance and form in every field, its streams, and what clipping does to a model update."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fcl_bench.engine.admission import BadUpload, admitted
+from fcl_bench.engine.codec import Codec
+from fcl_bench.engine.noise.gaussian import Gaussian
+from fcl_bench.engine.noise.middleware import NoisyStatistics, NoisyUpdates
+from fcl_bench.methods.closed_form.fedlda import FedLDA
+from fcl_bench.methods.closed_form.stsa import STSA
+from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.release import COLUMN, COUNT, SQUARE, Release, noise_room
+from fcl_bench.training.knobs import Training
+from tests.engine.noise.test_sensitivity import TASK, noisy_problem, upload_of
+from tests.methods.harness import learn, problem_of, random_tasks
+
+RELEASE = Release(1.0, {"G": SQUARE, "S": COLUMN, "n": COUNT}, {"G": 2.0, "S": 3.0, "n": 40.0})
+
+
+def noise_of(client: int = 0, task: int = 0, round_: int = 0, seed: int = 0) -> Message:
+    """What is added to zeros."""
+    zeros = {"G": torch.zeros(30, 30), "S": torch.zeros(30, 20), "n": torch.zeros(20, dtype=torch.int32)}
+    return NoisyStatistics(seed, RELEASE).send(Message(zeros, task=task, round=round_), client)
+
+
+def test_the_noise_has_the_variance_and_the_form_of_its_field():
+    drawn = [noise_of(client) for client in range(300)]
+    G, S, n = (torch.stack([own[name] for own in drawn]).double().numpy() for name in ("G", "S", "n"))
+    assert np.array_equal(G, G.transpose(0, 2, 1)), "a symmetric matrix stays one"
+    upper = np.triu_indices(30, 1)
+    for values, deviation in (
+        (np.diagonal(G, axis1=1, axis2=2), 2.0),
+        (G[:, upper[0], upper[1]], 2.0 / math.sqrt(2)),
+        (S, 3.0),
+        (n, math.sqrt(40**2 + 1 / 12)),
+    ):
+        count = values.size
+        assert abs(values.mean()) < 5 * deviation / math.sqrt(count)
+        assert values.std() == pytest.approx(deviation, rel=5 / math.sqrt(2 * count))
+    beside = np.corrcoef(G[:, upper[0], upper[1]][:, :200].T)
+    assert np.abs(beside - np.eye(200)).max() < 6 / math.sqrt(300), "entries are independent"
+    assert np.array_equal(n, n.round())
+    assert n.min() < 0
+    assert {value.dtype for value in noise_of().values()} == {torch.float32, torch.int32}
+
+
+def test_the_spectral_norm_of_the_noise_is_what_the_solve_allows_for():
+    release = Release(1.0, {"G": SQUARE}, {"G": 0.5})
+    for uploads in (1, 16):
+        total = sum(
+            NoisyStatistics(0, release).send(Message({"G": torch.zeros(400, 400).double()}), k)["G"]
+            for k in range(uploads)
+        )
+        norm = float(torch.linalg.eigvalsh(total).abs().max())
+        assert norm == pytest.approx(release.edge(400, uploads), rel=0.05)
+        if uploads == 1:
+            assert norm < noise_room(0.5, 400)
+
+
+def test_every_upload_has_a_stream_of_its_own():
+    """The same again after an interruption; another one for any other client, task, round or seed."""
+    first = noise_of()
+    assert all(torch.equal(first[name], noise_of()[name]) for name in first)
+    for other in (noise_of(client=1), noise_of(task=1), noise_of(round_=1), noise_of(seed=1)):
+        assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_counts_beyond_their_type_stay_in_it():
+    wild = Release(1.0, {"n": COUNT}, {"n": 1e15})
+    n = NoisyStatistics(0, wild).send(Message({"n": torch.zeros(50, dtype=torch.int32)}), 0)["n"]
+    assert n.dtype == torch.int32
+    assert set(n.tolist()) == {2**31 - 1, -(2**31)}
+
+
+@pytest.mark.parametrize("method", [STSA(M=None, gamma=1.0), STSA(M=12, gamma=1.0), FedLDA()], ids=lambda m: m.name)
+@pytest.mark.parametrize("multiplier", [1e-10, 0.3, 50.0])
+def test_honest_noisy_uploads_are_admitted_and_false_ones_are_not(method, multiplier):
+    problem, rng = noisy_problem(method, multiplier=multiplier), np.random.default_rng(0)
+    server = method.server(problem)
+    server.start_task(TASK)
+    expected = server.expects(TASK, 0)
+    step = NoisyStatistics(0, problem.release)
+
+    def taken(upload: Message) -> Message:
+        return admitted(0, upload, Codec.of_server(problem), server, expected, problem)
+
+    for client in range(20):
+        upload = upload_of(method, problem, rng.standard_normal((9, 4)), rng.integers(0, 3, 9))
+        server.absorb(client, taken(step.send(dataclasses.replace(upload, task=0), client)))
+    server.finish_task()
+    assert bool(torch.isfinite(server.model()["W"]).all())
+    room = problem.release.deviation["G"] * (math.sqrt(2 * server.dimension) + 8)
+    noisy = step.send(upload, 0)
+    for false in (
+        {"G": noisy["G"] - (100 * room + 10) * torch.eye(server.dimension)},
+        {"G": noisy["G"] + (100 * room + 10) * torch.eye(server.dimension).roll(1, 0)},
+        {"G": noisy["G"] * torch.nan},
+        {"G": noisy["G"][:3, :3]},
+    ):
+        with pytest.raises(BadUpload, match="G "):
+            taken(noisy.with_tensors({**noisy, **false}))
+    if "n" in noisy:
+        with pytest.raises(BadUpload, match="n holds -1e"):
+            taken(noisy.with_tensors({**noisy, "n": torch.full_like(noisy["n"], -(10**8))}))
+
+
+@pytest.mark.parametrize("method", [STSA(M=None, gamma=1.0), FedLDA()], ids=lambda m: m.name)
+def test_ever_less_noise_ends_at_the_clipped_statistics(method):
+    tasks = random_tasks(seed=3, first=40)
+
+    def W(multiplier: float) -> torch.Tensor:
+        problem = noisy_problem(method, multiplier=multiplier, inputs=8)
+        step = NoisyStatistics(0, problem.release)
+        half = type(method.client(problem))
+        original, count = half.update, iter(range(10**6))
+
+        def noisy(self, shard, broadcast, state):
+            upload, state = original(self, shard, broadcast, state)
+            return step.send(dataclasses.replace(upload, task=shard.task), next(count)), state
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(half, "update", noisy)
+            return learn(method, problem, tasks)[1][-1]
+
+    clipped = W(0.0)
+    apart = [float((W(multiplier) - clipped).abs().max() / clipped.abs().max()) for multiplier in (1e-3, 1e-6, 1e-9)]
+    assert apart[0] > 1e-4
+    assert apart[2] < 1e-6
+    assert apart[2] < apart[1] < apart[0]
+
+
+START = {"body.w": torch.arange(6.0).reshape(2, 3), "heads.0.b": torch.tensor([1.0, -1.0])}
+
+
+def update_through(step: NoisyUpdates, change: dict[str, torch.Tensor], client: int = 0) -> dict[str, torch.Tensor]:
+    """What is left of a change of the model."""
+    step.receive(Message({**START, "rate": torch.tensor(0.1)}, "model"), client)
+    sent = step.send(Message({name: START[name] + change[name] for name in change}, "model", samples=3), client)
+    assert sent.samples == 3
+    return {name: sent[name] - START[name] for name in sent}
+
+
+def length(change: dict[str, torch.Tensor]) -> float:
+    return math.sqrt(sum(float(part.square().sum()) for part in change.values()))
+
+
+def test_an_update_is_clipped_over_all_its_tensors_together():
+    step = NoisyUpdates(0, clip=0.5, deviation=0.0)
+    large = {"body.w": torch.full((2, 3), 3.0), "heads.0.b": torch.tensor([4.0, 0.0])}
+    left = update_through(step, large)
+    assert length(left) == pytest.approx(0.5, rel=1e-6)
+    for name in large:
+        assert torch.allclose(left[name], large[name] * 0.5 / length(large), atol=1e-6)
+    small = {name: part * 1e-2 for name, part in large.items()}
+    left = update_through(step, small)
+    assert all(torch.allclose(left[name], small[name], atol=1e-6) for name in small)
+    assert length(update_through(step, {name: 0 * part for name, part in large.items()})) == 0
+    step.receive(Message(START), 0)
+    with pytest.raises(ValueError, match="secret"):
+        step.send(Message({"secret": torch.zeros(2)}), 0)
+
+
+def test_updates_have_noise_of_their_own():
+    step = NoisyUpdates(0, clip=1e-9, deviation=2.0)
+    drawn = [update_through(step, {name: 0 * part for name, part in START.items()}, client) for client in range(2000)]
+    values = torch.stack([torch.cat([part.flatten() for part in one.values()]) for one in drawn]).numpy()
+    assert values.std() == pytest.approx(2.0, rel=0.02)
+    assert np.abs(np.corrcoef(values.T) - np.eye(8)).max() < 0.15
+
+
+def test_a_client_s_whole_update_may_be_replaced():
+    """Two updates are two clips apart at most, and the multiplier is in units of that."""
+    step = NoisyUpdates(0, clip=0.5, deviation=0.0)
+    large = {"body.w": torch.full((2, 3), 3.0), "heads.0.b": torch.tensor([4.0, 0.0])}
+    one, other = update_through(step, large), update_through(step, {name: -part for name, part in large.items()})
+    assert length({name: one[name] - other[name] for name in one}) == pytest.approx(1.0, rel=1e-6)
+    trained, problem = FineTune(training=Training(rounds=3)), problem_of(4)
+    shares = {None: 1.0, 4: 0.5}
+    for share_of, share in shares.items():
+        knobs = Gaussian(multiplier=3.0, clip=0.5, unit="client", share_of=share_of)
+        noisy = knobs.middleware(trained, problem, 2)[0]
+        drawn = [update_through(noisy, {name: 0 * part for name, part in START.items()}, k) for k in range(500)]
+        spread = torch.cat([part.flatten() for one in drawn for part in one.values()]).std()
+        assert float(spread) == pytest.approx(3.0 * 1.0 * share, rel=0.05)

@@ -1,0 +1,57 @@
+"""The engine over secure sums, for tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fcl_bench.engine.faults.base import Faults
+from fcl_bench.engine.faults.transport import Faulty
+from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.secure.base import SecureSums
+from fcl_bench.engine.secure.party import Parties, seeded
+from fcl_bench.engine.secure.transport import SummingTransport
+from fcl_bench.engine.transport import InProcess, Transport
+from fcl_bench.protocol.method import Method
+from tests.methods.harness import problem_of
+from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
+from tests.small_methods import architecture
+
+#: Samples per task and client; one sample, none.
+SIZES = [[12, 9, 8, 10], [10, 11, 9, 12], [1, 0, 11, 8]]
+
+
+def federation(
+    method: Method,
+    secure: SecureSums | None,
+    faults: Faults | None = None,
+    sizes: list[list[int]] = SIZES,
+    gram: str = "full",
+) -> Federation:
+    """The engine before its first task, over 2 classes per task.
+
+    Args:
+        method: what is run.
+        secure: None: uploads travel as they are, in float64.
+        faults: who fails.
+        sizes: samples per task and client.
+        gram: `wire.gram`.
+    """
+
+    def reached(method, problem, *parts) -> Transport:
+        masks = [] if secure is None else [Parties(secure, seeded(0), gram == "packed")]
+        inner: Transport = InProcess.of(method, problem, *parts, middleware=masks)
+        inner = inner if faults is None else Faulty(inner, faults, 0)
+        return inner if secure is None else SummingTransport(inner, secure, 0, method.stages_apart)
+
+    classes = [2] * len(sizes)
+    if method.trains_network:
+        problem = tiny_problem(architecture=architecture(method.name), wire="float64")
+        tasks = image_tasks(np.random.default_rng(0), classes, sizes)
+    else:
+        problem = problem_of(6, gram=gram)
+        tasks = feature_tasks(0, classes, sizes)
+        # Features as behind a ReLU, which all methods take.
+        tasks = [[(Z.abs(), labels) for Z, labels in task] for task in tasks]
+    return federation_of(method, replace(problem, sums=secure is not None), tasks, transport=reached)

@@ -1,0 +1,164 @@
+"""Every method over secure sums: the run is the plain one to the step, or it is refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fcl_bench.engine.secure.base import SecureSums
+from fcl_bench.errors import UserError
+from fcl_bench.methods.closed_form.afcl import AFCL
+from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.methods.closed_form.air import AIR
+from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
+from fcl_bench.methods.closed_form.ds_al import DSAL
+from fcl_bench.methods.closed_form.fedfecam import FedFeCAM
+from fcl_bench.methods.closed_form.fedklda import FedKLDA
+from fcl_bench.methods.closed_form.fedlda import FedLDA
+from fcl_bench.methods.closed_form.fedncm import FedNCM
+from fcl_bench.methods.closed_form.fedran import FedRAN
+from fcl_bench.methods.closed_form.joint import Joint
+from fcl_bench.methods.closed_form.ranpac import RanPAC
+from fcl_bench.methods.closed_form.stsa import STSA
+from fcl_bench.methods.closed_form.stsa_e import STSAE
+from fcl_bench.methods.gradient.feddisco import FedDisco
+from fcl_bench.methods.gradient.feddyn import FedDyn
+from fcl_bench.methods.gradient.fedewc import FedEWC
+from fcl_bench.methods.gradient.fedgen import FedGen
+from fcl_bench.methods.gradient.fedicarl import FediCaRL
+from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.gradient.fot import FOT
+from fcl_bench.methods.gradient.glfc import GLFC
+from fcl_bench.methods.gradient.lorm import LoRM
+from fcl_bench.methods.gradient.pilora import PILoRA
+from fcl_bench.methods.gradient.regmean import RegMean
+from fcl_bench.methods.gradient.replay_head import Gaussian
+from fcl_bench.methods.gradient.scaffold import Scaffold
+from fcl_bench.protocol.wire import WireFormat
+from fcl_bench.training.knobs import Training
+from tests.engine.secure.summing import SIZES, federation
+from tests.small_methods import NAMES, class_of, made, trains, unlisted
+
+SECURE = SecureSums(fraction_bits=32)
+SHORT = Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none")
+ALIKE = Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none", weighting="uniform")
+
+CLOSED = {
+    "stsa": STSA(M=8),
+    "stsa without random features": STSA(M=None, gamma="gcv"),
+    "afl": AFL(),
+    "afl gcv": AFL(M=8, ridge="gcv"),
+    "afcl": AFCL(),
+    "air": AIR(M=8),
+    "air logits": AIR(M=8, correction="logits"),
+    "ds_al": DSAL(M=8),
+    "ranpac": RanPAC(M=8),
+    "ranpac folds": RanPAC(M=8, ridge="folds", folds=2),
+    "fedncm": FedNCM(),
+    "fedlda": FedLDA(),
+    "fedlda around the mean": FedLDA(M=8, centre="all_tasks"),
+    "fedklda": FedKLDA(M=8, ensemble=2),
+    "fedfecam": FedFeCAM(),
+    "fedfecam shared": FedFeCAM(covariance="shared", tukey=1.0),
+    "fedfecam diagonal": FedFeCAM(covariance="diagonal", correlation=False),
+    "regmean ridge": RegMean(local="ridge", on="features"),
+}
+ON_FEATURES = {
+    "finetune": FineTune(on="features", training=SHORT),
+    "finetune uniform": FineTune(on="features", training=ALIKE),
+    "gaussian heads": FineTune(on="features", training=SHORT, replay_head="gaussian"),
+    "gaussian heads, variances": FineTune(
+        on="features", training=SHORT, replay_head="gaussian", gaussian=Gaussian(covariance="diagonal")
+    ),
+    "scaffold": Scaffold(on="features", training=ALIKE),
+    "scaffold by samples": Scaffold(on="features", training=SHORT),
+    "feddyn": FedDyn(on="features", training=ALIKE),
+    "fedewc": FedEWC(on="features", training=SHORT),
+    "fedicarl": FediCaRL(on="features", training=SHORT, memory=4),
+    "fot": FOT(on="features", training=SHORT, frozen_stages=0, projected_heads=True, columns=8),
+    "fot of all inputs": FOT(
+        on="features",
+        training=SHORT,
+        frozen_stages=0,
+        projected_heads=True,
+        columns=None,
+        share_of="inputs",
+    ),
+    "glfc": GLFC(on="features", training=SHORT, memory=4, proxy="none"),
+    "feddisco without weights": FedDisco(on="features", training=SHORT, a=0.0, b=0.0),
+    "fedgen without a generator": FedGen(on="features", training=SHORT, alpha=0.0, beta=0.0),
+}
+ADDED_UP = {**CLOSED, **ON_FEATURES}
+#: What has no summand, and a word of the line.
+REFUSED = {
+    "fedran": (FedRAN(M=8, rank=4), "fedran"),
+    "centred_sketch": (CentredSketch(M=8, rank=4), "centred_sketch"),
+    "stsa_e": (STSAE(M=8, dummy_clients=2), "groups"),
+    "joint": (Joint(M=8), "joint"),
+    "afl recursive": (AFL(aggregation="recursive"), "method.aggregation=sum"),
+    "median": (FineTune(training=Training(aggregate="median")), "method.training.aggregate=mean"),
+    "feddyn by samples": (FedDyn(training=SHORT), "method.training.weighting=uniform"),
+    "feddisco": (FedDisco(training=SHORT), "method.a=0"),
+    "fedgen": (FedGen(training=SHORT), "method.alpha=0"),
+    "fedicarl nme": (FediCaRL(training=SHORT, classify="nme"), "method.classify=softmax"),
+    "lorm": (LoRM(training=SHORT), "method.merge=average"),
+    "pilora": (PILoRA(training=SHORT), "method.reweighting=none"),
+    "regmean": (RegMean(training=SHORT), "method.local=ridge"),
+    "glfc": (GLFC(training=SHORT), "method.proxy=none"),
+    **{name: (made(name), name) for name in ("fedprotip", "joint_training", "fedcbc")},
+    "lga": (made("lga"), "method.proxy=none"),
+}
+NAMED = {method.name for method in (*ADDED_UP.values(), *(method for method, _ in REFUSED.values()))}
+#: The other methods of conf/method: their networks train on images, which takes a while.
+ON_IMAGES = {method.name: method for method in unlisted(NAMED)}
+ON_IMAGES |= {name: made(name, training=SHORT, **{knob: value}) for name, knob, value in (
+    ("lorm", "merge", "average"), ("pilora", "reweighting", "none")
+)}  # fmt: skip
+
+
+def assert_as_plain(method, tolerance: float, sizes: list[list[int]] = SIZES) -> None:
+    """All that the servers keep is the same, to `tolerance` of the largest entry of each tensor."""
+    ends = []
+    for secure in (None, SECURE):
+        run = federation(method, secure, sizes=sizes)
+        run.run(lambda _: None)
+        ends.append(run.server.state_dict())
+    plain, summed = ends
+    assert plain.keys() == summed.keys()
+    for name, value in plain.items():
+        assert value.shape == summed[name].shape, name
+        if value.numel():
+            room = tolerance * max(1.0, float(value.double().abs().nan_to_num().max()))
+            assert torch.allclose(summed[name].double(), value.double(), rtol=0, atol=room, equal_nan=True), name
+
+
+@pytest.mark.parametrize("method", CLOSED.values(), ids=CLOSED.keys())
+def test_a_closed_form_method_ends_as_in_the_plain_run(method):
+    assert method.needs_each_upload() is None
+    assert_as_plain(method, 1e-6)
+
+
+@pytest.mark.parametrize("method", ON_FEATURES.values(), ids=ON_FEATURES.keys())
+def test_a_method_that_trains_ends_as_in_the_plain_run(method):
+    """Models are averaged in float64 and kept in float32, of which a step changes the last bit now and then."""
+    assert method.needs_each_upload() is None
+    assert_as_plain(method, 1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ON_IMAGES.values(), ids=ON_IMAGES.keys())
+def test_a_network_that_trains_ends_as_in_the_plain_run(method):
+    """TARGET's images of a second task are of a generator whose training enlarges any difference."""
+    assert method.needs_each_upload() is None
+    assert_as_plain(method, 1e-2, SIZES[:1] if method.name == "target" else SIZES)
+
+
+@pytest.mark.parametrize(("method", "word"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_method_whose_server_needs_each_upload_is_refused(method, word):
+    with pytest.raises(UserError, match=f"secure=sums: .*{word}"):
+        SECURE.check(method, WireFormat(torch.float32), 4, drops=False)
+
+
+def test_every_method_is_added_up_or_refused():
+    assert set(NAMES) == NAMED | ON_IMAGES.keys()
+    assert all(trains(name) or class_of(name).name in NAMED for name in NAMES)

@@ -1,0 +1,107 @@
+"""A worker begins each turn with the state that the server names, and keeps those that may be asked for again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.flower.turns import Asked, Tag
+from fcl_bench.engine.flower.worker import Site, Worker
+from fcl_bench.engine.remote.replies import heard, reply_heard, said
+from fcl_bench.errors import UserError
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Client, Method
+from tests.engine.counting import PROBLEM, CountingServer
+
+RUN = {"id": "abc", "stage": "run"}
+
+
+class Turns(Client):
+    """Sends how many turns it remembers, and remembers one more."""
+
+    def update(self, shard, broadcast, state):
+        count = state.get("count", torch.tensor(0))
+        return Message({"count": count}), {"count": count + 1}
+
+
+class Remembering(Method):
+    name = "remembering"
+
+    def client(self, problem):
+        return Turns()
+
+    def server(self, problem):
+        return CountingServer([])
+
+
+@pytest.fixture
+def worker(tmp_path):
+    return lambda: Worker([0, 1], tmp_path, made)
+
+
+def made(run):
+    holdings = [[np.array([0]), np.array([1])]] * 3
+    clients = Clients(Remembering(), PROBLEM, holdings, np.zeros(2, dtype=np.int64), np.ones(2, dtype=bool), run="abc")
+    return Site(clients, torch.ones(2, 3, dtype=torch.float64), "data")
+
+
+def counts(worker, tag, *turns):
+    broadcast = Message({}, task=tag[0], round=tag[1])
+    asked = [Asked(*turn).state() for turn in turns]
+    answers = worker.answer(said("turn", broadcast, run=RUN, seconds=60, turns=asked))
+    return [int(reply_heard(heard(blob)).upload["count"]) for blob in answers]
+
+
+FIRST, SECOND, THIRD = Tag(0, 0), Tag(0, 1), Tag(1, 0)
+
+
+def test_turns_go_on_from_each_other(worker):
+    one = worker()
+    assert counts(one, FIRST, (0, None, None), (1, None, None)) == [0, 0]
+    assert counts(one, SECOND, (0, FIRST, None)) == [1]
+    assert counts(one, THIRD, (0, SECOND, None), (1, FIRST, None)) == [2, 1]
+
+
+def test_a_turn_done_twice_begins_with_the_same_state(worker):
+    one = worker()
+    assert counts(one, FIRST, (0, None, None)) == [0]
+    assert counts(one, SECOND, (0, FIRST, None)) == [1]
+    assert counts(one, SECOND, (0, FIRST, None)) == [1]
+    assert counts(one, THIRD, (0, SECOND, None)) == [2]
+
+
+def test_an_upload_that_was_refused_leaves_the_state_before_it(worker):
+    one = worker()
+    assert counts(one, FIRST, (0, None, None)) == [0]
+    assert counts(one, SECOND, (0, FIRST, None)) == [1]
+    assert counts(one, THIRD, (0, FIRST, None)) == [1]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_server_that_goes_back_to_its_checkpoint_finds_what_clients_kept_then(worker, again):
+    one = worker()
+    assert counts(one, FIRST, (0, None, None)) == [0]
+    assert counts(one, SECOND, (0, FIRST, FIRST)) == [1]
+    assert counts(one, THIRD, (0, SECOND, FIRST)) == [2]
+    one = worker() if again else one
+    assert counts(one, SECOND, (0, FIRST, FIRST)) == [1]
+
+
+def test_what_nobody_can_ask_for_is_forgotten(worker, tmp_path):
+    one = worker()
+    counts(one, FIRST, (0, None, None))
+    counts(one, SECOND, (0, FIRST, None))
+    counts(one, THIRD, (0, SECOND, SECOND))
+    assert len(list(tmp_path.rglob("*.state"))) == 2
+    (answer,) = counts_of_an_old_state(one)
+    with pytest.raises(UserError, match="client 0 has not kept .*task-0-round-0"):
+        heard(answer)
+    one.answer(said("forget", run=RUN))
+    assert not list(tmp_path.rglob("*.state"))
+
+
+def counts_of_an_old_state(worker):
+    asked = [Asked(0, FIRST, None).state()]
+    return worker.answer(said("turn", Message({}, task=1, round=1), run=RUN, seconds=60, turns=asked))
