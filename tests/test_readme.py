@@ -12,7 +12,9 @@ from tests.conftest import REPOSITORY
 from tests.small_methods import ALIASES, NAMES
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
-LINES = [line.split(" #")[0].strip() for page in PAGES for line in page.read_text().splitlines() if line[:4] == " " * 4]
+#: Pages without their fenced blocks: those show what is printed, or commands with other people's programs.
+TEXTS = [re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S) for page in PAGES]
+LINES = [line.split(" #")[0].strip() for text in TEXTS for line in text.splitlines() if line[:4] == " " * 4]
 COMMANDS = [line for line in LINES if re.match(r"fcl-bench(?!-node)", line)]
 #: What is typed at a node.
 NODES = [typed.strip() for line in LINES for typed in re.findall(r"^fcl-bench-node ([^&;]+)", line)]
