@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables quick results closed-form training heads small-vit vit-study gpu bench bench-compare bench-memory bench-scaling bench-training bench-heads bench-generators bench-extraction bench-partitions faults test lint types clean
+.PHONY: run tables quick results closed-form training heads small-vit vit-study gpu bench bench-compare bench-memory bench-scaling bench-training bench-heads bench-generators bench-extraction bench-partitions faults test lint types site package clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -286,6 +286,18 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
+
+# Builds the documentation into build/site, warnings as errors; the tutorial notebook is executed: a minute.
+site: $(VENV)/.run
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --fresh-env docs build/site
+
+# Builds the wheel and the sdist into dist/ and checks both as a package index would.
+package: $(VENV)/.run
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[release]'
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
 
 clean:
 	rm -rf $(VENV) dist build

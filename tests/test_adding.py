@@ -42,8 +42,11 @@ def test_a_method_of_the_page_runs_as_it_stands(name, code, knobs, overrides, tm
     folder = tmp_path / "conf" / "method"
     folder.mkdir(parents=True)
     (folder / f"{name}.yaml").write_text(f"# From the page\n_target_: added_{name}.{kind}\n{knobs}")
-    search = f"hydra.searchpath=[file://{tmp_path / 'conf'}]"
-    code, _, err = command(search, f"method={name}", "tasks=3", "clients=3", f"out={tmp_path / 'out'}", *overrides)
+    found = {
+        "my_method": ("--config-dir", str(tmp_path / "conf")),
+        "memory": (f"hydra.searchpath=[file://{tmp_path / 'conf'}]",),
+    }[name]
+    code, _, err = command(*found, f"method={name}", "tasks=3", "clients=3", f"out={tmp_path / 'out'}", *overrides)
     assert (code, err) == (0, "")
     [file] = (tmp_path / "out" / "runs").glob(f"{name}-*/run.json")
     record = json.loads(file.read_text())

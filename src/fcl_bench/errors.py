@@ -62,6 +62,11 @@ def require_choice(key: str, value: str, options: Iterable[str], others: Iterabl
         raise UserError(f"{key}={value} is not known", ", or ".join([choices(options, str(value)), *others]))
 
 
+def installing(extra: str) -> str:
+    """The remedy where the packages of an extra are missing; fcl-bench is in no package index, so by its checkout."""
+    return f"in the checkout of fcl-bench: pip install '.[{extra}]'"
+
+
 def require_memory(key: str, size: int, what: str) -> None:
     """Raise a `UserError` if `size` bytes are more than the machine has (where the system tells)."""
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:

@@ -52,7 +52,10 @@ def test_without_optuna_one_line_says_so(command, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     code, out, err = command("tune", *TYPED, f"out={tmp_path}/out")
     assert (code, out) == (2, "")
-    assert err == "fcl-bench: error: fcl-bench tune needs optuna, which is not installed (pip install optuna)\n"
+    assert err == (
+        "fcl-bench: error: fcl-bench tune needs optuna, which is not installed "
+        "(in the checkout of fcl-bench: pip install '.[tune]')\n"
+    )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,6 +1,6 @@
 """A real federation on this machine: a SuperLink, two nodes, a server that is killed, and the bits of one process.
 
-A minute: pytest -m long tests/flower/test_job.py, where Flower is installed (pip install 'fcl-bench[flower]').
+A minute: pytest -m long tests/flower/test_job.py, where Flower is installed (pip install '.[flower]').
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from tests.small_runs import run_in
 
-pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fcl-bench[flower]')")
+pytest.importorskip("flwr", reason="Flower is not installed (pip install '.[flower]')")
 pytestmark = pytest.mark.long
 
 GIVEN = ("method=afl", "data=digits", "clients=3", "tasks=2", "beta=1")

@@ -207,7 +207,8 @@ def test_a_launcher_that_is_not_installed_is_told():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr.splitlines() == [
-        f"fcl-bench: error: hydra/launcher={choice}: its launcher is not installed (pip install 'fcl-bench[sweep]')"
+        f"fcl-bench: error: hydra/launcher={choice}: its launcher is not installed "
+        "(in the checkout of fcl-bench: pip install '.[sweep]')"
         for choice in choices
     ]
 

@@ -256,7 +256,8 @@ def test_a_tracker_that_is_not_installed_is_told(tmp_path, monkeypatch, choice, 
     with pytest.raises(UserError) as error:
         tracked(choice, tmp_path)
     assert str(error.value) == (
-        f"track={choice}: {choice} is not installed (pip install 'fcl-bench[track]', or track=none)"
+        f"track={choice}: {choice} is not installed "
+        "(track=none, or in the checkout of fcl-bench: pip install '.[track]')"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fcl_bench.cli.knobs import choices_of, groups
 from fcl_bench.cli.suggestions import no_override, unknown_key, unknown_option
-from fcl_bench.errors import UserError, choices, first_line
+from fcl_bench.errors import UserError, choices, first_line, installing
 
 #: What may stand first in place of keys, and the module whose `work` is given the arguments after it.
 COMMANDS = {
@@ -123,7 +123,7 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
     text = " ".join(str(error).split())
     if re.search(r"Could not (find|load) 'hydra/launcher/(joblib|submitit_\w+)'", text):
         launcher = next(argument for argument in typed if argument.startswith("hydra/launcher="))
-        return UserError(f"{launcher}: its launcher is not installed", "pip install 'fcl-bench[sweep]'")
+        return UserError(f"{launcher}: its launcher is not installed", installing("sweep"))
     if found := re.search(r"Could not (?:find|load) '([^']+)/([^'/]*)'", text):
         return _unknown_choice(*found.groups())
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:

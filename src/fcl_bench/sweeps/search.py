@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fcl_bench.errors import UserError
+from fcl_bench.errors import UserError, installing
 from fcl_bench.files import json_hash
 from fcl_bench.tracking.base import TrackedRun, Tracker, Tracking
 
@@ -73,7 +73,7 @@ def require_optuna() -> ModuleType:
     try:
         import optuna
     except ModuleNotFoundError as error:
-        raise UserError("fcl-bench tune needs optuna, which is not installed", "pip install optuna") from error
+        raise UserError("fcl-bench tune needs optuna, which is not installed", installing("tune")) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

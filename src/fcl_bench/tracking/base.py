@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from fcl_bench.config import target_class
-from fcl_bench.errors import UserError
+from fcl_bench.errors import UserError, installing
 from fcl_bench.typed import typed_instance
 
 
@@ -93,7 +93,7 @@ def require_package(track: str, module: str) -> ModuleType:
         return import_module(module)
     except ModuleNotFoundError as error:
         raise UserError(
-            f"track={track}: {error.name} is not installed", "pip install 'fcl-bench[track]', or track=none"
+            f"track={track}: {error.name} is not installed", f"track=none, or {installing('track')}"
         ) from error
 
 

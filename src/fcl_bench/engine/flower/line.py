@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from fcl_bench.engine.flower import frames
-from fcl_bench.errors import UserError, first_line
+from fcl_bench.errors import UserError, first_line, installing
 
 _BUNDLE = Path(__file__).parent / "bundle"
 #: Seconds until a ServerApp that was asked for has come: Flower starts a process and installs two files.
 _START = 60.0
-_INSTALL = "pip install 'fcl-bench[flower]'"
 
 
 class LinkLost(Exception):
@@ -47,7 +46,7 @@ class Answer:
 def require_flower(asked: str) -> None:
     """Raise a `UserError` unless Flower is installed."""
     if importlib.util.find_spec("flwr") is None or not program("flwr").exists():
-        raise UserError(f"{asked} needs Flower, which is not installed", _INSTALL)
+        raise UserError(f"{asked} needs Flower, which is not installed", installing("flower"))
 
 
 def program(name: str) -> Path:

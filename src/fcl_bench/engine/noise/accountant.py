@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from importlib import import_module, metadata
 from types import ModuleType
 
-from fcl_bench.errors import UserError
+from fcl_bench.errors import UserError, installing
 
 _PACKAGE = "dp-accounting"
 
@@ -19,7 +19,7 @@ def library() -> ModuleType:
     except ModuleNotFoundError as error:
         raise UserError(
             f"noise=gaussian: {error.name} is not installed, and it is what counts epsilon",
-            "pip install '.[privacy]' from a checkout, or noise=none",
+            f"noise=none, or {installing('privacy')}",
         ) from error
 
 

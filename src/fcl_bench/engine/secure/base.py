@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import ClassVar
 
 from fcl_bench.config import knob
-from fcl_bench.errors import UserError
+from fcl_bench.errors import UserError, installing
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.wire import WireFormat
 
@@ -93,6 +93,4 @@ class SecureSums:
                 "wire.columns=task",
             )
         if find_spec("cryptography") is None:
-            raise UserError(
-                "secure=sums needs the package cryptography, which is not installed", "pip install 'fcl-bench[secure]'"
-            )
+            raise UserError("secure=sums needs the package cryptography, which is not installed", installing("secure"))

@@ -1,0 +1,39 @@
+# fcl-bench in a container. The base image decides between CPU and CUDA:
+#   docker build -t fcl-bench .
+#   docker build -t fcl-bench:cuda --build-arg BASE=nvidia/cuda:12.8.1-base-ubuntu24.04 --build-arg TORCH=cu128 .
+#   docker run --rm -v "$PWD/outputs:/work/outputs" fcl-bench method=stsa data=digits
+#   docker run --rm --gpus all -v "$PWD/outputs:/work/outputs" fcl-bench:cuda device=cuda data=cifar100
+ARG BASE=python:3.12-slim-bookworm
+# hadolint ignore=DL3006
+FROM ${BASE}
+
+# Which wheels of PyTorch: cpu, cu126, cu128, ...
+ARG TORCH=cpu
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+
+# CUDA's images bring no Python; Python's own have one in /usr/local.
+# hadolint ignore=DL3008
+RUN if ! command -v python3 >/dev/null; then \
+        apt-get update \
+        && apt-get install --yes --no-install-recommends python3 python3-venv \
+        && rm -rf /var/lib/apt/lists/*; \
+    fi \
+    && python3 -m venv /opt/fcl-bench \
+    && useradd --create-home --uid 10001 bench \
+    && install --directory --owner bench /work
+ENV PATH=/opt/fcl-bench/bin:$PATH
+
+# PyTorch first: this layer stays when the source changes.
+RUN pip install --no-cache-dir "torch>=2.4" "torchvision>=0.19" --index-url "https://download.pytorch.org/whl/${TORCH}"
+
+COPY pyproject.toml README.md LICENSE /src/
+COPY conf /src/conf
+COPY src /src/src
+RUN pip install --no-cache-dir /src
+
+# Files in /work/outputs belong to this user; `docker run --user "$(id -u)"` makes them yours.
+USER 10001
+WORKDIR /work
+ENV HF_HOME=/work/outputs/cache/hub MPLCONFIGDIR=/tmp/matplotlib
+ENTRYPOINT ["fcl-bench"]
+CMD ["--help"]
