@@ -29,8 +29,12 @@ VALUES = (
     *("{a:1}", "x" * 5000, "'été 中文'", "'=cmd()'", "'~nobody9/x'", "'/dev/zero'"),
 )
 _OTHERS = (*GROUPS, "track", "grid", "hydra")
-#: What else makes a choice of the group one that can be planned.
-_BESIDE = {"adapt": ("backbone=tiny",)}
+#: What else makes a choice of the group, or one of its choices, one that can be planned.
+_BESIDE = {
+    "adapt": ("backbone=tiny",),
+    "noise=gaussian": ("noise.epsilon=8", "method=stsa"),
+    "secure=sums": ("method=stsa",),
+}
 #: Address space for what is taken: a plan needs little, and what asks for more than a machine has is refused.
 _ROOM = 8 << 30
 
@@ -96,7 +100,8 @@ class Configurations(Part):
     def _of(self, chosen: str) -> DictConfig:
         if chosen not in self._composed:
             group, _, choice = chosen.partition("=")
-            rest = short_run(choice) if group == "method" else (chosen, *_BESIDE.get(group, ())) if chosen else ()
+            beside = (*_BESIDE.get(group, ()), *_BESIDE.get(chosen, ()))
+            rest = short_run(choice) if group == "method" else (chosen, *beside) if chosen else ()
             extra = ["backbone.name=resnet18.tv_in1k"] if chosen == "backbone=timm" else []
             out = [f"out={self.scratch}/out", f"cache.dir={self.scratch}/cache"]
             self._composed[chosen] = composed([*rest, *extra, *out])

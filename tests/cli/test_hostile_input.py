@@ -38,6 +38,11 @@ HOSTILE = [
     *[(f"{group}={LONG}", f"{group}=xxx") for group in GROUPS],
     *[(f"{group}={{a:1}}", f"{group}={{a:1}} is no choice of the group {group}") for group in GROUPS],
     *[(f"{group}=[1,2]", f"{group}=[1,2] is no choice of the group {group}") for group in GROUPS],
+    *[
+        (f"{group}={value}", f"{group}={value} is no choice of the group {group}")
+        for group in GROUPS
+        for value in ("true", "null", "1", "-0.5", "1e3")
+    ],
     *[(f"{group}=", f"{group}= is not known (choices: ") for group in GROUPS],
     *[(f"{group}._target_={wrong}", f"{group}._target_") for group in GROUPS for wrong in ("", "..x", "x..y", "null")],
     *[(f"{group}._target_=fcl_bench.protocol.task.Task", "is of another group") for group in GROUPS],

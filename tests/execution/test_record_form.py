@@ -14,6 +14,7 @@ from fcl_bench.execution.record_form import misfit
 from tests.small_runs import run_in
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
+NOISE_OVER_A_TREE = ("noise=gaussian", "noise.epsilon=8", "transport=tree", "transport.fan_in=2")
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +22,11 @@ def run(tmp_path_factory):
     return run_in(tmp_path_factory.mktemp("run"), "method=afl", "tasks=2", "clients=2")
 
 
-def test_what_runs_write_fits(run):
+def test_what_runs_write_fits(run, tmp_path):
     record = read_json(run.folder / "run.json")
     assert misfit(record) == ""
+    noisy = run_in(tmp_path, "method=stsa", "method.M=16", "tasks=2", "clients=4", *NOISE_OVER_A_TREE)
+    assert misfit(noisy.record) == ""
     # What an older version did not know yet, and what another one adds.
     assert misfit({key: value for key, value in record.items() if key != "absences"} | {"new": [1]}) == ""
 
@@ -39,6 +42,16 @@ WRONG = [
     (("files", "tasks.csv"), 5, "files.tasks.csv is no str"),
     (("report",), None, "report is no mapping"),
     (("runtime",), {}, "runtime lacks seconds_per_task"),
+    (("noise",), 1, "noise is no str"),
+    (("secure",), None, "secure is no str"),
+    (("absences", "lost"), "1", "absences.lost is no int"),
+    (("client_accuracy",), {}, "client_accuracy lacks clients"),
+    (("client_accuracy", "mean"), "x", "client_accuracy.mean is no float"),
+    (("privacy", "guarantee"), {"epsilon": 1.0}, "privacy.guarantee lacks delta"),
+    (("transport",), "tree", "transport is no mapping"),
+    (("transport",), {"name": "tree"}, "transport lacks processes"),
+    (("transport", "levels"), 5, "transport.levels is no list"),
+    (("transport", "levels"), [{"level": 1}], "transport.levels[0] lacks nodes"),
     (("communication", "raw"), {"kind": "features"}, "communication.raw lacks sample_bytes"),
 ]
 

@@ -25,6 +25,10 @@ RUNS = {
         *("method=fedprotip", "method.columns=40", *TINY, "drift=2", "method.theory=2"),
         *(f"method.training.{knob}" for knob in TRAINED),
     ),
+    "noise over a tree": (
+        *("method=stsa", "method.M=16", "clients=4", "transport=tree", "transport.fan_in=2"),
+        *("noise=gaussian", "noise.epsilon=8"),
+    ),
     "a single task": ("method=afl", "tasks=1", "drift=2"),
     "rounds": ("method=finetune", *TINY, "evaluate_rounds=1", *(f"method.training.{knob}" for knob in TRAINED)),
 }
@@ -36,10 +40,10 @@ def wrong(value: Any, declared: Any, where: str) -> list[str]:
     if declared is Any:
         return []
     if is_typeddict(declared) and isinstance(value, dict):
-        hints = get_type_hints(declared)
-        if set(value) != set(hints):
-            return [f"{where}: {sorted(set(hints) ^ set(value))}"]
-        return [line for key in hints for line in wrong(value[key], hints[key], f"{where}.{key}")]
+        hints, required = get_type_hints(declared), declared.__required_keys__
+        if not required <= set(value) <= set(hints):
+            return [f"{where}: {sorted({*(required - set(value)), *(set(value) - set(hints))})}"]
+        return [line for key in value for line in wrong(value[key], hints[key], f"{where}.{key}")]
     if origin is list and isinstance(value, list):
         return [line for entry in value for line in wrong(entry, inner[0], f"{where}[]")]
     if origin is dict and isinstance(value, dict):

@@ -255,3 +255,17 @@ def test_what_a_table_mixes_is_told(finished):
         "These runs mix profiles: full (1), quick (1); --where profile=VALUE takes one.",
         "These runs mix code revisions: 0123456789abcdef (1), unknown (1); --where git_commit=VALUE takes one.",
     ]
+
+
+def test_how_processes_met_is_no_setting(runs):
+    """One seed over Flower and one in a process are two of one setting; those of a tree, which adds otherwise, not."""
+    first = sorted(runs.glob("fedran*"))[0]
+    for transport, settings in (
+        ({"_target_": "x.OverFlower", "link": "a:1", "ca": "f", "minimum": None, "deadline": None}, 1),
+        ({"_target_": "x.OverRanks", "meeting": 300.0}, 1),
+        ({"_target_": "x.OverFlower", "link": "a:1", "ca": None, "minimum": 0.5, "deadline": None}, 2),
+        ({"_target_": "x.ThroughTree", "fan_in": 2}, 2),
+    ):
+        config = yaml.safe_load((first / "config.yaml").read_text()) | {"transport": transport}
+        rewrite(first, json.loads((first / "run.json").read_text()), yaml.safe_dump(config))
+        assert len(summarise(used_runs(collect(runs)))) == settings, transport

@@ -73,7 +73,8 @@ def _require_plain_choice(override: str) -> None:
         raise UserError(f"{override} has the wrong type", "true, false, or the name of a logger such as hydra")
     if key in _LOGGING and value not in ("none", "disabled"):
         raise UserError(f"{key}={value} would write into the working folder", "run.log in the run's folder has it all")
-    if key in groups() and value[:1] in ("{", "["):
+    # Whatever Hydra's parser does not take for a text: it would say so in words of its own.
+    if key in groups() and re.match(r"[{[]|(null|true|false|[-+]?(\d+(\.\d*)?(e[-+]?\d+)?|inf|nan))$", value, re.I):
         raise UserError(f"{override} is no choice of the group {key}", choices(choices_of(key)))
 
 

@@ -22,7 +22,11 @@ _EXAMPLES = {
     "data=imagefolder": "fcl-bench data=imagefolder data.path=FOLDER",
     "data=domainnet": "fcl-bench data=domainnet tasks=6",
     "faults=listed": "fcl-bench faults=listed 'faults.late=[3@0]'",
+    "noise=gaussian": "fcl-bench method=stsa noise=gaussian noise.epsilon=8",
+    "secure=sums": "fcl-bench method=stsa secure=sums",
     "split=domain_incremental": "fcl-bench data=vtab split=domain_incremental",
+    "transport=flower": "fcl-bench transport=flower transport.link=localhost:8000",
+    "transport=ranks": "torchrun --nproc-per-node 2 -m fcl_bench transport=ranks",
 }
 
 

@@ -18,7 +18,7 @@ from fcl_bench.execution.breakdown import clients_told
 from fcl_bench.execution.folder import SCHEMA
 from fcl_bench.execution.inputs import Inputs
 from fcl_bench.execution.plan import Plan
-from fcl_bench.execution.run_json import TASK_AGNOSTIC, Drift, Privacy, Result, Routing, Runtime
+from fcl_bench.execution.run_json import TASK_AGNOSTIC, Drift, Privacy, Result, Routing, Runtime, Transport
 from fcl_bench.papers.byte_conventions import accounting
 
 
@@ -87,10 +87,7 @@ def run_record(
         "privacy": _privacy(plan, federation),
         "runtime": _runtime(federation, inputs, seconds),
         "environment": environment.describe(device),
-        "transport": {
-            **{"name": settings.transport.name, **processes},
-            **(federation.tree.report() if federation.tree else {}),
-        },
+        "transport": _transport(plan, federation, processes),
     }
 
 
@@ -113,6 +110,11 @@ def _privacy(plan: Plan, federation: Federation) -> Privacy:
     made = {"synthetic_images": 0, "sample_gradients": 0, "reconstructed_images": 0}
     none = {**ledger.told_alone(), **made, "guarantee": guarantee}
     return cast(Privacy, {**none, **federation.server.privacy()})
+
+
+def _transport(plan: Plan, federation: Federation, processes: Mapping[str, Any]) -> Transport:
+    tree: Mapping[str, Any] = federation.tree.report() if federation.tree else {}
+    return cast(Transport, {"name": plan.settings.transport.name, **processes, **tree})
 
 
 def _routing(answers: Answers, tests: np.ndarray) -> Routing | None:

@@ -30,6 +30,10 @@ _ALWAYS = {
     "Drift": ("last", "mean"),
     "BestRounds": ("every", "best", "best_round"),
     "Absences": ("silent", "gone", "late"),
+    "ClientAccuracy": ("clients", "mean", "std", "least", "most"),
+    "Guarantee": ("epsilon", "delta", "unit", "clip", "multiplier", "releases", "of_sums", "sampled", "accountant"),
+    "Transport": ("name", "processes"),
+    "TreeLevel": ("level", "nodes", "messages", "up_bytes", "down_bytes", "seconds"),
     "Runtime": (
         *("seconds_per_task", "client_seconds", "server_seconds", "feature_seconds", "feature_cost_seconds"),
         *("feature_cache_hit", "total_seconds"),

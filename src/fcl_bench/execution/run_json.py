@@ -19,6 +19,7 @@ from fcl_bench.engine.reports import (
     Seconds,
     StagesExchanged,
     Told,
+    TreeLevel,
 )
 from fcl_bench.environment import Environment
 
@@ -102,6 +103,19 @@ class Runtime(Seconds):
     peak_memory_bytes: int  # allocated by torch on a GPU, resident in the process on a CPU
 
 
+class Transport(TypedDict, total=False):
+    """How the clients were reached; of `transport=tree` with all of a `TreeReport`."""
+
+    name: str
+    processes: int
+    backend: str  # of ranks: of torch.distributed
+    ranks: list[dict[str, Any]]  # of each: what it runs
+    nodes: list[dict[str, Any]]  # of a federation, of each: which clients it has, and what it runs
+    fan_in: int
+    levels: list[TreeLevel]
+    path_seconds: float
+
+
 class Result(TypedDict):
     """A run record before its files are written."""
 
@@ -153,8 +167,7 @@ class Result(TypedDict):
     privacy: Privacy
     runtime: Runtime
     environment: Environment
-    # Its name, how many processes there were, and what else it says of them; of a tree, its `TreeReport`.
-    transport: dict[str, Any]
+    transport: Transport
 
 
 class RunRecord(Result):

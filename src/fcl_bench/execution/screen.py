@@ -69,7 +69,8 @@ def print_record(record: RunRecord, folder: str) -> None:
     if record.get("secure", "none") != "none":  # older runs lack it
         text = "secure sums: of each round's statistics or models the server saw the sum over the clients alone"
         console.print(f"{text}; bytes are of masked numbers, keys and shares", soft_wrap=True)
-    if record.get("faults", "none") != "none":  # older runs lack it
+    absences = record.get("absences", {})  # older runs lack it
+    if record.get("faults", "none") != "none" or any(absences.values()):
         console.print(_absences(record["absences"]))
     if record["labels"]["rate"] < 1:
         console.print(_labels(record["labels"]))

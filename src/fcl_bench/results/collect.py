@@ -29,7 +29,9 @@ _RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks
 #: Keys of config.yaml without a bearing on the result, or that the record has in the form that was used.
 _GROUPS = ("split", "partition", "adapt", "faults", "noise", "secure")
 _BESIDE = ("drift", "evaluate_rounds", "predictions", "experiment", "profile")
-_NEITHER = ("device", "out", "force", "preview", "cache", "checkpoint_rounds", *_BESIDE)
+#: Of a transport, how its processes find each other.
+_MEETING = ("transport.link", "transport.ca", "transport.meeting")
+_NEITHER = ("transport", "device", "out", "force", "preview", "cache", "checkpoint_rounds", *_BESIDE)
 _LEFT_OUT = {*_RECORDED, "method", "seed", *_NEITHER}
 #: Of what is mixed: how many values are listed, and how many characters of each.
 _VALUES, _SHOWN = 4, 40
@@ -205,6 +207,11 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
             for group in _GROUPS
             for key, value in _flat(config.get(group, {}), f"{group}.")
             if key != "partition.beta"  # which the record has as `beta`
+        },
+        **{
+            key: value
+            for key, value in _flat(config.get("transport", {}), "transport.")
+            if key not in _MEETING and value != "null"  # what all transports do
         },
         "features": features.hexdigest()[:8],
         "data_fingerprint": str(record.get("data_fingerprint"))[:8],
