@@ -167,3 +167,12 @@ def test_samples_that_left_alone_have_a_table_with_their_share(capsys):
     assert "left the clients" not in capsys.readouterr().out
     print_record({**record, "privacy": {**privacy, "sample_gradients": 3}}, "x")  # an older run's
     assert "gradients of single samples" in capsys.readouterr().out
+
+
+def test_lost_clients_are_shown_without_faults(capsys):
+    """Of a federation whose rounds go on without them."""
+    counts = {"silent": 0, "gone": 0, "lost": 3, "late": 0, "late_arrived": 0, "late_absorbed": 0, "late_dropped": 0}
+    print_record({**record_of([75.0]), "faults": "none", "absences": counts}, "x")
+    assert re.search(r"│ lost on the way, or too late +│ +3 │", capsys.readouterr().out)
+    print_record({**record_of([75.0]), "faults": "none", "absences": {**counts, "lost": 0}}, "x")
+    assert "Turns of clients that failed" not in capsys.readouterr().out
