@@ -42,7 +42,15 @@ def test_every_page_is_in_the_sites_tree():
 @pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not installed (pip install '.[docs]')")
 def test_the_site_builds_without_a_warning(tmp_path):
     """As `make site` does; a minute, most of it the tutorial: pytest -m long tests/test_site.py"""
-    options = ["--builder", "html", "--fail-on-warning", "--keep-going", "--fresh-env", "--doctree-dir", tmp_path / "trees"]
+    options = [
+        "--builder",
+        "html",
+        "--fail-on-warning",
+        "--keep-going",
+        "--fresh-env",
+        "--doctree-dir",
+        tmp_path / "trees",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", *options, DOCS, tmp_path / "site"],
         capture_output=True,
