@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-
 import fcl_bench
-
 
 project = "fcl-bench"
 author = "the fcl-bench maintainers"
