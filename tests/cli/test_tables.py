@@ -119,7 +119,7 @@ def test_a_page_and_every_figure_on_request(tables, finished):
     assert f"{runs.loc[runs['beta'] == 1, 'A_T'].mean():.2f}" in page
     drawn = sorted(entry.name for entry in folder.glob("whole.*.svg"))
     assert drawn
-    assert page.count("data:image/svg+xml") == len(drawn)
+    assert page.count('<img alt="') == len(drawn)
     for name in drawn:
         for suffix in (".png", ".pdf"):
             assert (folder / name).with_suffix(suffix).stat().st_size > 1000

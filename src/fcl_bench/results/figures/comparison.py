@@ -61,7 +61,9 @@ def comparison(summary: pd.DataFrame, folders: Mapping[str, Path], reference: st
         log_costs(axes, rivals["up_max_mib_mean"])
     above[0].set_ylabel(accuracy_axis(reference))
     below[0].set_ylabel(ACCURACIES["A_avg"])
-    below[columns // 2].set_xlabel(COSTS["bytes"][1])
+    # The words are as long as a third of the width: beyond two panels, one of them says it for all.
+    for axes in below if columns <= 2 else [below[columns // 2]]:
+        axes.set_xlabel(COSTS["bytes"][1])
     less = f", less that of {reference}" if reference else ""
     figure.caption = caption(
         f"Above: accuracy on all classes seen so far, after each task{less}.",
