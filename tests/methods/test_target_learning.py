@@ -27,11 +27,14 @@ def measured(out: Path, *overrides: str) -> np.ndarray:
 
 
 def test_old_tasks_are_forgotten_less_than_after_finetuning(tmp_path):
-    """By more than 10 points, whosever scores compete in finetune's loss; with the task given, more is right too."""
+    """By more than 40 points where all scores compete in finetune's loss, on average also where the task's alone do.
+
+    With the task given it is as right as finetune, to three points: more than seeds and rounding leave certain.
+    """
     ours = measured(tmp_path, "method=target", *(f"method.synthesis.{knob}" for knob in SYNTHESIS))
     plain = measured(tmp_path, "method=finetune")
     alike = measured(tmp_path, "method=finetune", "method.loss_over=task")
-    assert (ours[:, 2] < plain[:, 2] - 10).all()
-    assert ours[:, 2].mean() < alike[:, 2].mean() - 10
+    assert (ours[:, 2] < plain[:, 2] - 40).all()
+    assert ours[:, 2].mean() < alike[:, 2].mean()
     assert (ours[:, 0] > plain[:, 0] + 10).all()
-    assert ours[:, 1].mean() > max(plain[:, 1].mean(), alike[:, 1].mean())
+    assert ours[:, 1].mean() > max(plain[:, 1].mean(), alike[:, 1].mean()) - 3
