@@ -43,6 +43,8 @@ BAD_INPUT = [
     ("backbone=resnet", "backbone=resnet is not known (did you mean resnet18"),
     ("split=domain", "split=domain is not known (did you mean domain_incremental? choices: class_incremental"),
     ("partition=dirichlt", "did you mean dirichlet or dirichlet_equal_sizes"),
+    ("dp=8", "unknown key dp (did you mean noise"),
+    ("secagg=true", "unknown key secagg (did you mean secure?"),
     ("method.rnk=5", "unknown key method.rnk (did you mean method.rank"),
     ("+method.rnk=5", "unknown key method.rnk"),
     ("+sed=1", "unknown key sed (did you mean seed"),

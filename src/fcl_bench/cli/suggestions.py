@@ -31,6 +31,8 @@ _WORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpu", "cuda"), ("device",)),
     **dict.fromkeys(("lambda", "lam", "reg"), ("method.ridge", "method.gamma")),
     **dict.fromkeys(("random_features", "num_features"), ("method.M",)),
+    **dict.fromkeys(("dp", "eps", "privacy"), ("noise", "noise.epsilon")),
+    **dict.fromkeys(("secagg", "secure_aggregation"), ("secure",)),
     "num_classes": ("data.classes",),
     "quick": ("profile",),
 }
