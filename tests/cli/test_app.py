@@ -48,7 +48,7 @@ def test_a_full_disk_is_told_not_traced(command, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device", "model.safetensors")
 
-    monkeypatch.setattr("fcl_bench.execution.folder.save_file", full)
+    monkeypatch.setattr("fcl_bench.execution.model_file.save_file", full)
     code, _, err = command(f"out={tmp_path}", *SMALL)
     assert code == 2
     assert err == (

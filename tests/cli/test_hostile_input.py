@@ -43,7 +43,7 @@ HOSTILE = [
         for group in GROUPS
         for value in ("true", "null", "1", "-0.5", "1e3")
     ],
-    *[(f"{group}=", f"{group}= is not known (choices: ") for group in GROUPS],
+    *[(f"{group}=", f"{group}= is not known (") for group in GROUPS],
     *[(f"{group}._target_={wrong}", f"{group}._target_") for group in GROUPS for wrong in ("", "..x", "x..y", "null")],
     *[(f"{group}._target_=fcl_bench.protocol.task.Task", "is of another group") for group in GROUPS],
     *[

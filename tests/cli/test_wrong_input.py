@@ -79,7 +79,7 @@ BAD_INPUT = [
     ("method.rank=[1", "method.rank"),
     ("seed=1.5", "seed=1.5 has the wrong type (an integer)"),
     ("seed=0,1", "seed=0,1 names several values (-m runs each"),
-    ("method=null", "cannot be composed"),
+    ("method=null", "method=null is no choice of the group method"),
     ("backbone=resnet18 backbone.model_args={{a:1}}", "+backbone.model_args.KEY=VALUE"),
     ("device=cuda:99999999999999", "is not known"),
     ("method.M=100000000000", "GiB for the projection"),

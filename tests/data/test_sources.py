@@ -102,7 +102,7 @@ def test_files_that_are_no_feature_file_are_told(tmp_path):
         (text, "not a readable"),
         (single, "single array"),
         (lacking, "lacks x_test"),
-        (objects, "not a readable"),
+        (objects, "holds Python objects, which are never unpickled"),
     ]:
         with pytest.raises(UserError, match=message):
             FeatureFile(path=str(path)).load()

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from fcl_bench.backbones.trainable import weights_hash
 from fcl_bench.config import counting
 from fcl_bench.engine import federation as engine
+from fcl_bench.engine.transports.in_process import Here
 from fcl_bench.execution.adapt import Adapted, adapt, adaptation_identity
 from fcl_bench.execution.inputs import load_images, prepare_inputs
 from fcl_bench.execution.plan import Plan
@@ -77,7 +78,7 @@ def test_the_features_are_those_of_the_network_that_fedavg_on_the_first_task_lea
     plan = plan_of(out, *STSA)
     network, trainer, images = by_hand(plan)
     body = network.body.eval()
-    inputs = prepare_inputs(plan, out)
+    inputs = prepare_inputs(plan, out, Here())
     assert inputs.adapted.hit
     ours = inputs.adapted.body.state_dict()
     assert all(torch.equal(value, ours[name]) for name, value in body.state_dict().items() if value.is_floating_point())
@@ -127,7 +128,7 @@ def changed_elsewhere(plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_later_tasks_have_no_part_in_it(adapted, tmp_path):
     plan = plan_of(adapted[0], *STSA)
-    ours = adapt(plan, lambda: changed_elsewhere(plan), tmp_path)
+    ours = adapt(plan, lambda: changed_elsewhere(plan), tmp_path, Here())
     assert weights_hash(ours.body) == adapted_weights(adapted[1]["stsa"])
     assert ours.accuracy == adapted[1]["stsa"].record["adaptation"]["accuracy"]
     assert {row.task for row in ours.ledger.uploads} == {0}
@@ -313,7 +314,7 @@ def test_a_damaged_result_is_made_anew(adapted, tmp_path, trained, victim, caplo
         content[len(content) // 2] ^= 1
         file.write_bytes(bytes(content))
     plan = plan_of(tmp_path, *STSA)
-    again, then = (prepare_inputs(plan, tmp_path).adapted for _ in range(2))
+    again, then = (prepare_inputs(plan, tmp_path, Here()).adapted for _ in range(2))
     assert len(trained) == 9
     assert (again.hit, then.hit) == (False, True)
     assert weights_hash(again.body) == weights_hash(then.body) == adapted_weights(adapted[1]["stsa"])
@@ -326,7 +327,7 @@ def test_two_runs_at_once_do_it_once(adapted, tmp_path, trained):
     found: dict[int, Adapted] = {}
 
     def work(index: int) -> None:
-        found[index] = prepare_inputs(plans[index], tmp_path / str(index)).adapted
+        found[index] = prepare_inputs(plans[index], tmp_path / str(index), Here()).adapted
 
     threads = [threading.Thread(target=work, args=(index,)) for index in (0, 1)]
     for thread in threads:

@@ -138,7 +138,7 @@ def test_a_job_that_meets_its_time_limit_too_often_is_no_bug(command, tmp_path, 
     assert code == 2
     assert "Traceback" not in err
     said = "the job met its time limit: Job not requeued because: timed-out too many times."
-    assert f"fcl-bench: error: {said} (a larger hydra.launcher.timeout_min; " in err
+    assert f"{said} (a larger hydra.launcher.timeout_min; " in err
 
 
 def test_a_killed_worker_is_told_with_its_command(command, tmp_path, plain_environment):

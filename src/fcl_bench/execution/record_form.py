@@ -31,7 +31,7 @@ _ALWAYS = {
     "BestRounds": ("every", "best", "best_round"),
     "Absences": ("silent", "gone", "late"),
     "ClientAccuracy": ("clients", "mean", "std", "least", "most"),
-    "Guarantee": ("epsilon", "delta", "unit", "clip", "multiplier", "releases", "of_sums", "sampled", "accountant"),
+    "Guarantee": ("epsilon", "delta", "unit", "clip", "multiplier", "releases", "of_sums", "accountant"),
     "Transport": ("name", "processes"),
     "TreeLevel": ("level", "nodes", "messages", "up_bytes", "down_bytes", "seconds"),
     "Runtime": (

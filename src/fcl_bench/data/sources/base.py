@@ -121,10 +121,10 @@ def existing_path(path: str | None, data: str, wanted: str) -> Path:
     expanded = user_path("data.path", path)
     if not expanded.exists():
         raise UserError(f"data.path={path} does not exist", wanted)
+    if not expanded.is_dir() and (found := special(expanded)):
+        raise UserError(f"data.path={path} is {found}", wanted)
     if expanded.suffix == ".npz" and ".npz" not in wanted:
         raise UserError(
             f"data.path={path} is an .npz file, and data={data} reads {wanted}", f"data=features data.path={path}"
         )
-    if not expanded.is_dir() and (found := special(expanded)):
-        raise UserError(f"data.path={path} is {found}", wanted)
     return expanded
