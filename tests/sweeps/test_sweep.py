@@ -114,12 +114,12 @@ def test_a_job_that_a_cluster_starts_again_is_told_again(tmp_path, capsys):
 
 
 def test_what_a_launcher_says_of_a_job_that_died_is_told_whole(command, tmp_path, monkeypatch):
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    core = pytest.importorskip("hydra_plugins.hydra_joblib_launcher._core")
 
     def died(*_, **__):
         raise RuntimeError("Job 10_1 (task: 0) with path p\nhas not produced any output (state: CANCELLED by 0)\nError")
 
-    monkeypatch.setattr("hydra_plugins.hydra_joblib_launcher._core.launch", died)
+    monkeypatch.setattr(core, "launch", died)
     code, _, err = command("-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=0,1", f"out={tmp_path}")
     assert code == 1
     said = "Job 10_1 (task: 0) with path p has not produced any output (state: CANCELLED by 0)"
