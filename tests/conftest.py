@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,12 @@ def shared(path: str) -> Path:
     if not found.exists():
         pytest.skip(f"{found} is absent")
     return found
+
+
+# Tests skip by importing what they need, and absl's log handler closes the stream that was stderr then: pytest's own, if
+# it were not the process's (see `fcl_bench.engine.noise.accountant`).
+with redirect_stderr(sys.__stderr__), suppress(ModuleNotFoundError):
+    import_module("absl.logging")
 
 
 @pytest.fixture

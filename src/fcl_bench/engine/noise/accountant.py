@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
+from contextlib import redirect_stderr
 from importlib import import_module, metadata
 from types import ModuleType
 
@@ -15,7 +17,10 @@ _PACKAGE = "dp-accounting"
 def library() -> ModuleType:
     """dp_accounting. Raises a `UserError` that says how to install it."""
     try:
-        return import_module("dp_accounting")
+        # It brings absl, whose log handler keeps the stream that is stderr now, and closes it when somebody sets logging
+        # up anew (submitit does), unless it is the process's own.
+        with redirect_stderr(sys.__stderr__):
+            return import_module("dp_accounting")
     except ModuleNotFoundError as error:
         raise UserError(
             f"noise=gaussian: {error.name} is not installed, and it is what counts epsilon",
