@@ -34,8 +34,8 @@ def shared(path: str) -> Path:
     return found
 
 
-# Tests skip by importing what they need, and absl's log handler closes the stream that was stderr then: pytest's own, if
-# it were not the process's (see `fcl_bench.engine.noise.accountant`).
+# Tests skip by importing what they need, and absl's log handler closes what was stderr then: pytest's own, if it were
+# not the process's (see `fcl_bench.engine.noise.accountant`).
 with redirect_stderr(sys.__stderr__), suppress(ModuleNotFoundError):
     import_module("absl.logging")
 

@@ -17,8 +17,8 @@ _PACKAGE = "dp-accounting"
 def library() -> ModuleType:
     """dp_accounting. Raises a `UserError` that says how to install it."""
     try:
-        # It brings absl, whose log handler keeps the stream that is stderr now, and closes it when somebody sets logging
-        # up anew (submitit does), unless it is the process's own.
+        # It brings absl, whose log handler keeps what is stderr now, and closes it when somebody sets logging up anew
+        # (submitit does), unless it is the process's own.
         with redirect_stderr(sys.__stderr__):
             return import_module("dp_accounting")
     except ModuleNotFoundError as error:
