@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from fcl_bench.backbones.trainable import weights_hash
+from fcl_bench.engine.transports.in_process import Here
 from fcl_bench.errors import UserError
 from fcl_bench.execution.adapt import FedAvgAdaptation, adaptation_identity
 from fcl_bench.execution.inputs import prepare_inputs
@@ -29,7 +30,7 @@ def test_what_differs_is_not_taken_over(tmp_path):
     """In a 16-bit type uploads are decoded in the statistics' dtype, so the sums differ in their last bits."""
     choice = (*STSA, "wire.dtype=bfloat16", "adapt.training.rounds=2")
     plans = [plan_of(tmp_path / dtype, *choice, f"dtype={dtype}") for dtype in ("float64", "float32")]
-    first, second = (weights_hash(prepare_inputs(plan, tmp_path).adapted.body) for plan in plans)
+    first, second = (weights_hash(prepare_inputs(plan, tmp_path, Here()).adapted.body) for plan in plans)
     same_key = adaptation_identity(plans[0]) == adaptation_identity(plans[1])
     assert first == second or not same_key
 

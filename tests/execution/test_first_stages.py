@@ -12,6 +12,7 @@ from fcl_bench import environment
 from fcl_bench.backbones.trainable import weights_hash
 from fcl_bench.config import counting
 from fcl_bench.engine import federation as engine
+from fcl_bench.engine.transports.in_process import Here
 from fcl_bench.execution.adapt import adaptation_identity
 from fcl_bench.execution.inputs import load_images, prepare_inputs
 from fcl_bench.training.vit.low_rank import LowRank
@@ -56,7 +57,7 @@ def test_the_features_are_those_of_the_body_that_the_methods_first_task_leaves(r
         setattr(method, knob, getattr(plan.settings.adapt, knob))
     server = method.server(plan.problem)
     learn_image_task(method, plan.problem, server, plan.dealt.stream.tasks[0], clients)
-    inputs = prepare_inputs(plan, runs[0])
+    inputs = prepare_inputs(plan, runs[0], Here())
     ours, theirs = inputs.adapted.body.state_dict(), server.network.body.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
@@ -70,7 +71,9 @@ def test_the_features_are_those_of_the_body_that_the_methods_first_task_leaves(r
 
 
 def test_each_leaves_its_own_kind_of_body(runs):
-    bodies = {name: prepare_inputs(plan_of(runs[0], *BASE, *knobs), runs[0]).adapted for name, knobs in STAGES.items()}
+    bodies = {
+        name: prepare_inputs(plan_of(runs[0], *BASE, *knobs), runs[0], Here()).adapted for name, knobs in STAGES.items()
+    }
     assert all(adapted.hit for adapted in bodies.values())
     [layer] = [module for module in bodies["pilora"].body.modules() if isinstance(module, LowRank)]
     assert layer.tasks == 1
