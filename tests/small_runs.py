@@ -24,8 +24,8 @@ def run_in(out: Path, *overrides: str) -> Outcome:
 
 
 @contextmanager
-def interrupted_in(task_index: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A run in this block is interrupted when it comes to this task; the block must contain nothing else."""
+def interrupt_at(task_index: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In this block Ctrl-C comes to whoever runs, each time that a run comes to this task."""
     learn = engine.Federation._learn
 
     def interrupted(self: engine.Federation, task: Task) -> None:
@@ -35,6 +35,13 @@ def interrupted_in(task_index: int, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
     with monkeypatch.context() as patch:
         patch.setattr(engine.Federation, "_learn", interrupted)
+        yield
+
+
+@contextmanager
+def interrupted_in(task_index: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A run in this block is interrupted when it comes to this task; the block must contain nothing else."""
+    with interrupt_at(task_index, monkeypatch):
         try:
             yield
         except KeyboardInterrupt:

@@ -190,7 +190,7 @@ class Settings:
         groups = [group for group in GROUPS if group != "transport" and not left_out.get(group)]
         chosen = {group: _identity(getattr(self, group)) for group in groups}
         # All transports give the same bits; what lets a round go on without some clients does not.
-        if partial := counting(self.transport):
+        if partial := self.transport.identity():
             chosen["transport"] = partial
         plain = {key: scalars[key] for key in counted} | {"wire": counting(self.scalars.wire)}
         return {**plain, "beta": self.beta, **chosen}

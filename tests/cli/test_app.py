@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import write_features
+from tests.small_runs import interrupt_at
 
 SMALL = ("method.M=32", "method.rank=8", "tasks=2", "clients=2")
 
@@ -169,17 +170,7 @@ def test_a_bug_shows_its_traceback_and_exits_1(command, tmp_path, monkeypatch):
 
 
 def test_an_interrupt_exits_130_and_the_same_command_goes_on(command, tmp_path, monkeypatch):
-    from fcl_bench.engine.federation import Federation
-
-    learn = Federation._learn
-
-    def interrupted(self, task):
-        if task.index == 1:
-            raise KeyboardInterrupt
-        learn(self, task)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Federation, "_learn", interrupted)
+    with interrupt_at(1, monkeypatch):
         code, _, err = command(f"out={tmp_path}", *SMALL)
     assert code == 130
     assert "interrupted" in err

@@ -9,6 +9,7 @@ import pytest
 
 from fcl_bench.errors import UserError
 from fcl_bench.sweeps.search import Range, parse_range
+from tests.small_runs import interrupt_at
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 TYPED = ("method=stsa", "method.M=16", "tasks=2", "clients=2", "method.gamma=log(1e-3,1e3)")
@@ -118,17 +119,8 @@ def test_trials_are_runs_and_the_same_command_goes_on(command, tmp_path):
 
 def test_a_trial_that_an_interrupt_ended_is_asked_again(command, tmp_path, monkeypatch):
     pytest.importorskip("optuna")
-    from fcl_bench.engine.federation import Federation
-
-    learn, arguments = Federation._learn, ("tune", *TYPED, f"out={tmp_path}", "--trials", "2")
-
-    def interrupted(self, task):
-        if task.index == 1:
-            raise KeyboardInterrupt
-        learn(self, task)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Federation, "_learn", interrupted)
+    arguments = ("tune", *TYPED, f"out={tmp_path}", "--trials", "2")
+    with interrupt_at(1, monkeypatch):
         code, _, err = command(*arguments)
     assert code == 130
     assert "the same command goes on" in err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -69,6 +69,45 @@ class Asking(Transport, Protocol):
 
         It is no turn: nothing of the method is asked, and the replies have nothing but the answer and its seconds.
         """
+
+
+class Around:
+    """A transport that stands between the loop and another one, and is that one but for what a subclass says.
+
+    Args:
+        inner: reaches the clients.
+    """
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+        self.clients = inner.clients
+
+    @property
+    def everything(self) -> ClientData | None:
+        return self._inner.everything
+
+    @property
+    def raw(self) -> RawSamples | None:
+        return self._inner.raw
+
+    def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
+        return self._inner.samples(task)
+
+    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late | Masked | Total]:
+        return self._inner.exchange(present, broadcast)
+
+    def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
+        """See `Asking`, which the inner one then is."""
+        return cast(Asking, self._inner).ask(requests)
+
+    def refused(self, client: int) -> None:
+        self._inner.refused(client)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self._inner.state_dict()
+
+    def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
+        self._inner.load_state_dict(states)
 
 
 class InProcess:

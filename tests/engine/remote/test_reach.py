@@ -8,7 +8,6 @@ from typing import ClassVar
 import pytest
 import torch
 
-from fcl_bench.config import counting
 from fcl_bench.engine.remote.replies import heard, said
 from fcl_bench.engine.transports.base import PartialRounds
 from fcl_bench.engine.transports.ranks import shares
@@ -40,7 +39,11 @@ def test_partial_rounds_are_when_they_are_set(tmp_path):
     assert settings.identity() == alone
     settings.transport = Carried(minimum=0.8)
     assert settings.identity() == {**alone, "transport": {"minimum": 0.8}}
-    assert counting(Carried(deadline=600.0)) == {"deadline": 600.0}
+    settings.transport = Carried(minimum=0.8, deadline=600.0)
+    assert settings.identity()["transport"] == {"minimum": 0.8, "deadline": 600.0}
+    # Whoever is late ends the run, which has no result then.
+    settings.transport = Carried(deadline=600.0)
+    assert settings.identity() == alone
     for knobs in ({"minimum": 1.2}, {"minimum": -0.1}, {"deadline": 0.0}):
         with pytest.raises(UserError, match=rf"^transport\.{next(iter(knobs))}="):
             typed_instance(Carried, knobs, "transport")

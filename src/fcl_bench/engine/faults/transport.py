@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import torch
 
 from fcl_bench.engine.blob import packed, unpacked
 from fcl_bench.engine.faults.base import Fate, Faults
-from fcl_bench.engine.node import ClientData, Late, Lost, Masked, Reply, Total
-from fcl_bench.engine.raw import RawSamples
-from fcl_bench.engine.transport import Asking, Transport
+from fcl_bench.engine.node import Late, Lost, Masked, Reply, Total
+from fcl_bench.engine.transport import Around, Transport
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
 
@@ -30,7 +28,7 @@ class _OnItsWay:
     due: int
 
 
-class Faulty:
+class Faulty(Around):
     """Stands between the loop and a transport.
 
     A client that is silent or gone is never asked, so that it computes nothing and receives nothing. One that is late
@@ -44,21 +42,10 @@ class Faulty:
     """
 
     def __init__(self, inner: Transport, faults: Faults, seed: int) -> None:
-        self._inner, self._faults, self._seed = inner, faults, seed
+        super().__init__(inner)
+        self._faults, self._seed = faults, seed
         self._on_their_way: list[_OnItsWay] = []
         self._exchanges = 0
-        self.clients = inner.clients
-
-    @property
-    def everything(self) -> ClientData | None:
-        return self._inner.everything
-
-    @property
-    def raw(self) -> RawSamples | None:
-        return self._inner.raw
-
-    def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
-        return self._inner.samples(task)
 
     def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late | Masked | Total]:
         """First what arrives late, in order of its task, round and client; then the clients of `present`."""
@@ -94,10 +81,7 @@ class Faulty:
                 yield Lost(client, Fate.GONE.value)
             else:
                 there[client] = request
-        yield from cast(Asking, self._inner).ask(there)
-
-    def refused(self, client: int) -> None:
-        self._inner.refused(client)
+        yield from super().ask(there)
 
     def _fates(self, present: Sequence[int], task: int, round_: int) -> np.ndarray:
         """(K,) what becomes of each client, silent ones asked again until enough of `present` answer."""
@@ -127,12 +111,12 @@ class Faulty:
         for number, late in enumerate(self._on_their_way):
             blob = packed(late.upload, client=late.client, due=late.due)
             kept[f"{_LATE}{number}"] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
-        return {**self._inner.state_dict(), **kept}
+        return {**super().state_dict(), **kept}
 
     def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
         """Take over what `state_dict` returned."""
         own = {name.removeprefix(_LATE): value for name, value in states.items() if name.startswith(_LATE)}
-        self._inner.load_state_dict({name: value for name, value in states.items() if not name.startswith(_LATE)})
+        super().load_state_dict({name: value for name, value in states.items() if not name.startswith(_LATE)})
         self._exchanges = int(own.pop(_EXCHANGES))
         self._on_their_way = []
         for number in sorted(own, key=int):

@@ -9,13 +9,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fcl_bench.engine.node import ClientData, Late, Lost, Masked, Reply, Total
-from fcl_bench.engine.raw import RawSamples
+from fcl_bench.engine.node import Late, Lost, Masked, Reply, Total
 from fcl_bench.engine.revealed import NOTHING
 from fcl_bench.engine.secure.aggregation import Aggregation
 from fcl_bench.engine.secure.base import SecureSums
 from fcl_bench.engine.secure.party import KEYS, SHARES, TAKE_IN, UNMASKING
-from fcl_bench.engine.transport import Asking
+from fcl_bench.engine.transport import Around, Asking
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
 
@@ -33,12 +32,14 @@ class _Extra:
         self.client_seconds[client] += answer.seconds
 
 
-class SummingTransport:
+class SummingTransport(Around):
     """Stands between the loop and a transport, with `Parties` at the clients' side of it.
 
     A round's clients send public keys, then shares of their secrets, then masked uploads, and those whose upload came
     help to unmask the sum. Who fails in between fails after it has shared its keys, and its masks are taken out of the
     sum; one that is gone has no keys. A late upload is lost: its masks are taken out before it arrives.
+
+    A round's secrets end with the round, so that a checkpoint has none.
 
     Args:
         inner: reaches the clients.
@@ -48,19 +49,8 @@ class SummingTransport:
     """
 
     def __init__(self, inner: Asking, secure: SecureSums, seed: int, apart: Collection[str] = ()) -> None:
-        self._inner, self._secure, self._seed, self._apart = inner, secure, seed, frozenset(apart)
-        self.clients = inner.clients
-
-    @property
-    def everything(self) -> ClientData | None:
-        return self._inner.everything
-
-    @property
-    def raw(self) -> RawSamples | None:
-        return self._inner.raw
-
-    def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
-        return self._inner.samples(task)
+        super().__init__(inner)
+        self._secure, self._seed, self._apart = secure, seed, frozenset(apart)
 
     def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late | Masked | Total]:
         """Each client of `present` as it masked its upload or was lost, then the sum of those that did."""
@@ -129,20 +119,10 @@ class SummingTransport:
         made = {
             client: Message(request(client), stage, task=broadcast.task, round=broadcast.round) for client in clients
         }
-        for answer in self._inner.ask(made):
+        for answer in self.ask(made):
             if isinstance(answer, Reply):
                 extra.add(answer.client, made[answer.client], answer)
             yield answer
 
-    def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
-        return self._inner.ask(requests)
-
     def refused(self, client: int) -> None:
         raise UserError(f"the upload of client {client} cannot be left out of a sum", "on_bad_upload=fail")
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """A round's secrets end with the round."""
-        return self._inner.state_dict()
-
-    def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
-        self._inner.load_state_dict(states)

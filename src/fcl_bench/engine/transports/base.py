@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from fcl_bench.backbones.backbone import Extractor
-from fcl_bench.config import knob
+from fcl_bench.config import counting, knob
 from fcl_bench.data.sources.base import Split
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.remote.replies import Said
@@ -82,6 +82,10 @@ class Reach(ABC):
     minimum: ClassVar[float | None] = None
     fan_in: ClassVar[int | None] = None
 
+    def identity(self) -> dict[str, Any]:
+        """The knobs that are part of a run's id: those that may change its result."""
+        return counting(self)
+
     @property
     def follows(self) -> bool:
         """Whether this process has clients only, and does what another one asks for."""
@@ -122,3 +126,7 @@ class PartialRounds(Reach):
 
     minimum: float | None = knob(None, least=0, most=1, words="a share, 0 to 1", added=True)  # type: ignore[misc]
     deadline: float | None = knob(None, above=0, words="seconds", added=True)
+
+    def identity(self) -> dict[str, Any]:
+        """See `Reach`. Where nobody may be missing, how long a round waits changes no result."""
+        return {} if self.minimum is None else counting(self)
