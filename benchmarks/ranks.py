@@ -4,6 +4,9 @@
 matrix. `training` is the case that ranks are for: rounds of local training, small messages. Each round runs both sides,
 in changing order, and the ratio is that of one round; the table has their median. Two models that differ in a bit end
 the benchmark. `seconds` are the run's own, from its plan to its record; `wall` has imports and the launcher, too.
+
+Two cores of a shared machine are rarely twice one core. So each round also starts as many runs in one process at once
+as there are ranks, which share nothing: `at best` is what these gain over one after the other.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +31,7 @@ CASES: dict[str, tuple[list[str], float]] = {
     "training": (
         [
             *("method=finetune", "data=digits", "backbone=tiny", "clients=8", "tasks=2", "partition=iid"),
-            *("method.training.rounds=6", "method.training.epochs=8", "method.training.batch_size=32"),
+            *("method.training.rounds=6", "method.training.epochs=16", "method.training.batch_size=32"),
         ],
         1.7,
     ),
@@ -64,6 +68,13 @@ def measured(overrides: list[str], out: Path, ranks: int) -> tuple[float, float,
     return record["runtime"]["total_seconds"], wall, (folder / "model.safetensors").read_bytes()
 
 
+def side_by_side(overrides: list[str], out: Path, processes: int) -> float:
+    """Seconds of the slowest of as many runs in one process each, started at once in folders of their own."""
+    with ThreadPoolExecutor(processes) as pool:
+        done = pool.map(lambda number: measured(overrides, out / str(number), 1), range(processes))
+        return max(seconds for seconds, _, _ in done)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", default=list(CASES), help=f"some of {', '.join(CASES)}")
@@ -85,17 +96,22 @@ def main() -> int:
                 sides = [1, arguments.ranks] if number % 2 == 0 else [arguments.ranks, 1]
                 found = {side: measured(overrides, Path(scratch) / f"{case}-{side}", side) for side in sides}
                 alone, ranks = found[1], found[arguments.ranks]
+                best = arguments.ranks * alone[0] / side_by_side(overrides, Path(scratch) / case, arguments.ranks)
                 if alone[2] != ranks[2]:
                     raise SystemExit(f"{case}: the models of one process and of {arguments.ranks} ranks differ")
-                rows.append((alone[0], ranks[0], alone[0] / ranks[0], alone[1], ranks[1]))
+                rows.append((alone[0] / ranks[0], best))
                 sides_told = f"one process {alone[0]:.2f} s, {arguments.ranks} ranks {ranks[0]:.2f} s"
                 walls = f"wall {alone[1]:.1f} and {ranks[1]:.1f} s"
                 load = os.getloadavg()[0]
-                print(f"{case}: {sides_told}, ratio {rows[-1][2]:.2f}; {walls}; load {load:.1f}", flush=True)
-            ratio = statistics.median(row[2] for row in rows)
+                print(
+                    f"{case}: {sides_told}, ratio {rows[-1][0]:.2f}, at best {best:.2f}; {walls}; load {load:.1f}",
+                    flush=True,
+                )
+            ratio, best = (statistics.median(row[column] for row in rows) for column in (0, 1))
             holds = ratio >= bound
             failed |= not holds
-            print(f"{case}: median ratio {ratio:.2f}, bound {bound:.2f}, {'holds' if holds else 'DOES NOT HOLD'}")
+            told = "holds" if holds else "DOES NOT HOLD"
+            print(f"{case}: median ratio {ratio:.2f}, at best {best:.2f}, bound {bound:.2f}, {told}")
     return int(failed)
 
 
