@@ -5,65 +5,25 @@ A minute: pytest -m long tests/flower/test_job.py, where Flower is installed (pi
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.flower.processes import PATIENCE, answers, commands, free_port, waited_for
 from tests.small_runs import run_in
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install '.[flower]')")
 pytestmark = pytest.mark.long
 
 GIVEN = ("method=afl", "data=digits", "clients=3", "tasks=2", "beta=1")
-#: Seconds for whatever a loaded machine takes.
-PATIENCE = 240
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def waited_for(what, least: float = 0.2) -> None:
-    until = time.monotonic() + PATIENCE
-    while not what():
-        assert time.monotonic() < until
-        time.sleep(least)
-
-
-def answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture
 def started(tmp_path):
-    """Starts commands of this environment, and ends them when the test ends."""
-    processes = []
-    # As many threads as this process has: both ends are to round alike.
-    import torch
-
-    own = {"OMP_NUM_THREADS": str(torch.get_num_threads()), "FLWR_HOME": str(tmp_path / "flwr")}
-    own |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
-
-    def start(name: str, *command: str) -> subprocess.Popen:
-        with (tmp_path / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=log, cwd=tmp_path)
-        processes.append(process)
-        return process
-
-    yield start
-    for process in reversed(processes):
-        process.terminate()
-    for process in processes:
-        process.wait(30)
+    with commands(tmp_path) as start:
+        yield start
 
 
 def test_a_federation_gives_the_bits_of_one_process_though_its_server_is_killed(tmp_path, started):
