@@ -65,12 +65,11 @@ def test_the_pages_commands_make_a_federation_that_takes_known_nodes_only(tmp_pa
         for line in (*page["mkdir"], *page["FLWR_HOME=flwr"]):
             shell(line)
         [node] = page["fcl-bench-node"]
-        joined = [sys.executable, "-m", "fcl_bench.cli.node", *node.split()[1:]]
-        start(
-            "stranger", *(part.replace("key=node0", "key=stranger") for part in joined), f"out={tmp_path / 'unknown'}"
-        )
-        start("plain", *joined[:3], f"link=localhost:{port}", "clients=0", f"out={tmp_path / 'plain'}")
-        start("node", *joined, f"out={tmp_path / 'known'}")
+        node_of = [sys.executable, "-m", "fcl_bench.cli.node", *node.split()[1:]]
+        unknown = [part.replace("key=node0", "key=stranger") for part in node_of]
+        start("unknown", *unknown, f"out={tmp_path / 'unknown'}")
+        start("plain", *node_of[:3], f"link=localhost:{port}", "clients=0", f"out={tmp_path / 'plain'}")
+        start("node", *node_of, f"out={tmp_path / 'known'}")
         [run] = page["fcl-bench"]
         reached = [*run.split()[1:], *SMALL, f"transport.link=localhost:{port}"]
         server = (sys.executable, "-m", "fcl_bench", *reached, f"out={tmp_path / 'there'}")
