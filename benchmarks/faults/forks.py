@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import sys
@@ -33,7 +34,8 @@ class Ended:
                 return f"{mark}: {self.last()}"
         if self.code not in codes:
             return f"exit code {self.code}: {self.last()}"
-        errors = [line for line in self.err.splitlines() if ": error: " in line]
+        # A sweep whose jobs print into files says which of them failed, and why.
+        errors = [line for line in self.err.splitlines() if re.search(r": error: |: run \d+ of \d+ failed: ", line)]
         if self.code == 2 and not 1 <= len(errors) <= runs:
             return f"{len(errors)} error lines with exit code 2: {self.last()}"
         if errors and (not errors[0].isprintable() or len(errors[0]) > 4500):

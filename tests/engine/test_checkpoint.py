@@ -346,3 +346,21 @@ def test_a_tensor_that_needs_no_copy_for_disk_is_not_copied():
     made = for_disk({"G": matrix, "again": matrix, "part": matrix[1:3]})
     assert made["G"].data_ptr() == matrix.data_ptr()
     assert len({tensor.untyped_storage().data_ptr() for tensor in made.values()}) == 3
+
+
+def test_what_a_killed_process_did_not_remove_is_removed_by_whoever_tidies(tmp_path, monkeypatch):
+    checkpoint = saved(tmp_path)
+
+    def killed(self):
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "tidy", killed)
+        with pytest.raises(SystemExit):
+            checkpoint.save(STATE, tensors(1))
+    again = Checkpoint(tmp_path / "checkpoint", 1)
+    assert holds(again, 1)
+    assert files(again) == {"state.json", "tensors-1.safetensors", "tensors-2.safetensors"}
+    again.tidy()
+    assert files(again) == {"state.json", "tensors-2.safetensors"}
+    assert holds(again, 1)

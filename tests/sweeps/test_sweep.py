@@ -297,16 +297,22 @@ def test_reports_read_back(tmp_path):
     assert read_reports(tmp_path / "nowhere") == {}
 
 
-def test_a_sweep_whose_folder_cannot_hold_reports_fails_with_a_line(command, tmp_path, monkeypatch):
+@pytest.mark.parametrize("last", [False, True], ids=["every report", "the last one of each job"])
+def test_a_sweep_whose_folder_cannot_hold_reports_fails_with_a_line(command, tmp_path, monkeypatch, last):
     import errno
 
-    def full(*_):
+    def full(sweep, report):
+        if last and report.status == RUNNING:
+            return write_report(sweep, report)
         raise OSError(errno.ENOSPC, "No space left on device", "0.json")
 
     monkeypatch.setattr("fcl_bench.sweeps.jobs.write_report", full)
-    code, _, err = command("-m", f"out={tmp_path}", "seed=0,1")
+    code, out, err = command("-m", f"out={tmp_path}", "seed=0,1")
     assert code == 2
     assert err.count("fcl-bench: error: writing failed, 0.json: No space left on device") == 2
+    # What is on disk still says that they run.
+    assert out.count("  writing failed, 0.json: No space left on device") == 2
+    assert "killed" not in out
 
 
 def test_jobs_that_do_not_compose_fail_and_the_others_run(command, tmp_path):

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from fcl_bench.cli.command import DONE, USER_ERROR, interrupted, report_failure, storage_error
 from fcl_bench.errors import UserError, first_line
-from fcl_bench.sweeps.jobs import JobReport, output_path, reported
+from fcl_bench.sweeps.jobs import FAILED, JobReport, output_path, reported
 from fcl_bench.tracking.console import log_to_terminal, output_to, say, silence
 
 if TYPE_CHECKING:
     from fcl_bench.config import Settings
     from fcl_bench.execution.run_json import RunRecord
+    from fcl_bench.sweeps.watch import Sweep
 
 #: What helps where nothing can be written.
 _ROOM = "out=FOLDER and cache.dir=FOLDER with room to write"
@@ -27,26 +28,29 @@ def job(config: Any) -> int:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    hydra_job = HydraConfig.get()
+    from fcl_bench.sweeps.watch import current_sweep
+
+    hydra_job, sweep = HydraConfig.get(), current_sweep()
     if hydra_job.mode != RunMode.MULTIRUN:
         return carry_out(config, JobReport(0, []))
     try:
-        return _job_of_sweep(config, hydra_job)
+        return _job_of_sweep(config, hydra_job, sweep)
     except OSError as error:
         # Its report cannot be written.
         told = storage_error(error, _ROOM) or UserError(first_line(error), _ROOM)
-        return report_failure("fcl-bench", told)[0]
+        code, reason = report_failure("fcl-bench", told)
+        if sweep is not None:
+            sweep.note(JobReport(hydra_job.job.num, list(hydra_job.overrides.task), FAILED, code, reason))
+        return code
 
 
-def _job_of_sweep(config: Any, hydra_job: Any) -> int:
+def _job_of_sweep(config: Any, hydra_job: Any, sweep: Sweep | None) -> int:
     """One job, with a report for the parent process; where it shares the machine, with its share of it."""
-    from fcl_bench.sweeps.watch import current_sweep
     from fcl_bench.sweeps.workers import take_gpu
 
     folder = Path(str(hydra_job.sweep.dir)).absolute()
     report = JobReport(hydra_job.job.num, list(hydra_job.overrides.task))
     output = output_path(folder, report.number)
-    sweep = current_sweep()
     with reported(folder, report):
         if sweep is None:
             take_gpu(folder, str(config.device))

@@ -74,13 +74,14 @@ class Checkpoint:
         self._schema, self._owner = schema, owner
         #: Per growing tensor, its file and what of it belongs to the last state saved or loaded.
         self._grown: dict[str, _Grown] = {}
+        #: The file of the other tensors of that state; "" for none.
+        self._tensors = ""
 
     def save(self, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Keep `state` (JSON) and `tensors`. Only one process at a time may: whoever holds the lock of what is kept."""
         for name in ("state.json", "tensors.safetensors"):
             remove_leftovers(self.folder / name)
-        before = set(self.folder.glob("tensors-*.safetensors")) | set(self.folder.glob("rows-*.bin"))
-        number = 1 + max((int(file.stem.rpartition("-")[2]) for file in before), default=0)
+        number = 1 + max((int(file.stem.rpartition("-")[2]) for file in self._tensor_files()), default=0)
         file = self.folder / f"tensors-{number}.safetensors"
         fixed = {name: tensor for name, tensor in tensors.items() if not name.startswith(GROWING)}
         with replacing(file) as temporary:
@@ -98,9 +99,18 @@ class Checkpoint:
             },
         }
         write_json(self.folder / "state.json", {**header, **state})
-        self._grown = grown
-        for old in before - {self.folder / done.file for done in grown.values()}:
-            old.unlink()
+        self._grown, self._tensors = grown, file.name
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove the files of other states than the one last saved or loaded: a process that was killed leaves them."""
+        named = {self._tensors, *(done.file for done in self._grown.values())}
+        for file in self._tensor_files():
+            if file.name not in named:
+                file.unlink()
+
+    def _tensor_files(self) -> list[Path]:
+        return [*self.folder.glob("tensors-*.safetensors"), *self.folder.glob("rows-*.bin")]
 
     def _add(self, name: str, tensor: torch.Tensor, number: int) -> _Grown:
         """Bring the file of a growing tensor up to it; a file that can't be gone on with is left, for a new one."""
@@ -118,7 +128,7 @@ class Checkpoint:
     def load(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
         """What `save` kept; None where there is none, or it is damaged, of another schema or of another owner."""
         file = self.folder / "state.json"
-        self._grown = {}
+        self._grown, self._tensors = {}, ""
         if not file.exists():
             return None
         try:
@@ -135,7 +145,7 @@ class Checkpoint:
             read = {name: self._read(entry) for name, entry in state["row_files"].items()}
             whole = load_file(tensors)
             # Only now: what is found to be damaged is not to be gone on with.
-            self._grown = {name: done for name, (_, done) in read.items()}
+            self._grown, self._tensors = {name: done for name, (_, done) in read.items()}, tensors.name
             return state, {**whole, **{name: rows for name, (rows, _) in read.items()}}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             log.warning("checkpoint %s is damaged (%s); %s", self.folder, error, self._otherwise)
@@ -153,7 +163,7 @@ class Checkpoint:
     def remove(self) -> None:
         """Forget it."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        self._grown = {}
+        self._grown, self._tensors = {}, ""
 
 
 def for_disk(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

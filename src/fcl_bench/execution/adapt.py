@@ -190,6 +190,7 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
             *(method, problem, first, transport, test), drops=drops, minimum=way.minimum, fan_in=way.fan_in
         )
         if saved is not None:
+            checkpoint.tidy()
             federation.restore(*saved)
             log.info("adaptation: %s", "taken over" if hit else f"going on after round {saved[0]['rounds_done']}")
         state = federation.run(lambda done: checkpoint.save(*done.save()), plan.settings.scalars.checkpoint_rounds)

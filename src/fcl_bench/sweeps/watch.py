@@ -61,6 +61,8 @@ class Sweep:
         self.folds = False
         self._out, self._screen, self._err = Path(), sys.stdout, sys.stderr
         self._told: set[int] = set()
+        #: Jobs of this process whose reports could not be written, by number.
+        self._unwritten: dict[int, JobReport] = {}
         self._line_at = time.monotonic()
         self._telling = threading.Lock()
         self._stop = threading.Event()
@@ -100,6 +102,10 @@ class Sweep:
             write_report(self.folder, JobReport(number, list(job), FAILED, 2, str(error)))
         self.tell()
 
+    def note(self, report: JobReport) -> None:
+        """Know of a job of this process what cannot be written to its report."""
+        self._unwritten[report.number] = report
+
     @contextmanager
     def folded(self, output: Path) -> Iterator[None]:
         """A block in which a job prints into a file."""
@@ -111,7 +117,7 @@ class Sweep:
 
     def reports(self) -> list[JobReport]:
         """Every job's report once the sweep has ended; what was still at work on this machine has then failed."""
-        found = read_reports(self.folder)
+        found = dict(sorted({**read_reports(self.folder), **self._unwritten}.items()))
         for report in found.values():
             if report.status == RUNNING and self.workers is not None:
                 why = "its process ended without a word: killed, or out of memory"
