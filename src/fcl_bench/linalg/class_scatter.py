@@ -8,7 +8,7 @@ from fcl_bench.linalg.gram import add_gram
 
 
 class ClassScatter:
-    """Takes in groups as they arrive and estimates, per class i over the groups j that were seen,
+    """Adds groups as they arrive and estimates, per class i over the groups j so far,
 
         G_i = (n_i - 1) / (K_i - 1) sum_j C_j C_j' / n_j  -  (n_i - K_i) / (n_i (K_i - 1)) S S',
 
@@ -16,11 +16,11 @@ class ClassScatter:
     covariance term for each group in the sum. The paper prints K, the number of all groups.
 
     Both weights depend on the whole task, so the rows C_j' / sqrt(n_j) of the groups that hold a class are kept until
-    it ends: no more of them than the task has samples. Where even these are more than M for each class, the M x M
-    products of the classes are kept instead. The estimate is two symmetric products.
+    it ends; there are no more of them than samples in the task. If they are more than M per class, the M x M products
+    of the classes are kept instead. The estimate is two symmetric products.
 
     Args:
-        like: (c, M), whose shape, type and device the sums have.
+        like: (c, M) a tensor with the shape, type and device of the sums.
 
     Attributes:
         sums: (c, M) the class sums of all groups, S' in each row.
@@ -36,7 +36,7 @@ class ClassScatter:
         self._products: torch.Tensor | None = None
 
     def add(self, sums: torch.Tensor, counts: torch.Tensor) -> None:
-        """Groups with class sums `sums` (groups, c, M) and class counts `counts` (groups, c)."""
+        """Add groups with class sums `sums` (groups, c, M) and class counts `counts` (groups, c)."""
         held = counts > 0
         self.sums += sums.sum(dim=0)
         self._size += counts.sum(dim=0)
@@ -49,7 +49,7 @@ class ClassScatter:
             self._fold()
 
     def _fold(self) -> None:
-        """The products of the rows kept so far, class by class, in place of the rows."""
+        """Replace the rows kept so far by their products, class by class."""
         rows, classes = torch.cat(self._rows), torch.cat(self._classes)
         if self._products is None:
             c, M = self.sums.shape
@@ -67,7 +67,7 @@ class ClassScatter:
 
     @classmethod
     def restored(cls, state: dict[str, torch.Tensor]) -> ClassScatter:
-        """What `state_dict` was asked of."""
+        """The object whose `state_dict` this is."""
         scatter = cls(state["sums"])
         scatter.sums, scatter._size, scatter._holding = (state[name].clone() for name in ("sums", "size", "holding"))
         scatter._groups = int(state["groups"])

@@ -7,7 +7,7 @@ import torch
 from fcl_bench.linalg.gram import add_gram
 from fcl_bench.linalg.solve import Solution, solve_symmetric
 
-#: Errors of the sums, in units of their relative rounding, beyond which a negative eigenvalue is no rounding error.
+#: A negative eigenvalue larger than this many relative roundings of the sums is no rounding error.
 _SLACK = 4
 
 
@@ -19,8 +19,8 @@ def class_means(S: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
 def within_scatter(G: torch.Tensor, S: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     """sum_c sum_(i in c) (h_i - mu_c)(h_i - mu_c)' = G - S diag(1/n) S' (M, M), in float64.
 
-    The right-hand side cancels where the class means are far larger than the spread: half of the digits are lost where
-    they are 10^4 times larger in double precision. It is the same for H minus any common offset.
+    The right-hand side cancels if the class means are far larger than the spread: in double precision half of the
+    digits are lost if they are 10^4 times larger. It is the same for H minus any common offset.
 
     Args:
         G: (M, M) H'H.
@@ -33,7 +33,7 @@ def within_scatter(G: torch.Tensor, S: torch.Tensor, n: torch.Tensor) -> torch.T
 
 
 def contradiction(scatter: torch.Tensor, G: torch.Tensor, rounding: float) -> str:
-    """The objection to a scatter matrix of `G` that has an eigenvalue below zero by more than rounding; "": it has not.
+    """The objection to a scatter matrix of `G` with an eigenvalue below zero by more than rounding; "": it has none.
 
     Args:
         scatter: (M, M) as `within_scatter` made it of G.

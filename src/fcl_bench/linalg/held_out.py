@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import torch
 
-#: Errors that differ by less, as a share of the sum of the squared labels, differ by rounding.
+#: Errors that differ by less than this share of the sum of the squared labels count as equal: it is rounding.
 _ROUNDING = 2.0**-44
 
 
 class Sums(NamedTuple):
-    """What a set of samples H (n, M) with one-hot labels Y (n, C) adds up to.
+    """The sums of a set of samples H (n, M) with one-hot labels Y (n, C).
 
     Attributes:
         G: (M, M) H'H.
@@ -26,7 +26,7 @@ class Sums(NamedTuple):
 
 
 def added(parts: Sequence[Sums]) -> Sums:
-    """Of all parts' samples together."""
+    """The sums of all parts' samples together."""
     first, *others = parts
     G, S, samples = first.G.double(), first.S.double(), first.samples
     for part in others:
@@ -63,5 +63,5 @@ def cross_validated(parts: Sequence[Sums], ridges: Sequence[float]) -> torch.Ten
 
 
 def least(errors: torch.Tensor, samples: int) -> int:
-    """Which of the errors (k,), sums over `samples` samples, is the least; of those equal to rounding the first."""
+    """The place of the least error (k,), sums over `samples` samples; the first of those equal to rounding."""
     return int((errors <= errors.min() + _ROUNDING * samples).nonzero()[0])

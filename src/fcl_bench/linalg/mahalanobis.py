@@ -16,12 +16,12 @@ EPS = 2.0**-52
 
 
 class Whitening(NamedTuple):
-    """How distances under a covariance S are found: r' S^+ r = |r T|^2.
+    """The factor that gives distances under a covariance S: r' S^+ r = |r T|^2.
 
     Attributes:
         factor: T, (d, d) upper triangular, or (d,) for a diagonal S: r * T in place of r T.
         condition: largest over smallest eigenvalue of what was inverted; an estimate.
-        rank: of S beyond its rounding; below d the inverse is the Moore-Penrose one.
+        rank: the rank of S beyond its rounding; below d the inverse is the Moore-Penrose one.
         indefinite: whether S has eigenvalues below zero beyond its rounding, which are left out too.
     """
 
@@ -61,7 +61,7 @@ def shrunk(S: torch.Tensor, a1: float, a2: float) -> torch.Tensor:
 
 
 def deviations(S: torch.Tensor) -> torch.Tensor:
-    """(d,) standard deviations; 1 of a feature that does not vary."""
+    """(d,) standard deviations; 1 for a feature that does not vary."""
     variances = S.diagonal() if S.ndim == 2 else S
     return torch.where(variances > 0, variances, 1.0).sqrt()
 
@@ -77,7 +77,7 @@ def correlations(S: torch.Tensor) -> torch.Tensor:
 def whitening(S: torch.Tensor, noise: float = 0.0) -> Whitening:
     """T with T T' = S^+, the Moore-Penrose inverse of a positive semidefinite S, in float64.
 
-    Positive definite S: T = L^-T of its Cholesky factor L. Else of the eigenvalues above their rounding.
+    Positive definite S: T = L^-T of its Cholesky factor L. Else from the eigenvalues above their rounding.
 
     Args:
         S: (d, d), or (d,).
@@ -106,5 +106,5 @@ def whitening(S: torch.Tensor, noise: float = 0.0) -> Whitening:
 
 
 def _spread(values: torch.Tensor) -> tuple[float, int]:
-    """Largest over smallest of some eigenvalues (1 of none), and how many there are."""
+    """Largest over smallest of some eigenvalues (1 for none), and their number."""
     return (float(values.max() / values.min()) if len(values) else 1.0), len(values)

@@ -13,11 +13,11 @@ from fcl_bench.linalg.spectral import Spectrum, merge
 
 
 class Part(NamedTuple):
-    """A summary, and what was cut off it on the way.
+    """A summary, and how often it was truncated on the way.
 
     Attributes:
-        truncations: of the summaries that it is made of, the most merges that one of them took part in and that
-            dropped something (L_t of FedRAN's Corollary 2, if it is made of all).
+        truncations: the most truncating merges that any one of its uploads went through (L_t of FedRAN's Corollary 2 if
+            it is made of all uploads).
     """
 
     summary: Spectrum
@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
 @dataclass
 class Losses:
-    """What merges dropped, together.
+    """What all merges together dropped.
 
     Attributes:
         first: sum over merges of the first eigenvalue that each one dropped (FedRAN Eq. 24's second sum).
@@ -37,12 +37,12 @@ class Losses:
     share: float = 0.0
 
     def include(self, first: float, share: float) -> None:
-        """Take in what other merges dropped, that parts went through before they came here."""
+        """Add what other merges dropped of these parts before they came here."""
         self.first += first
         self.share = max(self.share, share)
 
     def merged(self, parts: Sequence[Part], rank: int) -> Part:
-        """`merge` of the parts' summaries, taken note of."""
+        """`merge` of the parts' summaries; its losses are recorded."""
         summaries = [part.summary for part in parts]
         summary, first = merge(summaries, rank)
         truncations = max(part.truncations for part in parts)
@@ -65,7 +65,7 @@ class Merger(ABC):
 
     Attributes:
         rank: r.
-        losses: of these merges, on top of what is there.
+        losses: where the losses of these merges are added.
     """
 
     rank: int
@@ -76,10 +76,10 @@ class Merger(ABC):
 
     @abstractmethod
     def add(self, summary: Spectrum, truncations: int = 0) -> None:
-        """Take in one summary, that has gone through so many truncations in other merges."""
+        """Add one summary, which has gone through this many truncations in other merges."""
 
     def result(self) -> Part | None:
-        """The merged summary, of rank at most r; to be called once, when all are in."""
+        """The merged summary, of rank at most r. Call it once, after the last summary."""
         while len(self._held) > 1:
             self._held[-2:] = [self.losses.merged(self._held[-2:], self.rank)]
         return self._held[0] if self._held else None

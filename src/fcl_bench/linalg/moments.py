@@ -22,7 +22,7 @@ class Moments:
     second: torch.Tensor
 
     def __add__(self, other: Moments) -> Moments:
-        """Of both sets of samples together."""
+        """The moments of both sets of samples together."""
         return Moments(self.count + other.count, self.total + other.total, self.second + other.second)
 
     @property
@@ -32,7 +32,7 @@ class Moments:
 
     @property
     def covariance(self) -> torch.Tensor:
-        """(d, d), or its diagonal (d,): (S - n m m') / (n - 1); 0 of a single sample."""
+        """(d, d), or its diagonal (d,): (S - n m m') / (n - 1); 0 for a single sample."""
         if self.count < 2:
             return torch.zeros_like(self.second)
         mean = self.mean
@@ -40,7 +40,7 @@ class Moments:
         return (self.second - self.count * square) / (self.count - 1)
 
     def draw(self, count: int, generator: torch.Generator) -> torch.Tensor:
-        """(count, d) of the Gaussian with this mean and covariance; `generator` is on the CPU.
+        """(count, d) samples of the Gaussian with this mean and covariance; `generator` is on the CPU.
 
         Rounding may make the covariance indefinite, and fewer samples than features make it singular: variances that
         are not positive count as 0.

@@ -9,9 +9,9 @@ import torch
 
 from fcl_bench.linalg.product import product
 
-#: Most bytes of H that are made at a time, and fewest rows, where H is not needed whole.
+#: If H is not needed whole: the most bytes of it that are made at a time, and the fewest rows.
 _BLOCK_BYTES, _BLOCK_ROWS = 2**26, 256
-#: What may follow the projection: ReLU or nothing; and where there is a bandwidth, the cosine.
+#: What may follow the projection: ReLU or nothing; and the cosine, which has a bandwidth.
 ACTIVATIONS = ("relu", "none")
 FOURIER = "cos"
 
@@ -35,7 +35,7 @@ class RandomFeatures:
         activation: "relu", "none" or "cos".
         bandwidth: b; of the cosines only.
         maps: how many independent maps lie side by side in H, of M / maps features each.
-        clip: no row of H is longer, longer ones are shortened to it; None: as they are.
+        clip: rows of H that are longer are shortened to this length; None: they are not.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class RandomFeatures:
         maps: int = 1,
         clip: float | None = None,
     ) -> RandomFeatures:
-        """Those of a projection (d, M), and phases (M,) for cosines, that came whole instead of as a seed."""
+        """The map of a projection (d, M), and phases (M,) for cosines, that were sent whole instead of as a seed."""
         features = cls.__new__(cls)
         features.outputs, features.activation, features.maps = projection.shape[1], activation, maps
         features.projection, features.phases, features.clip = projection, phases, clip
@@ -114,7 +114,7 @@ def clipped_rows(H: torch.Tensor, clip: float) -> torch.Tensor:
 def mean_squared_distance(total: torch.Tensor, squares: float, samples: int) -> float:
     """The mean of |z - z*|^2 over all pairs of `samples` samples, from sum z (d,) and sum |z|^2: 2 tr Cov(z).
 
-    Its root is the bandwidth that the median heuristic is after, and it adds up over any partition.
+    Its root stands in for the median distance as the bandwidth, and it adds up over any partition.
     """
     if not samples:
         return 0.0

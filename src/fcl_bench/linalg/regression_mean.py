@@ -1,4 +1,4 @@
-"""The mean of linear layers that least squares asks for (RegMean; Jin et al., ICLR 2023): each weighs by its inputs.
+"""The mean of linear layers by least squares on their inputs (RegMean; Jin et al., ICLR 2023).
 
 Clients k have weights W_k (o, i) of one layer and inputs X_k (n_k, i) of it. The W that comes closest to all of their
 outputs, min_W sum_k ||(W - W_k) X_k'||^2, is
@@ -25,10 +25,10 @@ def merged_weights(
     Args:
         sums_WG: (o, i) the sum of `weighted(W_k, G_k)`.
         sums_G: (i, i) the sum of the Gram matrices, or (i,) that of their diagonals.
-        near: (o, i) what W is where no client has an input (outside the range of the sum), such as the mean of the W_k:
-            weights that are the same everywhere then stay so whatever the inputs are. None: 0.
-        rounding: relative error of the entries of the Gram matrices (`relative_rounding`); what is no larger than it
-            makes is taken for no input.
+        near: (o, i) W where no client has an input (outside the range of the sum), such as the mean of the W_k. Weights
+            that are the same at all clients then stay the same whatever the inputs are. None: 0.
+        rounding: relative error of the entries of the Gram matrices (`relative_rounding`); eigenvalues that it can
+            explain count as no input.
     """
     G = sums_G.double()
     S = sums_WG.double()
@@ -48,10 +48,10 @@ def weighted(W: torch.Tensor, G: torch.Tensor) -> torch.Tensor:
 
 
 def damped(G: torch.Tensor, alpha: float) -> torch.Tensor:
-    """alpha G + (1 - alpha) diag(G) of a Gram matrix (i, i): less of what is off the diagonal; a diagonal (i,) as is.
+    """alpha G + (1 - alpha) diag(G) of a Gram matrix (i, i): smaller entries off the diagonal; a diagonal (i,) as is.
 
     Args:
-        G: what the inputs of a layer sum up to.
+        G: the Gram matrix of a layer's inputs.
         alpha: 1: G itself; 0: a diagonal matrix.
     """
     if G.ndim == 1 or alpha == 1:
@@ -86,12 +86,12 @@ class RegressionSums:
     def add(
         self, grams: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], merged_by: Mapping[str, str]
     ) -> None:
-        """Take in one client's.
+        """Add one client's weights and Gram matrices.
 
         Args:
-            grams: G_k by name; what the wire made of a matrix's symmetry is taken out.
-            weights: W_k by name, among others perhaps.
-            merged_by: of each W, the name of its G.
+            grams: G_k by name. Each is made symmetric, since the wire may round its two halves apart.
+            weights: W_k by name; there may be others.
+            merged_by: for each W, the name of its G.
         """
         own = {name: G.double() if G.ndim == 1 else (G.double() + G.double().T) / 2 for name, G in grams.items()}
         for name, by in merged_by.items():
@@ -106,8 +106,8 @@ class RegressionSums:
         """`merged_weights` of each W.
 
         Args:
-            merged_by: of each W, the name of its G.
-            near: what each W is where no client has an input; None: 0.
+            merged_by: for each W, the name of its G.
+            near: each W where no client has an input; None: 0.
         """
         return {
             name: merged_weights(

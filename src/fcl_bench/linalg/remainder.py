@@ -1,4 +1,4 @@
-"""What low-rank sketches dropped, put back in the shape of a covariance that is known otherwise."""
+"""Puts back what low-rank sketches dropped, in the shape of a covariance that is known otherwise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Sketch(NamedTuple):
     """The leading part V diag(sigma^2) V' of a positive semidefinite matrix, and the trace of the rest.
 
     Attributes:
-        V: (M, r) unit columns, orthogonal but for rounding on the wire.
+        V: (M, r) unit columns, orthogonal except for rounding on the wire.
         sigma: (r,).
         dropped: e, at least 0.
     """
@@ -50,8 +50,8 @@ def _shares(sketch: Sketch, QV: torch.Tensor, trace: float, mix: float) -> _Shar
 def add_sketches(G: torch.Tensor, sketches: Sequence[Sketch], Q: torch.Tensor, mix: float) -> float:
     """Add sum_k V diag(sigma^2) V' + e [(1 - mix) Pi Q Pi / tr(Pi Q Pi) + mix Pi / (M - r)] to G + delta I, in place.
 
-    Pi = I - V V'. Every term is positive semidefinite, and its trace that of what was sketched. Where V holds all of
-    Q, the rest is spread evenly (mix 1). Columns are taken together, about M at a time, since
+    Pi = I - V V'. Every term is positive semidefinite, and its trace that of what was sketched. If V holds all of Q,
+    the rest is spread evenly (mix 1). Columns are taken together, about M at a time, since
     Pi Q Pi = Q - V (QV)' - (QV) V' + V (V'QV) V'.
 
     Args:
@@ -70,7 +70,7 @@ def add_sketches(G: torch.Tensor, sketches: Sequence[Sketch], Q: torch.Tensor, m
         rest = []
         for sketch, own in zip(group, QV.split([len(sketch.sigma) for sketch in group], dim=1), strict=True):
             share, level, inner = _shares(sketch, own, trace, mix)
-            # A kept eigenvalue is no smaller than the mean of the dropped ones, but for rounding on the wire.
+            # Except for rounding on the wire, a kept eigenvalue is at least the mean of the dropped ones.
             kept = (sketch.sigma.square() - level).clamp_min(0)
             rest.append(share * own - sketch.V @ (share * inner + kept.diag()) / 2)
             total += share
@@ -82,7 +82,7 @@ def add_sketches(G: torch.Tensor, sketches: Sequence[Sketch], Q: torch.Tensor, m
 
 
 def _groups(sketches: Sequence[Sketch], columns: int) -> Iterator[list[Sketch]]:
-    """The sketches in order, with about so many columns in each group."""
+    """The sketches in order, in groups of about this many columns."""
     group: list[Sketch] = []
     width = 0
     for sketch in sketches:

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import torch
 
-#: What a ridge knob may say in place of a number.
+#: What a ridge knob may be besides a number.
 AUTO, GCV = "auto", "gcv"
-#: Of the mean eigenvalue of the Gram matrix, for `auto`.
+#: The share of the Gram matrix's mean eigenvalue that `auto` takes.
 SHARE = 0.01
 #: Candidates of `gcv`: powers of ten times the mean eigenvalue, four to a decade.
 _LOWEST, _HIGHEST, _PER_DECADE = -8, 4, 4
-#: Degrees of freedom that have to be left, as a share of the samples: what is below is rounding.
+#: Degrees of freedom that have to be left, as a share of the samples; fewer are rounding.
 _LEFT = 1e-9
 #: A residual this small, as a share of the samples, is rounding.
 _ROUNDING = 2.0**-44
@@ -54,12 +54,12 @@ def mean_share(trace: float, size: int) -> float:
 def residual_sums(spectrum: Spectrum, squares: float, ridges: torch.Tensor) -> torch.Tensor:
     """(k,) RSS = |Y|^2 - 2 tr(W'B) + tr(W'G W) of W = (G + ridge I)^-1 B for each ridge, exact for one-hot labels.
 
-    That of the first ridge is a difference of large numbers. What each of the others adds to it is a sum of positive
-    terms, exact however small, so that a perfect fit is told from an almost perfect one.
+    The RSS of the first ridge is a difference of large numbers. What each further ridge adds to it is a sum of positive
+    terms, exact however small, so a perfect fit differs from an almost perfect one.
 
     Args:
         spectrum: of G and B, in float64.
-        squares: |Y|^2, the sum of the squared labels: N of one-hot ones.
+        squares: |Y|^2, the sum of the squared labels; N for one-hot labels.
         ridges: (k,) ascending.
     """
     values, energy, _ = spectrum
@@ -73,7 +73,7 @@ def residual_sums(spectrum: Spectrum, squares: float, ridges: torch.Tensor) -> t
 
 
 def _inverse(values: torch.Tensor) -> torch.Tensor:
-    """1 / values, and 0 of what is not positive."""
+    """1 / values, and 0 where a value is not positive."""
     return torch.where(values > 0, 1 / values, torch.zeros_like(values))
 
 
@@ -93,7 +93,7 @@ def gcv(
         squares: the sum of the squared labels; None: N. Where G and B weigh samples, so does this.
 
     Returns:
-        one of the candidates; None where no candidate leaves a residual and degrees of freedom, as may be where G is
+        one of the candidates; None if no candidate leaves a residual and degrees of freedom, which may happen if G is
         an estimate that does not fit B.
     """
     spectrum = Spectrum(*(part.to(torch.float64) for part in spectrum))

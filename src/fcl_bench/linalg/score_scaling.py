@@ -1,4 +1,4 @@
-"""Scores of comparable size for every class, from what a linear classifier was solved with."""
+"""Factors that make every class's scores comparable in size, from the sums that the classifier was solved with."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def score_scales(own: torch.Tensor) -> torch.Tensor:
 
 
 def unit_lengths(W: torch.Tensor) -> torch.Tensor:
-    """(C,) the factor of each class's scores that makes its column of W (M, C) as long as 1; and 1 where that is 0."""
+    """(C,) the factor of each class's scores that gives its column of W (M, C) the length 1; 1 for a zero column."""
     length = W.norm(dim=0)
     return torch.where(length > 0, length, torch.ones_like(length)).reciprocal()

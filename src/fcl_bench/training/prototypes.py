@@ -1,4 +1,4 @@
-"""Class prototypes in the place of class weights: what is scored is how near a sample's features are."""
+"""Class prototypes in place of class weights: a score says how near a sample's features are to the prototype."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Prototypes(torch.nn.Module):
         self.weight = torch.nn.Parameter(weight)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        # In float32 at least, whatever the precision of the forward pass; without the expanded square, which cancels.
+        # In float32 at least, whatever the forward pass has. The square is not expanded, since that cancels.
         kind = torch.promote_types(features.dtype, self.weight.dtype)
         far = torch.cdist(features.to(kind), self.weight.to(kind), compute_mode="donot_use_mm_for_euclid_dist")
         return -far / features.shape[1] ** 0.5
@@ -36,6 +36,6 @@ class PrototypeNetwork(Network):
         return Prototypes(_INITIAL * drawn)
 
     def classifier(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The nearest prototype is that of the largest z . w_c - ||w_c||^2 / 2."""
+        """The linear form: the nearest prototype has the largest z . w_c - ||w_c||^2 / 2."""
         weight = torch.cat(list(self.heads.parameters())).detach()
         return weight, -weight.square().sum(dim=1) / 2

@@ -35,8 +35,8 @@ class AFCLClient(LocalRidge):
         """`classes`, those the client holds; then G_k = X'X + gamma I (d, d), W_known and W_unknown, and their columns.
 
         W_known has the task's classes introduced before the client's own or, if it introduced none, up to the last it
-        holds: all others would be columns of zeros. The column numbers travel along, 4 bytes each, so that an upload
-        may come as late as it likes, after its task even.
+        holds: all others would be columns of zeros. The column numbers travel along, 4 bytes each, so an upload may
+        arrive even after its task.
         """
         held = shard.labels.unique()
         if broadcast.stage == REGISTRATION:
@@ -55,13 +55,13 @@ class AFCLClient(LocalRidge):
             samples=self.told(shard),
             symmetric=["G"],
             per_class=["W_known", "W_unknown"],
-            # Both parts of W together tell the class sums G W, each class once.
+            # G and both parts of W together give the class sums G W, each class once.
             sums_of={"W": Y.argmax(dim=1)},
             moments_of={"G": None},
         ), state
 
     def _summand(self, shard: Shard, broadcast: Message, columns: torch.Tensor) -> Message:
-        """G_k and G_k W_k (d, c) of all classes that were named: which a client holds is nobody's business."""
+        """G_k and G_k W_k (d, c) of all classes that were named, so that nobody learns which of them a client holds."""
         Y = one_hot(shard, columns)
         G, W = self.solve(self.features(shard, broadcast), Y, self.method.gamma)
         upload = {"G": G, "B": G @ W}
@@ -107,8 +107,8 @@ class AFCLServer(RidgeServer):
         return 2
 
     def broadcast(self, task: Task, round_: int) -> Message:
-        """Nothing; then the projection (if there is one), and the task's classes in order of registration with the
-        client that introduced each (-1: an earlier task)."""
+        """Round 0: nothing. Round 1: the projection, if there is one, and the task's classes in order of registration
+        with the client that introduced each (-1: an earlier task)."""
         if round_ == 0:
             return Message({}, REGISTRATION)
         message = dict(super().broadcast(task, round_))
@@ -136,7 +136,7 @@ class AFCLServer(RidgeServer):
         }
 
     def expects_late(self, task: Task, round_: int) -> Expectation | None:
-        """A late registration names classes of a task that is over; all that were named in time are in `order`."""
+        """A registration of a task that is over is of no use: the classes named in time are in `order`."""
         registered = set(self.order.tolist()).intersection(task.columns)
         return None if round_ == 0 else self._statistics_of(sorted(registered))
 

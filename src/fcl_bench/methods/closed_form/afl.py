@@ -7,7 +7,7 @@ takes the regularisers out again. In a task stream the clients of later tasks ar
 The paper aggregates pairwise, with one inverse per client. With its weights of Eq. 8 in the right signs,
 (C_u + C_v)^-1 C_u and (C_u + C_v)^-1 C_v, the law says C_agg W_agg = sum_k C_k W_k, so the server here keeps two sums
 and solves once (see docs/errata.md). The pairwise form is there as `aggregation=recursive`: it needs clients whose
-matrices can be inverted, and shows what becomes of it where they cannot (Table 3, gamma 0).
+matrices can be inverted, and shows what happens where they cannot be (Table 3, gamma 0).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.release import COLUMN, SQUARE
 from fcl_bench.protocol.task import Task
 
-#: What would help where the recursion inverts what has no inverse.
+#: What helps where the recursion inverts a singular matrix.
 _REMEDY = "method.aggregation=sum needs no inverse, a larger method.gamma would make them regular"
 
 
@@ -73,7 +73,8 @@ class AFLClient(LocalRidge):
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """C_k = X'X + gamma I (d, d) and W_k (d, c_t), this task's columns of the client's solution.
 
-        C_k W_k are the class sums, so W_k tells them; they travel in its place where only sums add up (`Problem.sums`).
+        C_k W_k are the class sums, so W_k gives them away. They travel in its place where uploads are only summed
+        (`Problem.sums`).
         """
         if self.method.upload == "sums" or self.problem.sums:
             return self.sums(shard, broadcast), state
@@ -193,7 +194,7 @@ class AFL(ClosedFormMethod):
 
     @property
     def summands(self) -> Mapping[str, str]:
-        """The solution W_k depends on one sample as nobody has bounded it."""
+        """None with solutions: nobody has bounded what one sample changes in W_k."""
         return {"C": SQUARE, "B": COLUMN} if self.upload == "sums" else {}
 
     @property
@@ -201,7 +202,7 @@ class AFL(ClosedFormMethod):
         return self.ridge
 
     def combination(self, problem: Problem) -> Combination:
-        """The aggregation law of any number of clients (Eq. 9-11): C = sum C_k, W = C^-1 sum C_k W_k; sums add up."""
+        """With solutions, the aggregation law of several clients (Eq. 9-11): C = sum C_k, W = C^-1 sum C_k W_k."""
         if self.upload == "sums":
             return added_up
         rounding = relative_rounding(problem.dtype, problem.wire.dtype)
@@ -219,7 +220,7 @@ class AFL(ClosedFormMethod):
         return "method.aggregation=recursive takes in client by client", "method.aggregation=sum"
 
     def matrices(self) -> int:
-        """With four more for the recursion: inverses of C_agg, C_k and their sum, and that sum."""
+        """The recursion needs four more: the inverses of C_agg, of C_k and of their sum, and that sum."""
         return super().matrices() + (4 if self.aggregation == "recursive" else 0)
 
     def server(self, problem: Problem) -> Server:

@@ -1,11 +1,11 @@
 """AIR: analytic imbalance rectifier (Fang et al. 2024, arXiv 2408.10349), made federated; and logit adjustment.
 
-STSA's least squares weigh every sample alike, so classes with few samples get small scores. Two remedies, of class
-counts that clients send along:
+STSA's least squares weigh every sample alike, so classes with few samples get small scores. There are two remedies.
+Both use class counts that clients send:
 
 - weights: a sample of class c counts pi_c = 1/n_c, so that every class has the same part in the loss:
   W = (sum_c pi_c G_c + gamma I)^-1 (pi_c B_c). Clients send their counts first, then weighted statistics.
-- logits: STSA's scores, less tau log(n_c/N) (Menon et al., "Long-Tail Learning via Logit Adjustment", ICLR 2021).
+- logits: STSA's scores minus tau log(n_c/N) (Menon et al., "Long-Tail Learning via Logit Adjustment", ICLR 2021).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 
-#: The stage in which clients tell the sizes of their classes.
+#: The stage in which clients send the sizes of their classes.
 COUNTS = "counts"
 
 
@@ -40,18 +40,18 @@ class AIRClient(STSAClient):
     method: AIR
 
     def told(self, shard: Shard) -> int | None:
-        """Nothing: class counts say it."""
+        """None: the class counts say it."""
         return None
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        """n (c_t), then G and C weighted by pi; or all three at once."""
+        """With weights n (c_t), then G and C weighted by pi; with logits all three at once."""
         columns = broadcast["columns"]
         sizes = {"n": torch.bincount(positions(shard, columns), minlength=len(columns)).to(torch.int32)}
         if broadcast.stage == COUNTS:
             return Message(sizes, summed=sizes), state
         upload, state = super().update(shard, broadcast, state)
         if self.method.weighted:
-            # `blocks` has put one root into the sums.
+            # `blocks` has multiplied the rows by one root of the weight; this is the other.
             roots = weights(broadcast["n"], upload["C"]).sqrt()
             return upload.with_tensors({**upload, "C": upload["C"] * roots}), state
         everything = {**upload, **sizes}
@@ -79,7 +79,7 @@ class AIRServer(STSAServer):
         super().__init__(method, problem, low_rank)
         self.counts = torch.zeros(0, dtype=torch.int64, device=problem.device)
         self.weight = 0.0
-        #: Of the tasks before the one at hand.
+        #: Counts before the task at hand.
         self._before = self.counts
 
     def start_task(self, task: Task) -> None:
@@ -103,7 +103,7 @@ class AIRServer(STSAServer):
     def expects(self, task: Task, round_: int) -> Expectation:
         sizes, statistics = {"n": counts(len(task.columns))}, super().expects(task, round_)
         if self.method.weighted:
-            # The weights are in the sums, twice.
+            # G is of rows times the root of their weight, and C has that root twice: C is no sum of these rows.
             return sizes if round_ == 0 else {**statistics, "C": dataclasses.replace(statistics["C"], of="")}
         return {**statistics, "C": dataclasses.replace(statistics["C"], by="n"), **sizes}
 
@@ -124,7 +124,7 @@ class AIRServer(STSAServer):
         super().finish_task()
 
     def choose_ridge(self) -> float:
-        """A number means what it does to STSA, if so wanted: the weights' mean over classes takes part in it."""
+        """With `normalise`, a number times the weights' mean over classes, so that it is as strong as in STSA."""
         ridge, method = super().choose_ridge(), self.method
         if isinstance(method.gamma, str) or not (method.weighted and method.normalise):
             return ridge
@@ -175,7 +175,7 @@ class AIR(STSA):
 
     @property
     def summands(self) -> Mapping[str, str]:
-        """Weights are made of the counts of a round before, and a sample counts there too."""
+        """None: weights are made of the counts of the round before, in which a sample counts too."""
         return {}
 
     @property

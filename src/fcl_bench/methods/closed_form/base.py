@@ -30,7 +30,7 @@ from fcl_bench.tracking.console import Notices
 
 log = logging.getLogger(__name__)
 
-#: Bytes of random features of test samples that a server keeps from task to task, whatever the size of the data.
+#: The most bytes of random features of test samples that a server keeps from task to task.
 KEPT_FEATURES = 2**28
 
 
@@ -105,7 +105,7 @@ class ClosedFormClient(Client):
         self._features: tuple[int, RandomFeatures] | None = None
 
     def told(self, shard: Shard) -> int | None:
-        """`Message.samples`: how many there are, where the server needs that for its ridge; else it is not sent."""
+        """`Message.samples`: the number of samples if the server needs it for its ridge, else None: it is not sent."""
         return len(shard.labels) if self.method.penalty == GCV else None
 
     def features(self, shard: Shard, broadcast: Message) -> torch.Tensor:
@@ -113,7 +113,7 @@ class ClosedFormClient(Client):
         return self.random_features(broadcast).map(shard.inputs)
 
     def blocks(self, shard: Shard, broadcast: Message) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """H (b, M) and which of the task's classes each row is (b,), of some samples after the other.
+        """Batch by batch, H (b, M) and the position (b,) of each row's class among the task's classes.
 
         H is the largest thing that a client with many samples would hold.
         """
@@ -138,7 +138,7 @@ def random_features_of(method: ClosedFormMethod, problem: Problem, seed: int) ->
 
 
 def clip_of(problem: Problem) -> float | None:
-    """The longest h that there may be; None: any length. Test samples are clipped as training samples are."""
+    """The largest allowed length of h; None: no limit. Test samples are clipped as training samples are."""
     return None if problem.release is None else problem.release.clip
 
 
@@ -153,17 +153,17 @@ def shared_features(method: ClosedFormMethod, problem: Problem) -> RandomFeature
 
 
 def positions(shard: Shard, columns: torch.Tensor) -> torch.Tensor:
-    """(n,) which of `columns`, ascending, each of the shard's labels is; they are all among them."""
+    """(n,) the position of each of the shard's labels in `columns` (ascending), which has all of them."""
     return torch.searchsorted(columns.to(shard.labels.device, torch.int64), shard.labels)
 
 
 def one_hot(shard: Shard, columns: torch.Tensor) -> torch.Tensor:
-    """Y (n, c): which of `columns` each of the shard's labels is."""
+    """Y (n, c), one row per label of the shard, with a 1 at its position in `columns`."""
     return (shard.labels.unsqueeze(1) == columns.to(shard.labels.device)).to(shard.inputs.dtype)
 
 
 def sums_without_samples(sums: torch.Tensor, sizes: torch.Tensor) -> str:
-    """The objection to class sums (M, c) that are not zero for a class with no sample by `sizes` (c,); "": none are."""
+    """The objection to class sums (M, c) that are not zero although `sizes` (c,) says no sample; "": there is none."""
     contradicting = int(((sums != 0).any(dim=0) & (sizes == 0)).sum())
     return f"{contradicting} class sums are not zero, and n says that there is no sample" if contradicting else ""
 
@@ -177,7 +177,7 @@ class ClosedFormServer(Server):
         W: (M, C) solution after the last `finish_task`.
         bias: (C,) what is added to the scores H W; None: nothing.
         scales: (C,) what the scores are multiplied by; None: nothing.
-        ridge: of the last solve.
+        ridge: the ridge of the last solve.
         columns: (c_t,) of the task's classes.
         samples: N of all uploads so far, where the method's clients tell it.
     """
@@ -207,7 +207,7 @@ class ClosedFormServer(Server):
 
     @property
     def floor_of_features(self) -> int | None:
-        """0 where no entry of H, and so none of its sums and products, is negative; None: they may be."""
+        """0 if no entry of H, and so none of its sums and products, is negative; None: they may be negative."""
         features = self.random_features
         return 0 if features.projection is not None and features.activation == "relu" else None
 
@@ -219,7 +219,7 @@ class ClosedFormServer(Server):
         self.columns = torch.tensor(task.columns, device=self.problem.device)
         self.B = torch.nn.functional.pad(self.B, (0, task.columns_seen - self.B.shape[1]))
         first, count = task.columns[0], len(task.columns)
-        # A view where they lie together: thousands of clients add to it.
+        # Consecutive columns are taken as a view, which is faster: thousands of clients add to it.
         together = tuple(task.columns) == tuple(range(first, first + count))
         self._own = self.B[:, first : first + count] if together else None
 
@@ -241,7 +241,7 @@ class ClosedFormServer(Server):
 
     @contextmanager
     def in_columns_of(self, task: Task) -> Iterator[None]:
-        """What is added in this block is of an earlier task."""
+        """Within this block, `self.columns` are those of an earlier task."""
         now = self.columns, self._own
         self.columns, self._own = torch.tensor(task.columns, device=self.problem.device), None
         try:
@@ -266,7 +266,7 @@ class ClosedFormServer(Server):
         self.bias = self.intercept()
         self.scales = self._scales()
         if solution.trouble:
-            # Of each kind ("the system is singular to rounding: ...") the first; the run record has the last.
+            # The log has the first of each kind ("the system is singular to rounding: ..."), the run record the last.
             kind, _, _ = solution.trouble.partition(":")
             self.notices.tell(kind, f"{self.method.name}, {self.B.shape[1]} classes seen: {solution.trouble}")
 
@@ -281,13 +281,13 @@ class ClosedFormServer(Server):
         return 0.0
 
     def denoised(self, S: torch.Tensor, uploads: int) -> torch.Tensor:
-        """S (M, M) as it may be solved with: where its noise has left it indefinite, positive definite again.
+        """S (M, M), made positive definite again where its noise has left it indefinite.
 
-        Eigenvalues below zero are noise and become zero; then all are raised by the largest that the noise alone has,
-        so that directions in which there is little else count little. Without noise, S itself.
+        Eigenvalues below zero are noise and become zero. Then all are raised by the largest eigenvalue of the noise
+        alone, so that directions which hold little else count little. Without noise, S itself.
 
         Args:
-            S: a sum of Gram matrices, less what has no noise.
+            S: a sum of Gram matrices, minus parts that have no noise.
             uploads: how many clients' noise is in it.
         """
         release = self.problem.release
@@ -310,7 +310,7 @@ class ClosedFormServer(Server):
         return (self.B * self.W).sum(dim=0)
 
     def classifier(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """W (M, C) and the bias (C,), if any, of the scores H W + bias, scaled where they are to be."""
+        """W (M, C) and the bias (C,), if any, of the scores H W + bias; both scaled if the method scales scores."""
         if self.scales is None:
             return self.W, self.bias
         return self.W * self.scales, None if self.bias is None else self.bias * self.scales
@@ -319,10 +319,10 @@ class ClosedFormServer(Server):
         return torch.cat([self.scores(H) for H in self.random_features.blocks(inputs)])
 
     def classify(self, batch: TestBatch) -> Prediction:
-        """Scores. H never changes, so that of batches that come back is kept while there is room."""
+        """Scores. H never changes, so H of test batches that come back is kept while there is room."""
         H = None if batch.number is None else self._kept.get(batch.number)
         if H is None and len(batch.inputs) > self.random_features.rows:
-            return Prediction(self.predict(batch.inputs))  # so wide that it had better be made by blocks
+            return Prediction(self.predict(batch.inputs))  # H is so wide that it is better made by blocks
         if H is None:
             H = self.random_features.map(batch.inputs)
             if batch.number is not None and H.nbytes <= self._room:
@@ -354,7 +354,7 @@ class ClosedFormServer(Server):
             self.random_features.clip = float(model["clip"])
 
     def report(self) -> dict[str, Any]:
-        """Of the last system solved: `condition`, largest over smallest eigenvalue, and `trouble`, null for none.
+        """`condition` of the last system solved, largest over smallest eigenvalue, and its `trouble`, null for none.
 
         With a ridge chosen by the statistics, `ridge` too.
         """

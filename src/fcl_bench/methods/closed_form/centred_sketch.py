@@ -1,12 +1,12 @@
 """Centred sketch: fcl-bench's own method, STSA's classifier from a small fraction of its bytes.
 
-Three changes to FedRAN. The class sums that every client sends anyway, with their counts, give the between-class part
+It changes three things in FedRAN. Every client sends class sums anyway; with counts they give the between-class part
 of its Gram matrix exactly, so only the deviations from the class means are sketched. What the sketch drops is not zero:
 one more number, the mean of the dropped eigenvalues, is spread over the other directions. And the server keeps the sum
 of the sketches, at whatever rank that has.
 
 With `remainder=gaussian` what the sketches drop is not spread evenly, but in the shape of the covariance that random
-features of Gaussians have. Class means and one covariance of the backbone's features, its parameters, are sent beside.
+features of Gaussians have. Its parameters, class sums and one covariance of the backbone's features, are sent too.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def noise_level(A: torch.Tensor, sigma: torch.Tensor) -> float:
 
 
 def leading(A: torch.Tensor, rank: int) -> Spectrum:
-    """V (M, r) and sigma (r,) of A (n, M); at rank 0 there is nothing to decompose, which is the point of it."""
+    """V (M, r) and sigma (r,) of A (n, M). At rank 0 nothing is decomposed."""
     return summarise(A, rank)[0] if rank else Spectrum(A.new_zeros(A.shape[1], 0), A.new_zeros(0))
 
 
 class CentredSketchClient(ClosedFormClient):
-    """Class sums, counts, and the sketch of what they don't tell."""
+    """Class sums, counts, and the sketch of the deviations from the class means."""
 
     method: CentredSketch
 
@@ -83,21 +83,21 @@ class CentredSketchClient(ClosedFormClient):
             per_class=["S", "S_z"],
             factors=["V", "U"],
             sums_of={name: which for name in ("S", "S_z") if name in upload},
-            # A deviation from the mean of one sample is 0, so that no sketch of deviations is of one sample.
+            # A deviation from the mean of one sample is 0, so no sketch of deviations reveals a single sample.
             moments_of={} if self.method.centre else {"V": None},
         ), state
 
     def rest(self, A: torch.Tensor, sigma: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What is told of the directions that the sketch drops."""
+        """The fields about the directions that the sketch drops."""
         return {"tau": torch.tensor([noise_level(A, sigma)], dtype=A.dtype)}
 
     def of_inputs(self, shard: Shard, which: torch.Tensor, classes: int) -> dict[str, torch.Tensor]:
-        """What is told of the backbone's features."""
+        """The fields about the backbone's features."""
         return {}
 
 
 class GaussianRemainderClient(CentredSketchClient):
-    """Besides, E = ||A||_F^2, and class sums and a sketch of the backbone's features where they are not H itself."""
+    """Also sends E = ||A||_F^2, and class sums and a sketch of the backbone's features if these are not H itself."""
 
     def rest(self, A: torch.Tensor, sigma: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"E": A.square().sum().reshape(1)}
@@ -118,12 +118,12 @@ class GaussianRemainderClient(CentredSketchClient):
 
 
 def merged_sketch(uploads: Sequence[Message], rank: int) -> tuple[Spectrum, torch.Tensor, float]:
-    """One sketch of the deviations from the class means of all, and what is dropped on the way.
+    """One sketch of the deviations from the pooled class means, and what is dropped on the way.
 
-    The estimates of the uploads, sum V (diag(sigma^2) - tau I) V' + tau I, add up; and with the class means of all in
-    place of each client's own, what lies between the clients' means of a class,
+    The estimates of the uploads, V (diag(sigma^2) - tau I) V' + tau I, add up. The pooled class means take the place of
+    each client's own, so the difference between the clients' means of a class,
     sum_k n_kc (m_kc - m_c)(m_kc - m_c)', is a deviation too. The leading part stays, and the mean of what it drops is
-    spread evenly, as by a client. So the estimate is off by at most max(lambda_{r+1} - level, level) in the spectral
+    spread evenly, as a client does. So the estimate is off by at most max(lambda_{r+1} - level, level) in the spectral
     norm, `level` being that mean and lambda_{r+1} the first dropped eigenvalue.
 
     Returns:
@@ -147,7 +147,7 @@ def merged_sketch(uploads: Sequence[Message], rank: int) -> tuple[Spectrum, torc
 def weighted(upload: Message) -> torch.Tensor:
     """The columns sqrt(sigma^2 - tau) V (M, r) of a sketch.
 
-    A kept eigenvalue is no smaller than the mean of the dropped ones, but for rounding on the wire.
+    Except for rounding on the wire, a kept eigenvalue is at least the mean of the dropped ones.
     """
     return upload["V"] * (upload["sigma"].square() - float(upload["tau"])).clamp_min(0).sqrt()
 
@@ -185,7 +185,7 @@ class CentredSketchServer(RidgeServer):
         return {**fields, "n": counts(classes)} if self.method.centre else fields
 
     def rest(self, classes: int) -> dict[str, Expected]:
-        """What uploads tell of the directions that their sketches drop."""
+        """The fields of uploads about the directions that their sketches drop."""
         return {"tau": real(1, least=0), MERGES: real(1, least=0, optional=True)}
 
     def objection(self, upload: Message) -> str:
@@ -219,9 +219,9 @@ class GaussianRemainderServer(CentredSketchServer):
     """G += V sigma^2 V' + sum_c S_c S_c'/n_c + e [(1 - mix) Pi Q Pi / tr(Pi Q Pi) + mix Pi / (M - r)], Pi = I - V V'.
 
     Q is the covariance that the task's random features would have if its classes were Gaussian, with the pooled means
-    of the task and one covariance Sigma of all uploads so far; without random features it is Sigma, and without an
-    activation P' Sigma P. The sketches of a
-    task are kept until its end, when Q is known. What is added evenly is in delta, as in the base.
+    of the task and one covariance Sigma of all uploads so far. Without random features Q is Sigma; without an
+    activation it is P' Sigma P. The sketches of a task are kept until its end, when Q is known. delta has what is added
+    evenly, as in the base.
 
     Attributes:
         scatter: N Sigma (d, d), the sum over all uploads so far of U (omega^2 - tau_z) U' + tau_z I, or of
@@ -229,7 +229,7 @@ class GaussianRemainderServer(CentredSketchServer):
         Q: (M, M), of the last task; only kept for `bounds`.
     """
 
-    #: Q is of one task's uploads together.
+    #: Q needs all of a task's uploads together.
     absorbs_late = False
 
     def __init__(self, method: CentredSketch, problem: Problem) -> None:
@@ -260,7 +260,7 @@ class GaussianRemainderServer(CentredSketchServer):
 
     def absorb(self, client: int, upload: Message) -> None:
         V, sigma = upload["V"], upload["sigma"]
-        # Of what a sketch keeps whole, rounding may leave a little less than nothing.
+        # If a sketch drops nothing, rounding may make this difference slightly negative.
         sketch = Sketch(V, sigma, max(float(upload["E"] - sigma.square().sum()), 0.0))
         self._sketches.append(sketch)
         self.estimate.add_factor(between(upload))
@@ -277,10 +277,10 @@ class GaussianRemainderServer(CentredSketchServer):
         self.count(upload)
 
     def _add_scatter(self, U: torch.Tensor, omega: torch.Tensor, rest: float | torch.Tensor) -> None:
-        """A sketch, and what it drops: tau_z in every direction, or what is missing of the diagonal D_z (d,)."""
+        """Add a sketch and what it drops: tau_z in every direction, or what it lacks of the diagonal D_z (d,)."""
         if isinstance(rest, torch.Tensor):
             kept = U * omega
-            # No entry of the sketch's own diagonal is larger than D_z's, but for rounding on the wire.
+            # Except for rounding on the wire, no entry of the sketch's own diagonal is larger than D_z's.
             rest = (rest - kept.square().sum(dim=1)).clamp_min(0)
         else:
             kept = U * (omega.square() - rest).clamp_min(0).sqrt()
@@ -343,7 +343,7 @@ class CentredSketch(ClosedFormMethod):
     bounds: bool = False
 
     def matrices(self) -> int:
-        # Q, and twice as many while it is made.
+        # Q itself, and two more while it is made.
         return super().matrices() + (3 if self.remainder == "gaussian" else 0)
 
     @property
@@ -377,7 +377,7 @@ class CentredSketch(ClosedFormMethod):
         )
 
     def combination(self, problem: Problem) -> Combination | None:
-        """`merged_sketch`; what else there is adds up. Not with remainders of a shape, which is of one sketch each."""
+        """`merged_sketch`, and sums of the other fields. None with `gaussian`: its remainder is of one sketch."""
 
         def combined(uploads: Sequence[Message]) -> Message:
             (V, sigma), tau, error = merged_sketch(uploads, self.rank)

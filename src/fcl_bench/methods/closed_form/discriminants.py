@@ -25,8 +25,8 @@ class DiscriminantServer(ClosedFormServer):
     """A `ClosedFormServer` that counts, and whose scores are h'w_c + b_c.
 
     Attributes:
-        n: (C,) samples of each class so far; where clients add noise it may be anything, below zero too.
-        uploads: how many there were, those in sums included.
+        n: (C,) samples of each class so far; noise of the clients may make it any number, also a negative one.
+        uploads: the number of uploads so far, counting those inside sums.
     """
 
     def __init__(self, method: ClosedFormMethod, problem: Problem) -> None:
@@ -52,13 +52,13 @@ class DiscriminantServer(ClosedFormServer):
         return class_means(self.B, self.n)
 
     def intercept(self) -> torch.Tensor:
-        """b (..., C), as low as a number can be for a class that no sample has been seen of: it must never win."""
-        # Halved, so that no score that is added makes it infinite.
+        """b (..., C). For a class without a sample it is the lowest number there is, so that the class never wins."""
+        # The number is halved, so that adding a score cannot make it infinite.
         return self.biases().masked_fill(self.n <= 0, torch.finfo(self.W.dtype).min / 2)
 
     @abstractmethod
     def biases(self) -> torch.Tensor:
-        """b (..., C) of the classes that there are samples of."""
+        """b (..., C) of the classes that have samples."""
 
     def statistics(self) -> dict[str, torch.Tensor]:
         noisy = self.problem.release is not None

@@ -1,7 +1,8 @@
 """FedDS-AL: dual-stream analytic learning (Zhuang et al., AAAI 2024) over clients, in two rounds per task.
 
-The main stream is STSA, ridge regression on ReLU(Z P). What it leaves unexplained, the compensation stream learns by a
-second ridge regression, on tanh(Z P). Both need sums over samples only, so the result is the centralised one.
+The main stream is STSA, ridge regression on ReLU(Z P). The compensation stream is a second ridge regression, on
+tanh(Z P), of what the main stream leaves unexplained. Both need sums over samples only, so the result is the
+centralised one.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class DSALClient(STSAClient):
             symmetric=["G"],
             per_class=["T"],
             summed=["G", "T"],
-            # Every column of T is of all samples; of one sample all are multiples of its k.
+            # Every column of T sums over all samples. With one sample, all columns are multiples of its k.
             sums_of={"T": None},
             moments_of={"G": None},
         ), state
@@ -88,13 +89,13 @@ class DSALServer(STSAServer):
 
     Attributes:
         compensation: G_c (M, M), the Gram matrix of K over all tasks so far.
-        T: (M, C) what K and the residuals add up to, each task's under the W of that task.
+        T: (M, C) the sum of K'R over clients and tasks, each task's R under the W of that task.
         W_c: (M, C) the compensation stream's solution.
     """
 
     method: DSAL
     random_features: Linear
-    #: The task's second round is made with all of its first round's sums.
+    #: The second round of a task uses all sums of its first round.
     absorbs_late = False
 
     def __init__(self, method: DSAL, problem: Problem) -> None:
@@ -109,11 +110,11 @@ class DSALServer(STSAServer):
         self.T = torch.nn.functional.pad(self.T, (0, task.columns_seen - self.T.shape[1]))
 
     def rounds(self, task: Task) -> int:
-        """Statistics of the features, then of the residuals."""
+        """Two: statistics of the features, then of the residuals."""
         return 2
 
     def broadcast(self, task: Task, round_: int) -> Message:
-        """As STSA's; then W (M, c_t) too, the columns of the task's classes: no other residual counts."""
+        """STSA's; in round 1 also W (M, c_t) of the task's classes, since no other residual counts."""
         message = super().broadcast(task, round_)
         if round_ == 0:
             return message
@@ -123,7 +124,7 @@ class DSALServer(STSAServer):
     def expects(self, task: Task, round_: int) -> Expectation:
         if round_ == 0:
             return super().expects(task, round_)
-        # No tanh is larger than 1.
+        # tanh is at most 1.
         return {"G": gram_matrix(self.dimension, per_sample=1.0), "T": real(self.dimension, len(task.columns))}
 
     def objection(self, upload: Message) -> str:
@@ -137,7 +138,7 @@ class DSALServer(STSAServer):
         self.T[:, self.columns] += upload["T"]
 
     def finish_task(self) -> None:
-        """The main stream's solution is there since the second broadcast."""
+        """Solve the compensation stream. The main stream was solved before the second broadcast."""
         self._compensate()
 
     def _compensate(self) -> None:
@@ -152,7 +153,7 @@ class DSALServer(STSAServer):
         return self.W_c if self.scales is None else self.W_c * self.scales
 
     def scores(self, H: torch.Tensor) -> torch.Tensor:
-        """Those of both streams (n, C), for the Z P (n, M) that is kept in place of H."""
+        """Scores (n, C) of both streams, from the Z P (n, M) that is kept in place of H."""
         main = super().scores(self.random_features.main(H))
         return main.add_(product(self.classifier_c().T, H.tanh().T).T, alpha=self.method.kappa)
 
@@ -187,7 +188,7 @@ class DSAL(ClosedFormMethod):
 
     Args:
         M: number of random features; None: the backbone's features themselves, H = Z and K = tanh(Z).
-        activation: of the main stream; the compensation stream's is tanh whatever it says.
+        activation: of the main stream; the compensation stream always has tanh.
         gamma: ridge of the main stream; "auto", "gcv": chosen by the statistics.
         gamma_c: ridge of the compensation stream.
         kappa: weight of the compensation stream's scores; 0: those of STSA.

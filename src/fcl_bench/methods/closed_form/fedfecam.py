@@ -40,13 +40,13 @@ class FedFeCAMClient(ClosedFormClient):
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """n (c_t), S and T (M, held), sums of z and of h = z^tukey, and second moments of h in the columns of Q.
 
-        Of each class held Q has sum h h' packed, or only its diagonal; if they share a covariance, one column for all.
-        T is S where the power is 1, and does not travel.
+        Q has sum h h' of each class held, packed, or only its diagonal; with a shared covariance, one column for all.
+        If the power is 1, T is S and does not travel.
         """
         method, features, M = self.method, self.random_features(broadcast), self.dimension
         which = positions(shard, broadcast["columns"])
         n = torch.bincount(which, minlength=len(broadcast["columns"]))
-        # In a sum columns of all classes meet.
+        # In a secure sum, columns of all classes have to be sent.
         held = list(range(len(n))) if self.problem.sums else torch.nonzero(n).squeeze(1).tolist()
         S, T = (shard.inputs.new_zeros(len(held), M) for _ in range(2))
         moments = shard.inputs.new_zeros(M) if method.covariance == "diagonal" else shard.inputs.new_zeros(M, M)
@@ -79,7 +79,7 @@ class FedFeCAMServer(ClosedFormServer):
 
     Attributes:
         n: (C,) samples of each class.
-        T: (M, C) sums of h; B where the power is 1.
+        T: (M, C) sums of h; it is B if the power is 1.
         moments: (C or 1, entries) second moments of h, a row for each column of Q, in `method.memory`.
     """
 
@@ -92,7 +92,7 @@ class FedFeCAMServer(ClosedFormServer):
         self._T = self.zeros(self.dimension, 0)
         self._rows = 1 if method.covariance == "shared" else 0
         self.moments = self._kept_zeros(self._rows)
-        #: Whitening factors of the rows of `moments`, packed as these; of which they are out of date; what was found.
+        #: The whitening factors of the rows of `moments`, packed alike; which of them are out of date; what was found.
         self._factors = self._kept_zeros(self._rows)
         self._stale: set[int] = set()
         self._found: dict[int, Whitening] = {}
@@ -152,7 +152,7 @@ class FedFeCAMServer(ClosedFormServer):
 
     @property
     def euclidean(self) -> bool:
-        """Whether plain class means of the first task still decide."""
+        """Whether the scores are still those of plain class means, as in the first task."""
         return self.method.first_task == "euclidean" and self._tasks <= 1
 
     def solution(self) -> Solution:
@@ -168,11 +168,11 @@ class FedFeCAMServer(ClosedFormServer):
         return Solution(directions(self.method.transformed(means), dim=0), condition, self._trouble_found())
 
     def intercept(self) -> torch.Tensor | None:
-        """-|mean|^2 / 2 for plain means."""
+        """-|mean|^2 / 2 for plain means, else none."""
         return self.W.square().sum(dim=0) / -2 if self.euclidean else None
 
     def _whitening(self, row: int) -> Whitening:
-        """Of the covariance of class `row`, or of all classes together, shrunk and scaled; the identity of none."""
+        """The factor for the shrunk and scaled covariance of class `row`, or of all classes; the identity for none."""
         method, held = self.method, self.n > 0
         own = held if method.covariance == "shared" else torch.arange(len(self.n), device=self.n.device) == row
         n, T = self.n[own].double(), self.T[:, own].double()
@@ -194,12 +194,12 @@ class FedFeCAMServer(ClosedFormServer):
         if method.correlation:
             s = deviations(S)
             S, errors = correlations(S), errors / s / s.unsqueeze(1)
-        # Independent errors of a matrix move its eigenvalues by sqrt(d) of their size, not by d of it.
+        # Independent errors in a matrix move its eigenvalues by sqrt(d) times their size, not by d times.
         noise = float(errors.max() if errors.ndim == 1 else torch.linalg.matrix_norm(errors) / len(errors) ** 0.5)
         return whitening(S, noise)
 
     def _trouble_found(self) -> str:
-        """What is to be told of covariances that are not positive definite; "": none."""
+        """A warning about covariances that are not positive definite; "": all are."""
         short = [made for made in self._found.values() if made.rank < self.dimension]
         if not short:
             return ""
@@ -270,8 +270,8 @@ class FedFeCAM(ClosedFormMethod):
 
     Args:
         M: number of random features; None (the paper): the backbone's features themselves.
-        scale_scores: no choice here; only false.
-        covariance: "class" (the paper): one of each class; "shared": one within-class covariance of all; "diagonal":
+        scale_scores: has to be false.
+        covariance: "class" (the paper): one for each class; "shared": one within-class covariance of all; "diagonal":
             variances of each class.
         tukey: the power of Tukey's transform; other than 1 it takes features that are not negative.
         a1, a2: shrinkage towards the mean variance and the mean covariance.
@@ -314,7 +314,7 @@ class FedFeCAM(ClosedFormMethod):
         return M if self.covariance == "diagonal" else M * (M + 1) // 2
 
     def kept_dtype(self, problem: Problem) -> torch.dtype:
-        """In which the server keeps second moments and what it makes of them."""
+        """The type in which the server keeps second moments and what it makes of them."""
         return problem.dtype if self.covariance != "class" or self.memory == "float64" else torch.float32
 
     def needs_each_upload(self) -> None:

@@ -1,6 +1,6 @@
 """FedKLDA: kernel discriminants by random Fourier features (KLDA: Momeni, Mazumder and Liu, AAAI 2025), federated.
 
-FedLDA on H = sqrt(2/M) cos(Z Omega + u). The bandwidth of the kernel comes from sums, too, in one more exchange in the
+FedLDA on H = sqrt(2/M) cos(Z Omega + u). The bandwidth of the kernel also comes from sums, in one more exchange in the
 first task. An ensemble of E maps averages their posteriors.
 """
 
@@ -26,9 +26,9 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 
-#: The stage of the first task in which clients send what the bandwidth is made of.
+#: The stage of the first task in which clients send sums for the bandwidth.
 BANDWIDTH = "bandwidth"
-#: `method.bandwidth`: by the mean squared distance.
+#: The value of `method.bandwidth` that takes the mean squared distance.
 AUTO = "auto"
 
 
@@ -42,7 +42,7 @@ class FedKLDAClient(FedLDAClient):
         self._drawn: tuple[int, float, RandomFeatures] | None = None
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        """As FedLDA's; before that, where the bandwidth is asked for, sum z (d), sum |z|^2 (1) and their number."""
+        """FedLDA's upload; in the stage that asks for the bandwidth, sum z (d), sum |z|^2 (1) and the number of z."""
         if broadcast.stage != BANDWIDTH:
             return super().update(shard, broadcast, state)
         z = shard.inputs
@@ -69,7 +69,7 @@ class FedKLDAServer(FedLDAServer):
     """FedLDA's, once the bandwidth is known: b^2 = 2 (sum |z|^2 / N - |mean z|^2), the mean squared distance.
 
     Attributes:
-        bandwidth: b; 1 before the first task has told it, and for features that have none.
+        bandwidth: b; 1 before the first task has given it, and for features that have none.
     """
 
     method: FedKLDA
@@ -77,7 +77,7 @@ class FedKLDAServer(FedLDAServer):
     def __init__(self, method: FedKLDA, problem: Problem) -> None:
         super().__init__(method, problem)
         self.bandwidth = 1.0
-        #: Of the first exchange: sum z, sum |z|^2 and N.
+        #: sum z, sum |z|^2 and N of the first exchange.
         self._sums: tuple[torch.Tensor, float, int] = self.zeros(problem.inputs), 0.0, 0
         self._use(1.0 if isinstance(method.bandwidth, str) else method.bandwidth)
 
@@ -90,7 +90,7 @@ class FedKLDAServer(FedLDAServer):
         return [*([BANDWIDTH] if first else []), *super().stages(task)]
 
     def broadcast(self, task: Task, round_: int) -> Message:
-        """Nothing where the bandwidth is asked for; then as FedLDA's, with the bandwidth or (whole) the phases."""
+        """Nothing in the stage that asks for the bandwidth; then FedLDA's, with the bandwidth or (whole) the phases."""
         if self.stages(task)[round_] == BANDWIDTH:
             return Message({}, stage=BANDWIDTH)
         message = super().broadcast(task, round_)
@@ -140,7 +140,7 @@ class FedKLDAServer(FedLDAServer):
         return math.sqrt(squared) or 1.0
 
     def scores(self, H: torch.Tensor) -> torch.Tensor:
-        """H W + b of one map; of several the logarithm of their mean posterior."""
+        """With one map H W + b, with several the logarithm of their mean posterior."""
         maps = self.method.maps
         if maps == 1:
             return super().scores(H)
@@ -154,7 +154,7 @@ class FedKLDAServer(FedLDAServer):
         return super().model() if phases is None else {**super().model(), "phases": phases}
 
     def report(self) -> dict[str, Any]:
-        """`bandwidth` besides, where there is one."""
+        """FedLDA's, and `bandwidth` if there is one."""
         return {**super().report(), **({"bandwidth": self.bandwidth} if self.method.fourier else {})}
 
     def statistics(self) -> dict[str, torch.Tensor]:
@@ -200,7 +200,7 @@ class FedKLDA(FedLDA):
 
     @property
     def summands(self) -> Mapping[str, str]:
-        """The bandwidth comes from sum |z|^2, which nothing bounds."""
+        """None: the bandwidth comes from sum |z|^2, which nothing bounds."""
         return {}
 
     @property

@@ -25,7 +25,7 @@ from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.release import COLUMN, COUNT, SQUARE
 from fcl_bench.protocol.task import Task
 
-#: The stages of a task: in the first one the mean of all features, where sums are centred; then the statistics.
+#: The stages of a task: the mean of all features (first task, if its sums are centred), then the statistics.
 OFFSET, STATISTICS = "offset", "statistics"
 
 
@@ -35,7 +35,7 @@ class FedLDAClient(ClosedFormClient):
     method: FedLDA
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        """G = H'H (M, M), S = H'Y (M, c_t) and n (c_t); in the stage before, the sum of all h (M) and their number."""
+        """G = H'H (M, M), S = H'Y (M, c_t) and n (c_t); in the stage `offset`, the sum of h (M) and their number."""
         columns = broadcast["columns"]
         n = counted(shard, columns)
         sums = shard.inputs.new_zeros(len(columns), self.dimension)
@@ -72,8 +72,8 @@ def gram_names(maps: int) -> list[str]:
 class FedLDAServer(DiscriminantServer):
     """Sigma = (G - S diag(1/n) S') / (N - C), W = ((1 - eps) Sigma + eps I)^-1 mu, b_c = -mu_c'w_c / 2 + log prior_c.
 
-    With an offset o, mu_c is the mean of h - o, and b_c has -o'w_c besides: each sample's scores then differ from those
-    without by one number, the same for all classes.
+    With an offset o, mu_c is the mean of h - o, and b_c has the further term -o'w_c. A sample's scores then differ from
+    those without an offset by the same number for all classes.
 
     With several maps side by side in H, each has its own G and its own discriminants; the rows of W are theirs, one
     map after the other, and b has a row for each.
@@ -81,7 +81,7 @@ class FedLDAServer(DiscriminantServer):
     Attributes:
         grams: (maps, M, M) sum of (h - o)(h - o)'; B is the class sums of h - o, too.
         offset: o (M,), what clients subtract; None: nothing.
-        shares: of the identity in the covariance of each map, as last solved.
+        shares: the share of the identity in the covariance of each map, as last solved.
     """
 
     method: FedLDA
@@ -93,7 +93,7 @@ class FedLDAServer(DiscriminantServer):
         self.offset: torch.Tensor | None = None
         self.shares: list[float] = []
         self._task = self._stage = 0
-        #: Of the first exchange.
+        #: The sums of the stage `offset`: of h, and the number of samples.
         self._total, self._samples = self.zeros(self.dimension), 0
 
     def stages(self, task: Task) -> Sequence[str]:
@@ -109,7 +109,7 @@ class FedLDAServer(DiscriminantServer):
         self._task = task.index
 
     def broadcast(self, task: Task, round_: int) -> Message:
-        """The projection and the task's columns; the offset, too, once there is one."""
+        """The projection, the task's columns and, once there is one, the offset."""
         stage = self.stages(task)[round_]
         offset = {} if self.offset is None else {"offset": self.offset}
         return Message({**super().broadcast(task, round_), **offset}, stage=stage, kept=offset)
@@ -128,12 +128,12 @@ class FedLDAServer(DiscriminantServer):
 
     @property
     def largest_feature(self) -> float | None:
-        """No entry of H is larger in absolute terms; None: nobody knows."""
+        """The largest absolute value that an entry of H can have; None: it is not known."""
         features = self.random_features
         return None if features.phases is None else math.sqrt(2 * features.maps / features.outputs)
 
     def expects_late(self, task: Task, round_: int) -> Expectation | None:
-        """Sums around the origin add up whenever they come; what they are made with is settled by then."""
+        """Without an offset, sums of an earlier task can still be added."""
         adds_up = self.method.centre == "none" and self.stages(task)[round_] == STATISTICS
         return self.expects(task, round_) if adds_up else None
 
@@ -222,12 +222,12 @@ class FedLDA(DiscriminantMethod):
     Args:
         M: number of random features; None: the backbone's features themselves, H = Z.
         shrinkage: eps, the share of the identity in the covariance; "oas": by oracle-approximating shrinkage.
-        target: "unit": of I (SLDA), or "mean": of I times the mean variance, so that the scale of H does not count.
-            With `oas` always the mean.
-        divide: the scatter by "N-C" or "N".
+        target: of the shrinkage: "unit", I (SLDA), or "mean", I times the mean variance, so that the scale of H does
+            not count. With `oas` it is always the mean.
+        divide: what divides the scatter: "N-C" or "N".
         prior: "uniform" (SLDA) or "counts", the classes' shares of the samples.
         centre: which tasks' sums are of H minus an offset, the mean of the first task: "none"; "later_tasks", which
-            costs M numbers down; "all_tasks", which costs a round of M + 1 numbers up in the first task besides.
+            costs M numbers down; "all_tasks", which also costs a round of M + 1 numbers up in the first task.
     """
 
     name: ClassVar[str] = "fedlda"
@@ -243,7 +243,7 @@ class FedLDA(DiscriminantMethod):
 
     @property
     def summands(self) -> Mapping[str, str]:
-        """Around an offset that other samples made, a sample is as far away as they are."""
+        """None with an offset, since its other samples decide how far a sample is from it."""
         return {"G": SQUARE, "S": COLUMN, "n": COUNT} if self.centre == "none" else {}
 
     @property

@@ -1,7 +1,7 @@
 """FedNCM: nearest class mean (Legate et al., "Guiding The Last Layer in Federated Learning with Pre-Trained Models").
 
 One round per task. Each client sends its class sums and counts; the server adds them up and classifies by the nearest
-mean, by cosine or Euclidean distance. It has no second-order part: the floor of the closed-form methods.
+mean, by cosine or Euclidean distance. It has no second-order part, and is the floor of the closed-form methods.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FedNCMServer(DiscriminantServer):
         }
 
     def solution(self) -> Solution:
-        """The means, for the cosine of length 1. Nothing is solved, so nothing can be ill-conditioned."""
+        """The means, scaled to length 1 for the cosine. No system is solved, so none can be ill-conditioned."""
         means = self.means()
         return Solution(torch.nn.functional.normalize(means, dim=0) if self.method.cosine else means, 1.0)
 
@@ -85,9 +85,9 @@ class FedNCM(DiscriminantMethod):
 
     @property
     def cosine(self) -> bool:
-        """Whether lengths do not count."""
+        """Whether scores are cosines."""
         return self.similarity == "cosine"
 
     def matrices(self) -> int:
-        """None: a vector for each class is all there is."""
+        """0: there is only a vector per class."""
         return 0

@@ -29,9 +29,9 @@ from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WireFormat, column_bytes, factor_bytes
 
-#: What a node of a tree adds to the summary that it merged, for the bounds and for `complement=floor`: of all merges so
-#: far the sum of the first dropped eigenvalues, the largest share dropped, and the most truncations of one upload; and
-#: the largest eigenvalue at which a client cut off.
+#: A node of a tree adds this to the summary that it merged, for the bounds and for `complement=floor`. Its four numbers
+#: are, over all merges so far, the sum of the first dropped eigenvalues, the largest share dropped and the most
+#: truncations of one upload; and the largest eigenvalue at which a client cut off.
 MERGES = "merges"
 
 
@@ -73,7 +73,7 @@ def pseudo_labels(Z: torch.Tensor, labels: torch.Tensor, U: torch.Tensor, thresh
 
 
 class FedRANClient(ClosedFormClient):
-    """Random features, thin SVD, class sums (Alg. 1, lines 7-13). Keeps nothing but the projection."""
+    """Random features, thin SVD, class sums (Alg. 1, lines 7-13). The client keeps nothing but the projection."""
 
     method: FedRAN
 
@@ -102,10 +102,10 @@ class FedRANClient(ClosedFormClient):
 
 
 def take_summary(merger: Merger, upload: Message, limit: int) -> float:
-    """Give a merger the summary of an upload, and what was dropped before; the largest eigenvalue at which it was cut.
+    """Give a merger an upload's summary and earlier losses. Returns the largest eigenvalue at which the upload was cut.
 
     Args:
-        limit: the most directions that it may have; with fewer, nothing was cut off.
+        limit: the most directions that the summary may have; with fewer, nothing was cut off.
     """
     sigma = upload["sigma"]
     cut = float(sigma[-1]) ** 2 if len(sigma) and len(sigma) == limit else 0.0
@@ -123,10 +123,10 @@ class FedRANServer(RegularisedServer):
 
     Attributes:
         sketch: V (M, r) and sigma (r,) of everything so far.
-        truncations: the most merges that cut something off what the sketch is made of, of any one upload (L_t).
+        truncations: the most truncating merges that any one upload went through (L_t).
         losses: what all merges so far dropped.
-        floor: the smallest kept eigenvalue, or the largest of those at which a client cut off, where that is larger: so
-            it is where a byte budget makes clients cut off long before the server.
+        floor: the larger of the smallest kept eigenvalue and the largest eigenvalue at which a client cut off. The
+            latter is larger where a byte budget makes clients cut off long before the server does.
     """
 
     method: FedRAN
@@ -191,7 +191,7 @@ class FedRANServer(RegularisedServer):
         return float(values @ multiplicity)
 
     def spectrum(self) -> Eigenvalues:
-        """Of V diag(s^2) V', outside of which W is zero; with the floor, of the floored sketch on the whole space."""
+        """That of V diag(s^2) V', outside of which W is zero; with the floor, of the floored sketch on all of space."""
         V, sigma = (part.double() for part in self.sketch)
         floor = self.floor if self.method.complement == "floor" else 0.0
         energies = (V.T @ self.B.double()).square().sum(dim=1)
@@ -207,9 +207,9 @@ class FedRANServer(RegularisedServer):
         ridge, (V, sigma), B = self.ridge, self.sketch, self.B
         if len(sigma) == 0:
             return Solution(torch.zeros_like(B), 1.0)
-        # Of V'B in a direction of small sigma, when V is orthonormal to rounding and B large in others.
+        # The rounding of V'B in a direction of small sigma, if V is orthonormal to rounding and B large in others.
         noise = (self.dimension * 2**-52 + relative_rounding(self.problem.dtype)) * float(sigma[0]) ** 2
-        # Outside the subspace B may be nothing but rounding, which must not be divided by next to nothing.
+        # Outside the subspace B may be nothing but rounding, which must not be divided by a tiny number.
         floor = max(self.floor, noise) if self.method.complement == "floor" else 0.0
         sigma = sigma.clamp_min(floor**0.5)
         W = V @ ((V.T @ B) / (sigma.square() + ridge).unsqueeze(1))
@@ -231,7 +231,7 @@ class FedRANServer(RegularisedServer):
         }
 
     def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
-        # In columns as `merge` leaves it, since a product may round by layout and a resumed run is to be the same.
+        # Column-major, as `merge` leaves it: a product may round by layout, and a resumed run has to be the same.
         self.sketch = Spectrum(state["V"].to(self.B).T.contiguous().T, state["sigma"].to(self.B))
         self._rank = int(state["rank"])
         self.truncations, self._cut = int(state["truncations"]), float(state["cut"])
@@ -250,8 +250,8 @@ class FedRAN(ClosedFormMethod):
             time), "joint" (all in one SVD, which holds the task's summaries together) or "tree" (pairwise, balanced).
         budget_bytes: most that a client may upload for a task; the rank of its summary is then at most what Eq. 12
             allows. The server keeps `rank` directions all the same, or the most that any task allowed.
-        complement: the classifier outside the kept subspace: "drop" (the paper) sets it to zero, "floor" takes the
-            smallest eigenvalue that every truncation kept, which no dropped one exceeds, for the curvature there.
+        complement: the classifier outside the kept subspace: "drop" (the paper) sets it to zero, "floor" uses the
+            smallest eigenvalue that every truncation kept, which no dropped one exceeds, as the curvature there.
         ssl: FedRAN-SSL: give unlabelled samples (label_rate below 1) the label of the nearest prototype.
         tau: least cosine similarity at which such a label is accepted (Eq. 15).
         scale_scores: divide each class's scores by the root of their sum over the class's own samples.
@@ -286,7 +286,7 @@ class FedRAN(ClosedFormMethod):
         return self.ridge
 
     def matrices(self) -> int:
-        """No M x M matrix, unless the exact solution is asked for."""
+        """0, unless the exact solution is asked for."""
         return 3 if self.bounds else 0
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
@@ -304,7 +304,7 @@ class FedRAN(ClosedFormMethod):
                 )
 
     def combination(self, problem: Problem) -> Combination:
-        """The server's own merge of a task's clients, to what one client may send; B adds up."""
+        """The server's own merge of a task's clients, cut to the rank that one client may send; B adds up."""
 
         def combined(uploads: Sequence[Message]) -> Message:
             limit = self.feasible_rank(problem, uploads[0]["B"].shape[1])

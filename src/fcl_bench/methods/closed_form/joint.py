@@ -1,7 +1,7 @@
 """Joint: ridge regression on everyone's features in one place, the ceiling of the closed-form methods.
 
-No federated method: clients send their samples' features and labels, which is what the others avoid. It is here to be
-compared with, under the same random features, split and accounting.
+This is no federated method: clients send their samples' features and labels, which the others avoid. It is the
+reference for comparisons, under the same random features, split and accounting.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fcl_bench.protocol.task import Task
 
 
 class JointClient(ClosedFormClient):
-    """Gives away its samples' features."""
+    """Sends its samples' features and labels."""
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """Z (n, d) and the labels (n)."""

@@ -1,8 +1,9 @@
 """FedRanPAC: ridge regression on random features whose ridge is cross-validated (McDonnell et al., NeurIPS 2023).
 
 RanPAC is STSA with a ridge that each task chooses anew. Generalised cross-validation needs what STSA's clients send
-anyway. For a choice on samples that are held out, clients send the sums of every fold of their samples apart, and the
-server gets the squared error on them from these sums alone. The result is the centralised one, whatever the partition.
+anyway. To choose on held-out samples, clients send the sums of every fold of their samples apart, and the server
+computes the squared error on the held-out ones from these sums alone. The result is the centralised one, whatever the
+partition.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from fcl_bench.protocol.release import COLUMN, SQUARE
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
 
-#: What `method.ridge` may say beside a number, `auto` and `gcv`: one fold is held out, or each in turn.
+#: Further values of `method.ridge`, beside a number, `auto` and `gcv`: one fold is held out, or each in turn.
 HELD_OUT, FOLDS = "held_out", "folds"
 
 
 class RanPACClient(STSAClient):
-    """STSA's statistics: of all samples, or of every part of them."""
+    """Sends STSA's statistics, of all samples or of every part of them."""
 
     method: RanPAC
 
@@ -44,7 +45,7 @@ class RanPACClient(STSAClient):
         self._factors = hash_factors(generator(problem.seed, "folds"), problem.inputs)
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        """G, C as STSA; or G_p (M, M) and C_p (M, c_t) of each part p, and how many samples that has, n (parts)."""
+        """G and C as in STSA; or G_p (M, M) and C_p (M, c_t) of each part p, and its number of samples, n (parts)."""
         parts = self.method.parts
         if not parts:
             return super().update(shard, broadcast, state)
@@ -74,12 +75,12 @@ class RanPACClient(STSAClient):
 
 
 class RanPACServer(STSAServer):
-    """STSA's sums, and those of the parts; W = (G + lambda I)^-1 C with the task's choice of lambda.
+    """Keeps STSA's sums and those of the parts; W = (G + lambda I)^-1 C with the task's choice of lambda.
 
     Attributes:
         parts: sums over the samples of each part: of all tasks so far, or of the task at hand (`scope`).
         chosen: lambda of each task so far.
-        errors: mean squared error per sample on what was held out for it; NaN where nothing was.
+        errors: of each task, the squared error per held-out sample; NaN where nothing was held out.
     """
 
     method: RanPAC
@@ -110,7 +111,7 @@ class RanPACServer(STSAServer):
         return {**fields, "n": counts(len(numbers))}
 
     def expects_late(self, task: Task, round_: int) -> Expectation | None:
-        """What is held out of the task at hand alone has no place for an earlier one's samples."""
+        """With `scope=task` the parts are of the task at hand alone, so an upload of an earlier task is of no use."""
         return None if self.method.scope == "task" else super().expects_late(task, round_)
 
     def objection(self, upload: Message) -> str:
@@ -140,7 +141,7 @@ class RanPACServer(STSAServer):
         super().finish_task()
 
     def choose_ridge(self) -> float:
-        """What the last task chose: a resumed run has no other choice."""
+        """The choice of the last task, which a resumed run has to repeat."""
         return self.chosen[-1]
 
     def candidates(self) -> torch.Tensor:
@@ -198,10 +199,10 @@ class RanPAC(ClosedFormMethod):
         ridge: lambda: a number, "auto" (1 % of the mean eigenvalue of G), or chosen after each task from a grid: "gcv"
             by generalised cross-validation, "held_out" by the squared error on one fold of the samples (as RanPAC),
             "folds" by that on each fold in turn.
-        folds: F, the folds; of "held_out" one is held out.
+        folds: F, the number of folds; "held_out" holds out one of them.
         scope: what "held_out" and "folds" look at: "all" tasks so far, or the "task" at hand alone (as RanPAC).
         lowest_ridge, highest_ridge: ends of the grid.
-        per_decade: candidates for each power of ten.
+        per_decade: candidates per power of ten.
         scale_scores: divide each class's scores by the root of their sum over the class's own samples.
     """
 
@@ -239,12 +240,12 @@ class RanPAC(ClosedFormMethod):
 
     @property
     def summands(self) -> Mapping[str, str]:
-        """Where folds are apart, a sample's features choose the one that it is in."""
+        """None where folds travel apart, since a sample's features decide which fold it is in."""
         return {} if self.parts else {"G": SQUARE, "C": COLUMN}
 
     @property
     def parts(self) -> int:
-        """Of how many parts of the samples the sums travel apart; 0: they travel together, as STSA's."""
+        """The number of parts of the samples whose sums travel apart; 0: one sum of all samples, as in STSA."""
         return {HELD_OUT: 2, FOLDS: self.folds}.get(str(self.ridge), 0)
 
     @property
@@ -255,5 +256,5 @@ class RanPAC(ClosedFormMethod):
         return [10.0 ** (begin + step / self.per_decade) for step in range(steps + 1)]
 
     def matrices(self) -> int:
-        """Besides STSA's: the parts' sums at the server, as many in an upload, and three to choose with."""
+        """STSA's, the parts' sums at the server, as many in an upload, and three for the choice."""
         return super().matrices() + (2 * self.parts + 3 if self.parts else 0)

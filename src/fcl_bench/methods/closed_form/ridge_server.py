@@ -23,7 +23,7 @@ class RegularisedServer(ClosedFormServer):
         return "it does not say how many samples it is of, and the ridge is to be chosen by gcv" if missing else ""
 
     def choose_ridge(self) -> float:
-        """The ridge of the next solve: the knob's, or chosen by what is known so far."""
+        """The ridge of the next solve: the knob's number, or chosen by the statistics so far."""
         penalty = self.method.penalty
         if not isinstance(penalty, str):
             return float(penalty)
@@ -35,7 +35,7 @@ class RegularisedServer(ClosedFormServer):
         return mean_share(self.trace(), self.dimension) if found is None else found
 
     def candidates(self) -> torch.Tensor | None:
-        """(k,) what `gcv` chooses from, ascending; None: ridges around the mean eigenvalue."""
+        """(k,) the ridges that `gcv` chooses from, ascending; None: those around the mean eigenvalue."""
         return None
 
     def squares(self) -> float:
@@ -44,11 +44,11 @@ class RegularisedServer(ClosedFormServer):
 
     @abstractmethod
     def trace(self) -> float:
-        """Of the estimate of the Gram matrix."""
+        """The trace of the estimate of the Gram matrix."""
 
     @abstractmethod
     def spectrum(self) -> Spectrum:
-        """Of the estimate of the Gram matrix, with B."""
+        """The eigenvalues of the estimate of the Gram matrix, with B."""
 
 
 class RidgeServer(RegularisedServer):
@@ -56,8 +56,8 @@ class RidgeServer(RegularisedServer):
 
     Attributes:
         estimate: G (M, M), a sum over all uploads so far.
-        uploads: how many there were.
-        sums_what_came: whether G is a sum of matrices that clients sent, rather than made by the server itself.
+        uploads: the number of uploads so far.
+        sums_what_came: whether G is a sum of matrices that clients sent; false: the server makes G itself.
     """
 
     sums_what_came: ClassVar[bool] = True
@@ -68,12 +68,12 @@ class RidgeServer(RegularisedServer):
         self.uploads = 0
 
     def count(self, upload: Message) -> None:
-        """One more upload, or those that it is made of."""
+        """Count one more upload, or the uploads that it is made of."""
         self.uploads += upload.clients
         self.samples += upload.samples or 0
 
     def offset(self) -> float:
-        """What is to be added to the eigenvalues of G to have those of the estimate; below zero: taken out."""
+        """What is added to the eigenvalues of G to get those of the estimate; below zero, it is taken out."""
         return 0.0
 
     def trace(self) -> float:
@@ -83,7 +83,7 @@ class RidgeServer(RegularisedServer):
         return self.estimate.spectrum(self.B).shifted(self.offset())
 
     def rounding(self) -> float:
-        """Relative error of G's entries, with what the wire rounded off where they came over it."""
+        """Relative error of G's entries; it includes the wire's rounding if clients sent them."""
         return relative_rounding(self.problem.dtype, *([self.problem.wire.dtype] if self.sums_what_came else []))
 
     def solution(self) -> Solution:

@@ -1,7 +1,7 @@
 """STSA-E: STSA whose server estimates the Gram matrix from first-order statistics (Guan et al., Sec. 2.3).
 
-Each client splits its samples at random into dummy clients and sends each one's class sums and class counts. How the
-sums of equally large groups scatter around the class mean tells the server the within-class covariance.
+Each client splits its samples at random into dummy clients and sends each one's class sums and class counts. The
+scatter of the sums of equally large groups around the class mean gives the server the within-class covariance.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class STSAEClient(ClosedFormClient):
         """C (M, K_D c_t), group by group, and n (K_D, c_t)."""
         columns, groups = broadcast["columns"], self.method.dummy_clients
         rng = generator(self.problem.seed, "dummy clients", shard.task, shard.client)
-        # As even as can be: groups differ by one sample at most.
+        # Groups differ by one sample at most.
         group = torch.from_numpy(rng.permutation(len(shard.labels)) % groups).to(shard.labels.device)
         cell = group * len(columns) + positions(shard, columns)
         cells = groups * len(columns)
@@ -57,16 +57,16 @@ class STSAEServer(RidgeServer):
     """Estimates each task's Gram matrix (Eq. 9), adds it up over tasks; W = (G_hat + gamma I)^-1 C (Eq. 10)."""
 
     method: STSAE
-    #: What the server makes is positive semidefinite whatever the wire did to the sums.
+    #: The server makes G itself, and it is positive semidefinite whatever the wire did to the sums.
     sums_what_came = False
 
     def __init__(self, method: STSAE, problem: Problem) -> None:
         super().__init__(method, problem)
         self._scatter = ClassScatter(self.zeros(0, self.dimension))
-        #: Of tasks of which uploads are still to come, by the task's number; and how many.
+        #: The sums of tasks that still await uploads, and the number of these uploads, by the task's number.
         self._awaited: dict[int, ClassScatter] = {}
         self._missing: dict[int, int] = {}
-        #: Of these, those whose estimate is out of G and of B until the task at hand is finished.
+        #: Those of them whose estimate is taken out of G and B until the task at hand is finished.
         self._reopened: dict[int, tuple[Task, ClassScatter]] = {}
 
     def start_task(self, task: Task) -> None:
@@ -74,7 +74,7 @@ class STSAEServer(RidgeServer):
         self._scatter = ClassScatter(self.zeros(len(task.columns), self.dimension))
 
     def await_late(self, task: Task) -> None:
-        """Both weights of Eq. 9 depend on all of a task's groups."""
+        """Keep the task's sums, since both weights of Eq. 9 depend on all of its groups."""
         self._awaited[task.index] = self._scatter
         self._missing[task.index] = self._missing.get(task.index, 0) + 1
 
@@ -82,7 +82,7 @@ class STSAEServer(RidgeServer):
         return self.expects(task, round_) if task.index in self._awaited else None
 
     def absorb_late(self, client: int, upload: Message, task: Task) -> None:
-        """Into the task's sums; its estimate is taken out once, and made anew when the task at hand is finished."""
+        """Add to the task's sums. Its estimate is taken out once, and made anew when the task at hand is finished."""
         self._reopen(task)
         now, self._scatter = self._scatter, self._awaited[task.index]
         self.absorb(client, upload)
@@ -99,7 +99,7 @@ class STSAEServer(RidgeServer):
                 self._add_estimate(self._awaited[task.index], -1)
 
     def _came(self, task: Task) -> None:
-        """One upload less is awaited; the sums of a task of which all have come are needed no longer."""
+        """Await one upload less. Once all uploads of a task have come, its sums are no longer needed."""
         self._missing[task.index] -= 1
         if not self._missing[task.index]:
             del self._awaited[task.index], self._missing[task.index]
@@ -135,7 +135,7 @@ class STSAEServer(RidgeServer):
         super().finish_task()
 
     def _add_estimate(self, scatter: ClassScatter, sign: int) -> int:
-        """Add a task's sums and estimate, or take them out again; returns how many classes one group alone holds."""
+        """Add a task's sums and estimate, or take them out. Returns the number of classes that only one group holds."""
         self.add_class_sums(sign * scatter.sums.T)
         return scatter.add_to(self.estimate.matrix, self.method.estimator == "unbiased", sign)
 

@@ -31,8 +31,8 @@ class CodaPrompt(PromptMethod):
 
     Args:
         layers: blocks, from 0, that take a prompt.
-        components: of each task and layer. The paper has 100 in all, so 100 / tasks; the server does not know how many
-            tasks will come.
+        components: number of components per task and layer. The paper has 100 in all, so 100 / tasks; the server does
+            not know how many tasks will come.
         length: rows of a prompt; the first half are keys, the others values.
         orthogonality: lambda_o; 0: no penalty.
     """
@@ -52,7 +52,7 @@ class CodaPrompt(PromptMethod):
     def prompted_layers(self) -> dict[str, list[int]]:
         return {"method.layers": self.layers}
 
-    #: Whether softmax(A_m) takes the place of A_m, as in some public code.
+    #: Whether softmax(A_m) takes the place of A_m, as in Fed-CPrompt's public code.
     softmax: ClassVar[bool] = False
 
     def prompts(self, dimension: int) -> CodaPrompts:

@@ -1,13 +1,13 @@
 """Fed-CPrompt: contrastive prompts (Bagwe, Yuan, Pan, Zhang, arXiv 2307.04869, 2023).
 
-Fed-CODA-Prompt whose clients hold their model near the broadcast one, and away from that with which the last task
-ended. With features phi of a client's model, phi_g of the broadcast and phi_o of the last task's, all of the same image
-x, its loss has besides
+It is Fed-CODA-Prompt whose clients hold their model near the broadcast one, and away from the model with which the last
+task ended. With the features phi of a client's model, phi_g of the broadcast one and phi_o of the last task's, all of
+the same image x, the loss has the further term
 
     strength mean_x max(near ||phi - phi_g||^2 - far ||phi - phi_o||^2 + margin, 0),
 
-and in the first task, where there is no phi_o, strength mean_x near ||phi - phi_g||^2. With `contrast=prompts` the
-prompts take the features' place, P of the last group, P_g as broadcast, and P_o of the group before:
+and in the first task, which has no phi_o, strength mean_x near ||phi - phi_g||^2. With `contrast=prompts`, prompts take
+the features' place: P of the last group, P_g as broadcast, and P_o of the group before:
 
     strength max(near ||P - P_g|| - far ||P - P_o|| + margin, 0),    first task: strength near ||P - P_g||.
 """
@@ -36,12 +36,12 @@ _WEIGHTS = {"features": (1000.0, 10.0), "prompts": (1.0, 1.0)}
 
 
 class Contrast(PromptObjective):
-    """What Fed-CODA-Prompt minimises, and the contrast.
+    """Fed-CODA-Prompt's loss and the contrast.
 
     Args:
-        heads: the network's.
+        heads: the heads of the network.
         method: the knobs.
-        network: with the broadcast model.
+        network: the network with the broadcast model.
     """
 
     def __init__(self, heads: Heads, method: CPrompt, network: Network) -> None:
@@ -56,16 +56,16 @@ class Contrast(PromptObjective):
 
     @abstractmethod
     def contrast(self, network: Network, inputs: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-        """L_c of a batch, whose features (b, d) the network has just made."""
+        """The contrast of a batch whose features (b, d) the network has just computed."""
 
 
 class FeatureContrast(Contrast):
-    """Of features. Args: as of `Contrast`."""
+    """The contrast of features. Args: as of `Contrast`."""
 
     def __init__(self, heads: Heads, method: CPrompt, network: Network) -> None:
         super().__init__(heads, method, network)
         prompts, tasks = self.prompts, self.prompts.tasks
-        # The models differ in their last group alone, so nothing else of them is kept.
+        # The models differ in their last group alone, so nothing else of them has to be kept.
         known = {layer: prompts.of(layer).detached() for layer in prompts.layers}
         earlier = {layer: prompts.of(layer, tasks - 1).detached() for layer in prompts.layers} if tasks > 1 else None
         self._models = [known] if earlier is None else [known, earlier]
@@ -76,7 +76,7 @@ class FeatureContrast(Contrast):
 
     @torch.no_grad()
     def _theirs(self, network: Network, inputs: torch.Tensor) -> list[torch.Tensor]:
-        """(b, d) phi_g and, after the first task, phi_o: in one forward pass, of the queries that are known already."""
+        """(b, d) phi_g and, after the first task, phi_o, in one forward pass with the queries already known."""
         body, mixed = prompted(network), self.prompts.mixed
         mixtures = {
             layer: torch.cat([mixed(body.asked, model[layer]) for model in self._models])
@@ -87,7 +87,7 @@ class FeatureContrast(Contrast):
 
 
 class PromptContrast(Contrast):
-    """Of the prompts P themselves, of all layers as one vector. Args: as of `Contrast`."""
+    """The contrast of the prompts P of all layers, as one vector. Args: as of `Contrast`."""
 
     def __init__(self, heads: Heads, method: CPrompt, network: Network) -> None:
         super().__init__(heads, method, network)
@@ -121,7 +121,7 @@ class CPrompt(CodaPrompt):
         near: weight of the distance to the broadcast model; None: 1000 for features, 1 for prompts.
         far: weight of the distance to the last task's model; None: 10 for features, 1 for prompts.
         margin: of the hinge.
-        variant: working, as above; published, as the public code has it: one hinge of the sums over the batch,
+        variant: working, as above; published, as in the public code: one hinge of the sums over the batch,
             attention by softmax(A_m), and no penalty on components that are not orthonormal.
     """
 
@@ -147,9 +147,10 @@ class CPrompt(CodaPrompt):
         return self.variant == "published"
 
     def hinge(self, distances: list[torch.Tensor]) -> torch.Tensor:
-        """L_c of the distances, of each sample (b,) or of the model (), to the broadcast model and to the last task's.
+        """The contrast from the distances, of each sample (b,) or of the model (), to the broadcast model and to the
+        last task's.
 
-        Without the latter, as in the first task, there is nothing to be away from.
+        In the first task there is no last task's model, and only the first distance counts.
         """
         near, far = (
             usual if own is None else own

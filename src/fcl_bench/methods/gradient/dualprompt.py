@@ -6,8 +6,8 @@ the features of the image without a prompt and k_tl the key of task t in layer l
 
     cross-entropy over the task's classes under G and E_t + pull sum_x sum_l (1 - cos(q(x), k_tl)),
 
-the task being known in training. A test sample takes in each layer the prompt E_sl with s = argmax_s cos(q(x), k_sl)
-over all tasks so far. Nobody tells its task.
+where the task is known in training. A test sample takes in each layer the prompt E_sl with
+s = argmax_s cos(q(x), k_sl) over all tasks so far; its task is not given.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DualPrompt(PromptMethod):
         g_layers, e_layers: the blocks, from 0, that take the general prompt, and those that take the tasks' own.
         g_length, e_length: rows of a prompt in one layer, half of them keys and half values; 0: no such prompt.
         pull: weight of the term that draws keys to queries; 0: keys stay as they are drawn.
-        pull_reduction: of that term over a batch: sum (GT-RIPL's code), mean.
+        pull_reduction: how that term is reduced over a batch: sum (GT-RIPL's code), mean.
     """
 
     name: ClassVar[str] = "dualprompt"

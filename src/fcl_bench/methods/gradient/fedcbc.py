@@ -1,11 +1,12 @@
 """FedCBC: a variational autoencoder per class on frozen features, whose loss classifies (Yu et al., ACM MM 2024).
 
-A client trains, for each class c that it has samples of, an autoencoder on them and on samples of the received one, by
+For each class c of which it has samples, a client trains an autoencoder on them and on samples of the received one, by
     L = mean_x |x^ - x|^2 + kl KL(q(z | x) || N(0, I)) + alpha KL(q(z | x) || q_global(z | x)),
-the last term where there is a received one. The server takes over the first autoencoder of a class if one client sent
-it; else it draws samples from all it has of the class, and trains on them by the same loss, where q_global is the mean
-of their posteriors. A sample is of the class whose autoencoder has the smallest L without the last term, at z = its
-posterior mean. No autoencoder ever sees another class, so those of classes that do not come back stay as they are.
+with the last term only if there is a received one. If one client alone sends the first autoencoder of a class, the
+server takes it over. Else it draws samples from all autoencoders that it has of the class, and trains on them by the
+same loss, where q_global is the mean of their posteriors. A sample is of the class whose autoencoder has the smallest L
+without the last term, at z = its posterior mean. No autoencoder ever sees another class, so those of classes that do
+not come back stay as they are.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ from fcl_bench.training.class_vaes.networks import Architecture, losses
 from fcl_bench.training.class_vaes.streams import further, keys, keys_of_rows, normals
 from fcl_bench.training.knobs import MOST_PASSES, diverged
 
-#: The stage in which clients say how far their features reach.
+#: The stage in which clients send the smallest and largest value of each feature.
 RANGE = "range"
-#: Before the names of the received autoencoders: `vae.<column>.<version>`, which never change under their names.
+#: The prefix of received autoencoders' names, `vae.<column>.<version>`; what has such a name never changes.
 _VAE = "vae."
-#: Numbers of reconstructed features that are in memory at once.
+#: The most numbers of reconstructed features in memory at once.
 _AT_ONCE = 2**24
 
 
 @dataclass
 class VAETraining:
-    """`method.training`: of the clients, and of the server where it fuses.
+    """`method.training`, for the clients, and for the server where it fuses.
 
     Args:
-        rounds: of exchange per task.
+        rounds: rounds of exchange per task.
         fraction: share of the clients that take part in a round, chosen at random.
         epochs: passes over a class's samples, in each round.
         batch_size: samples per class and step.
@@ -71,10 +72,11 @@ class FedCBC(Method):
         hidden, latent: h and l, widths of the autoencoders.
         kl: weight of the divergence from the prior, in training and in the scores.
         alpha: weight of the divergence from earlier posteriors; 0: without.
-        samples: drawn from an autoencoder, by a client of the received one, by the server of each.
-        scaling: features within 0 and 1, as the decoders' are: range (by the smallest and the largest value of each
-            feature in the first task, clipped later on), logistic (1 / (1 + exp(-x)), without any message), none.
-        variant: working; published: latents to draw samples from are uniform within -1 and 1, the server averages
+        samples: samples drawn from an autoencoder: by a client from the received one, by the server from each.
+        scaling: how features are brought within 0 and 1, as the decoders' outputs are: range (by the smallest and the
+            largest value of each feature in the first task, clipped later on), logistic (1 / (1 + exp(-x)), without
+            any message), none.
+        variant: working; published: the latents of drawn samples are uniform within -1 and 1, the server averages
             random z instead of posterior means, and the scores are at a random z.
     """
 
@@ -104,8 +106,8 @@ class FedCBC(Method):
         return Architecture(problem.inputs, self.hidden, self.latent)
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        # The server holds them, with what is asked for scores, and the uploads of a round, of every class from every
-        # client at most, with their copies in the classes' order.
+        # The server holds them, the memory for scores, and the uploads of a round (at most every class from every
+        # client), with their copies in the classes' order.
         uploads = (problem.clients or 1) * max(classes_per_task)
         size = 3 * 4 * (sum(classes_per_task) + uploads) * self.architecture(problem).numbers
         require_memory(f"method.hidden={self.hidden}", size, "the autoencoders of all classes")
@@ -128,7 +130,7 @@ class _Half:
     """What both halves have.
 
     Attributes:
-        architecture: of the autoencoders.
+        architecture: the autoencoders' sizes.
     """
 
     def __init__(self, method: FedCBC, problem: Problem) -> None:
@@ -136,17 +138,17 @@ class _Half:
         self.architecture = method.architecture(problem)
 
     def scaled(self, inputs: torch.Tensor, low: torch.Tensor | None, high: torch.Tensor | None) -> torch.Tensor:
-        """Features (n, d) as autoencoders take them, in float32; `low` and `high` (d,) of scaling=range."""
+        """Features (n, d) as autoencoders take them, in float32; `low` and `high` (d,) are for scaling=range."""
         if self.method.scaling == "logistic":
             return inputs.sigmoid().float()
         if low is None or high is None:
             return inputs.float()
         low, high = low.to(inputs), high.to(inputs)
-        # A feature that is always the same says nothing: it is 0 there, and clipped elsewhere.
+        # A feature that never varied says nothing: it becomes 0 at that value, and is clipped elsewhere.
         return ((inputs - low) / torch.where(high > low, high - low, 1)).clamp(0, 1).float()
 
     def keys(self, columns: torch.Tensor, purpose: str, *indices: int) -> torch.Tensor:
-        """(c,) of the random streams of these classes."""
+        """(c,) the keys of the random streams of these classes."""
         return keys(derived_seed(self.problem.seed, f"vae {purpose}", *indices), columns)
 
     def checked(self, weights: torch.Tensor) -> torch.Tensor:
@@ -158,7 +160,7 @@ class _Half:
 
 
 class FedCBCClient(_Half, Client):
-    """Trains an autoencoder for each of its classes, and keeps its own ones: it goes on from them."""
+    """Trains an autoencoder for each of its classes, keeps them, and starts from them the next time."""
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """The weights of its classes' autoencoders, the classes last; or the range of its features."""
@@ -182,7 +184,7 @@ class FedCBCClient(_Half, Client):
         )
 
     def _start(self, shard: Shard, broadcast: Message, state: State) -> tuple[torch.Tensor, Bank, torch.Tensor]:
-        """Its classes (c,), what it keeps, and the weights (c, P) to start from: its own, else received, else new."""
+        """Its classes (c,), its own autoencoders, and weights (c, P) to start from: own, else received, else new."""
         columns = shard.labels.unique()
         own = Bank.empty(self.architecture.numbers, columns.device)
         if "vaes.columns" in state:
@@ -195,7 +197,7 @@ class FedCBCClient(_Half, Client):
         return columns, own, start
 
     def _received(self, columns: torch.Tensor, broadcast: Message) -> Bank:
-        """Those of the broadcast's autoencoders that are of `columns`."""
+        """The broadcast's autoencoders of the classes in `columns`."""
         names = {int(name.split(".")[1]): name for name in broadcast if name.startswith(_VAE)}
         found = [column for column in columns.tolist() if column in names]
         if not found:
@@ -211,7 +213,7 @@ class FedCBCClient(_Half, Client):
         received: Bank,
         indices: tuple[int, ...],
     ) -> tuple[Grouped, Wanted | None]:
-        """What it trains on: its own samples of each class, then those drawn; and the posteriors that are wanted."""
+        """The training samples, its own of each class and then those drawn; and the posteriors to be held to."""
         method, known = self.method, received.columns
         if len(known):
             latents = self.method.drawing().latents(self.keys(known, "samples", *indices), self.architecture.latent)
@@ -236,8 +238,8 @@ class FedCBCServer(_Half, Server):
     Attributes:
         bank: the autoencoders.
         versions: (k,) how often each of them has changed.
-        low, high: (d,) how far the features reach; None: nobody has said it.
-        asked: the task that begins with that stage; -1: none has.
+        low, high: (d,) smallest and largest value of each feature; None: no client has sent them yet.
+        asked: the task that begins with the stage that asks for them; -1: none has.
     """
 
     def __init__(self, method: FedCBC, problem: Problem) -> None:
@@ -249,7 +251,7 @@ class FedCBCServer(_Half, Server):
         self.asked = -1
         self._columns: tuple[int, ...] = ()
         self._seen, self._stage, self._task, self._round = 0, MODEL, 0, 0
-        #: Of the round at hand, by client: no sum of them could be fused.
+        #: The uploads of the round at hand, by client: a sum of them could not be fused.
         self._uploads: dict[int, Bank] = {}
 
     def start_task(self, task: Task) -> None:
@@ -267,7 +269,7 @@ class FedCBCServer(_Half, Server):
         return [round_ for round_, stage in enumerate(self._stages(task)) if stage == MODEL]
 
     def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
-        """A random `fraction` of the clients, at least one; everyone says how far its features reach."""
+        """A random `fraction` of the clients, at least one; in the stage for the range, all clients."""
         fraction = self.method.training.fraction
         if fraction == 1 or not available or self._stages(task)[round_] == RANGE:
             return available
@@ -275,11 +277,11 @@ class FedCBCServer(_Half, Server):
         return sorted(rng.choice(available, max(1, round(fraction * len(available))), replace=False).tolist())
 
     def may_return(self, task: Task, refused: int, round_: int) -> bool:
-        """A round of the model builds on the broadcast alone."""
+        """Yes in the model's rounds, which use the broadcast alone."""
         return self._stages(task)[refused] == MODEL
 
     def broadcast(self, task: Task, round_: int) -> Message:
-        """All autoencoders: those that have not changed since a client had them are not sent again."""
+        """All autoencoders. Those that have not changed since a client had them are not sent again."""
         self._stage, self._round, self._uploads = self._stages(task)[round_], round_, {}
         if self._stage == RANGE:
             return Message({}, RANGE)
@@ -313,14 +315,14 @@ class FedCBCServer(_Half, Server):
         self._uploads[client] = Bank(upload["classes"].long(), torch.cat(parts, dim=1))
 
     def finish_round(self) -> None:
-        """Take over what one client alone has of a class, and fuse the others; clients by their numbers."""
+        """Take over autoencoders that one client alone has, and fuse the others, in order of the clients' numbers."""
         uploads = [self._uploads[client] for client in sorted(self._uploads)]
         self._uploads = {}
         if not uploads:
             return
         columns = torch.cat([upload.columns for upload in uploads])
         changed = columns.unique()
-        # What is known of a class already is a teacher too, the last one.
+        # The known autoencoder of a class is a teacher too, the last one.
         known = changed[self.bank.has(changed)]
         columns = torch.cat([columns, known])
         weights = torch.cat([*[upload.weights for upload in uploads], self.bank.at(known)])
@@ -348,7 +350,7 @@ class FedCBCServer(_Half, Server):
 
     @torch.inference_mode()
     def predict(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Minus the loss of each class's autoencoder; as low as can be for a class that has none."""
+        """Minus the loss of each class's autoencoder; the lowest number there is for a class without one."""
         found = torch.full((len(inputs), self._seen), torch.finfo(torch.float32).min / 2, device=inputs.device)
         scaled = self.scaled(inputs, self.low, self.high)
         parts, columns = self.architecture.parts(self.bank.weights), self.bank.columns
@@ -362,13 +364,13 @@ class FedCBCServer(_Half, Server):
         return found
 
     def _noise(self, rows: torch.Tensor) -> torch.Tensor:
-        """(k, n, l) for each class and sample, whatever samples come beside it."""
+        """(k, n, l) noise for each class and sample, which does not depend on the other samples of the batch."""
         of_classes = self.keys(self.bank.columns, "scores")
         of_pairs = further(keys_of_rows(rows), of_classes.unsqueeze(1))
         return normals(of_pairs.flatten(), self.method.latent).unflatten(0, of_pairs.shape)
 
     def model(self) -> dict[str, torch.Tensor]:
-        """`vaes` (k, P) of the classes `columns` (k,), and `low`, `high` (d,) of scaling=range."""
+        """`vaes` (k, P) of the classes `columns` (k,), and `low`, `high` (d,) with scaling=range."""
         ends = {name: end for name, end in (("low", self.low), ("high", self.high)) if end is not None}
         return {"vaes": self.bank.weights, "columns": self.bank.columns, **ends}
 
@@ -377,7 +379,7 @@ class FedCBCServer(_Half, Server):
         self.low, self.high = model.get("low"), model.get("high")
 
     def report(self) -> dict[str, Any]:
-        """`vae_bytes`, of one class; `classes`, how many have one."""
+        """`vae_bytes`, the bytes of one autoencoder; `classes`, the number of classes that have one."""
         return {"vae_bytes": 4 * self.architecture.numbers, "classes": len(self.bank.columns)}
 
     def state_dict(self) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ beside those of the tokens. With q(x) the features of the image without a prompt
 
     cross-entropy over the task's classes under the prompts S(x) + pull sum_x sum_{m in S(x)} (1 - cos(q(x), k_m)).
 
-The whole pool trains in every task; only heads rest.
+The whole pool trains in every task; only heads of old tasks do not.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class L2P(PromptMethod):
     """Knobs of Fed-L2P.
 
     Args:
-        layers: the blocks, from 0, that take prompts, each of a pool of its own; [0, 1, 2, 3, 4]: deep.
+        layers: the blocks, from 0, that take prompts, each from a pool of its own; [0, 1, 2, 3, 4]: deep.
         pool: M, prompts in a pool.
         length: rows of a prompt in one layer, half of them keys and half values; 0: no prompt.
         top: prompts that an image takes.
         pull: weight of the term that draws the chosen keys to queries; 0: keys stay as they are drawn.
-        pull_reduction: of that term over a batch: sum (GT-RIPL's code), mean.
-        variant: working; published: that term as GT-RIPL's code has it, where every image draws the keys that any
-            image of the batch has chosen.
+        pull_reduction: how that term is reduced over a batch: sum (GT-RIPL's code), mean.
+        variant: working; published: that term as in GT-RIPL's code, where every image draws the keys that any image
+            of the batch has chosen.
     """
 
     name: ClassVar[str] = "l2p"

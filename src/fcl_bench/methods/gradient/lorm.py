@@ -2,20 +2,20 @@
 
 Every task brings an update B A of each chosen linear layer W_0 of a frozen vision transformer: B (o, r) is zero at
 first, A (r, i) is drawn. The clients train one factor per round, B in the first, A in the next, while the other stays
-as everyone has it. Beside the factor that client k trained travels the Gram matrix of that factor's inputs; with
-G_k = X_k'X_k of the layer's inputs X_k (rows, i), taken after training, that is A G_k A' for B, and G_k for A. The
+as everyone has it. Client k sends the factor that it trained and the Gram matrix of that factor's inputs. With
+G_k = X_k'X_k of the layer's inputs X_k (rows, i), taken after training, this is A G_k A' for B, and G_k for A. The
 server takes the factor that comes closest to all clients' outputs, min sum_k ||(B A - B_k A_k) X_k'||^2:
 
     B = (sum_k B_k A G_k A')(sum_k A G_k A')^+,    A = (sum_k A_k G_k)(sum_k G_k)^+,
 
 and where no client has an input, their average. Class weights are merged like A, with the Gram matrix of the features;
-biases are averaged by samples. Grams are damped before they are sent, alpha G + (1 - alpha) diag(G); with alpha = 0 the
-diagonal is all that travels.
+biases are averaged by samples. Grams are damped before they are sent, alpha G + (1 - alpha) diag(G); with alpha = 0
+only the diagonal travels.
 
-After the last round of task t, Grams G_t under the model as it is then are summed over the clients, and the tasks'
-updates merged in the same way: P += B_t A_t G_t, R += G_t, and W_0 + P R^+ is the model that predicts (where no task
-has an input, the mean of the updates). Within a task it is W_0 + the mean of the updates, under which Grams are taken,
-too. Training runs on W_0 + B_t A_t alone.
+After the last round of task t the clients' Grams under the task's last model are summed to G_t, and the tasks' updates
+are merged in the same way: P += B_t A_t G_t, R += G_t, and W_0 + P R^+ predicts (where no task has an input, the mean
+of the updates). Within a task, W_0 + the mean of the updates predicts, and Grams are taken under it. Training runs on
+W_0 + B_t A_t alone.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from fcl_bench.training.vit.low_rank import add_low_rank, factor_name, factors, 
 
 #: The stage after a task's rounds, in which Grams under its last model travel.
 GRAMS = "grams"
-#: Before a layer's name, of its Gram matrix in an upload.
+#: The prefix of a layer's name that gives the name of its Gram matrix in an upload.
 _GRAM = "gram."
-#: In a state, before the server's sums over the tasks: P of each update, R of each layer; and how many tasks they are.
+#: Names in a state: prefixes of the sums over the tasks, P of each update and R of each layer; the number of tasks.
 _P, _R, _TASKS = "merge.P.", "merge.R.", "merge.tasks"
 
 
 class LoRMClient(GradientClient):
-    """Trains one factor of every update, and class weights; then looks at the inputs of what it trained."""
+    """Trains one factor of every update, and class weights; then computes the Gram matrices of their inputs."""
 
     method: LoRM
 
@@ -89,7 +89,7 @@ class LoRMClient(GradientClient):
         return Message(grams, symmetric=matrices(grams), summed=grams, moments_of=dict.fromkeys(grams)), state
 
     def _grams(self, shard: Shard, broadcast: Message, fields: Collection[str]) -> dict[str, torch.Tensor]:
-        """The Gram matrices of those names, damped, under W_0 + the mean of the tasks' updates, in float64."""
+        """The damped Gram matrices with these names, under W_0 + the mean of the tasks' updates, in float64."""
         layers, damping = low_rank_layers(self.network.body), self.method.damping
         modules: dict[str, torch.nn.Module] = {**layers}
         if _GRAM + HEADS in fields:
@@ -101,7 +101,7 @@ class LoRMClient(GradientClient):
         grams = {_GRAM + name: G for name, G in found.items() if _GRAM + name in fields}
         for path, layer in layers.items():
             for part in layer.parts:
-                if (name := f"{_GRAM}{path}.{part}") in fields:  # the inputs of B, A x
+                if (name := f"{_GRAM}{path}.{part}") in fields:  # A x, the inputs of B
                     A = layer.A[factor_name(part, shard.task)].detach()
                     grams[name] = weighted(A, found[path]) @ A.double().T
         return grams
@@ -118,14 +118,14 @@ class LoRMClient(GradientClient):
 
 
 class LoRMServer(GradientServer):
-    """Merges factor by factor, and in the end the tasks' updates; of uploads it keeps sums alone."""
+    """Merges factor by factor, and after a task the tasks' updates. It keeps only sums of uploads."""
 
     method: LoRM
 
     def __init__(self, method: LoRM, problem: Problem) -> None:
         super().__init__(method, problem)
         rounding = relative_rounding(problem.dtype, problem.wire.dtype)
-        #: Over the clients, of the round at hand; over the tasks, P by layer and part and R by layer.
+        #: Sums over the clients of the round at hand; sums over the tasks, P by layer and part and R by layer.
         self._clients, self._tasks = RegressionSums(rounding), RegressionSums(rounding)
         self._merged_tasks = 0
 
@@ -134,9 +134,9 @@ class LoRMServer(GradientServer):
         self._put_merged()
 
     def broadcast(self, task: Task, round_: int) -> Message:
-        """As of any gradient method; but what rests in this round only is sent like what trains.
+        """As in any gradient method, but the factor that does not train in this round is sent like the one that does.
 
-        The factors of earlier tasks go by the names under which they went down in the last stage of their task.
+        Factors of earlier tasks have the names under which they went down in the last stage of their task.
         """
         self._clients.clear()
         in_training = self.method.stages(task)[round_] == MODEL
@@ -171,15 +171,15 @@ class LoRMServer(GradientServer):
         self._clients.add(upload, {}, {})
 
     def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The merge of what has Grams, and the mean of all else."""
+        """The merge of the parameters that have Grams, and the mean of all others."""
         return {**mean, **self._clients.merged(self.method.merged_by(self.network, self.task), mean)}
 
     def finish_stage(self) -> None:
-        """P += B A G, R += G, and the model that predicts."""
+        """P += B A G, R += G; then make the model that predicts."""
         if self.stage != GRAMS:
             return
         for path, layer in low_rank_layers(self.network.body).items():
-            if (G := self._clients.grams.get(_GRAM + path)) is not None:  # None: nobody knows a label of the task
+            if (G := self._clients.grams.get(_GRAM + path)) is not None:  # None if nobody has a label of the task.
                 deltas = {f"{path}.{part}": layer.delta(part, self.task).detach() for part in layer.parts}
                 self._tasks.add({path: G}, deltas, dict.fromkeys(deltas, path))
         self._clients.clear()
@@ -188,7 +188,7 @@ class LoRMServer(GradientServer):
 
     @torch.no_grad()
     def _put_merged(self) -> None:
-        """Predict with P R^+ where all tasks so far are in it, else with the mean of the tasks' updates."""
+        """Predict with P R^+ if all tasks so far are in it, else with the mean of the tasks' updates."""
         whole = self._merged_tasks == len(self.tasks)
         for path, layer in low_rank_layers(self.network.body).items():
             parts = layer.parts if whole and path in self._tasks.grams else ()
@@ -197,7 +197,7 @@ class LoRMServer(GradientServer):
             layer.merged = {part: merged[f"{path}.{part}"].float() for part in parts}
 
     def model(self) -> dict[str, torch.Tensor]:
-        """As of any gradient method, and `delta.<layer>.<part>` (o, i): what is added to the frozen weights."""
+        """As in any gradient method, and `delta.<layer>.<part>` (o, i), which is added to the frozen weights."""
         layers = low_rank_layers(self.network.body)
         deltas = {
             f"delta.{path}.{part}": delta for path, layer in layers.items() for part, delta in layer.merged.items()
@@ -233,15 +233,15 @@ class LoRM(GradientMethod):
     """Knobs of LoRM.
 
     Args:
-        training, loss_over, frozen_heads: as in any gradient method; here with the public code's values for CIFAR-100.
-        rank: r, of every task's updates.
-        targets: the linear layers that have one: q, k, v or qkv, proj, fc1, fc2.
+        training, loss_over, frozen_heads: as in any gradient method, with the public code's values for CIFAR-100.
+        rank: r of every task's updates.
+        targets: the linear layers that have an update: q, k, v or qkv, proj, fc1, fc2.
         layers: the blocks, from 0; None: all.
-        alpha: of the layers' Gram matrices, what is left of the entries off the diagonal; 0: diagonals travel.
-        alpha_head: the same of the features', which merge the class weights.
+        alpha: the factor of the entries off the diagonal of the layers' Gram matrices; 0: diagonals travel.
+        alpha_head: the same for the features' Gram matrix, which merges the class weights.
         passes: how often a client goes through its samples, augmented as in training, for its Gram matrices.
-        merge: grams, or average: FedAvg of both factors, which train together in every round, and after each task the
-            mean of the tasks' updates. No Gram travels.
+        merge: grams; or average: FedAvg of both factors, which train together in every round. After each task the mean
+            of the tasks' updates predicts, and no Gram travels.
     """
 
     name: ClassVar[str] = "lorm"
@@ -312,7 +312,7 @@ class LoRM(GradientMethod):
         return super().frozen(network, stages, task, reused) | old
 
     def resting(self, network: Network, task: int, round_: int) -> set[str]:
-        """The factors that do not train in a round of the model: A in the first and every other, B in the others."""
+        """The factors that do not train in a round of the model: A in rounds 0, 2, 4, ..., B in the others."""
         if self.merge == "average":
             return set()
         return {name for name, which in factors(network.body, task).items() if which == "AB"[round_ % 2]}
@@ -322,7 +322,7 @@ class LoRM(GradientMethod):
         return self.alpha_head if layer == HEADS else self.alpha
 
     def merged_by(self, network: Network, task: int) -> dict[str, str]:
-        """The parameters that train now and are merged by a Gram matrix, and the name of that one in the upload."""
+        """The parameters that train now and are merged by a Gram matrix, with its name in the upload."""
         if self.merge == "average":
             return {}
         found = {f"{HEADS}.{head}.weight": _GRAM + HEADS for head in range(len(network.heads))}
@@ -337,7 +337,7 @@ class LoRM(GradientMethod):
         return [_GRAM + path for path in low_rank_layers(network.body)]
 
     def gram_sizes(self, network: Network) -> dict[str, tuple[int, ...]]:
-        """The shape of every Gram matrix that may travel: of a layer's inputs, of a factor B's, of the features."""
+        """The shape of every Gram matrix that may travel: of the inputs of layers and of factors B, of the features."""
         sizes: dict[str, tuple[int, ...]] = {}
         sides = {HEADS: network.dimension}
         for path, layer in low_rank_layers(network.body).items():

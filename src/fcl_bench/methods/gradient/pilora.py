@@ -1,14 +1,15 @@
 """PILoRA: prototype-guided incremental LoRA (Guo, Zhu, Liu, Zhang, Liu, ECCV 2024).
 
-Inside a frozen ViT, task t trains a low-rank update B_t A_t of the queries and of the values (`layers`, `rank`), on top
-of those of earlier tasks, whose sum applies; and a prototype w_c of each class in the place of class weights. With the
-features z and the distances D_c = sqrt(||z - w_c||^2 / d) a client minimises, over the batch and q and v,
+Inside a frozen ViT, task t trains a low-rank update B_t A_t of the queries and of the values (`layers`, `rank`), which
+is added to those of earlier tasks. It also trains a prototype w_c of each class, in place of class weights. With the
+features z and the distances D_c = sqrt(||z - w_c||^2 / d), a client minimises, over the batch and q and v,
 
     CE(-D, y) + pull mean D_y + sparsity sum ||A_t||_1 + orthogonality sum_{i<t} sum |A_i A_t'|,
 
--D over the classes seen. The class is argmin_c D_c. The server averages the updates by samples. A prototype it weighs
-by how near the clients' are to the mean features m_j of the class, which the clients j with samples of it send: with
-r_k = 1 / sum_j ||w_k - m_j||, brought to 0..1 over the clients, the weights are softmax(r / temperature).
+where -D is over the classes seen. The predicted class is argmin_c D_c. The server averages the updates by samples. It
+weighs the clients' prototypes of a class by how near they are to the mean features m_j of the class, which every client
+j with samples of it sends: with r_k = 1 / sum_j ||w_k - m_j||, scaled to 0..1 over the clients, the weights are
+softmax(r / temperature).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from fcl_bench.training.vit.low_rank import (
 
 #: The fields of an upload beside the model: (d, c) mean features of the task's classes, (c,) 1 for those it has.
 MEANS, PRESENT = "class_means", "present"
-#: How much two sums of distances differ, relative to the larger, that differ by rounding only.
+#: Sums of distances that differ by less than this, relative to the larger, count as equal: it may be rounding.
 _EQUAL = 1e-6
 
 
@@ -68,30 +69,30 @@ def size(layers: list[LowRank]) -> torch.Tensor:
 
 
 def prototype_weights(distances: torch.Tensor, temperature: float) -> torch.Tensor:
-    """(K,) the weights of K clients' prototypes of one class; uniform where nothing tells them apart.
+    """(K,) the weights of K clients' prototypes of one class; uniform if their distances are equal.
 
     Args:
-        distances: (K,) 1 / r_k, the sums of the distances of each from all means.
+        distances: (K,) 1 / r_k, the sum of each prototype's distances from all means.
         temperature: of the softmax.
     """
     least, most = distances.min(), distances.max()
     if most - least <= _EQUAL * most:
         return torch.full_like(distances, 1 / len(distances))
-    # (r - min r) / (max r - min r), also where a prototype is the mean itself and r infinite.
+    # This is (r - min r) / (max r - min r), and also works if a prototype is the mean itself and r is infinite.
     near = least * (most - distances) / (distances * (most - least))
     return torch.softmax(torch.where(distances == least, 1.0, near) / temperature, dim=0)
 
 
 class PILoRAObjective(Objective):
-    """The loss. It also adds up the features that training sees, by class.
+    """The loss. It also sums up, by class, the features that training sees.
 
     Args:
-        heads: the network's.
+        heads: the heads of the network.
         method: the knobs.
 
     Attributes:
-        sums: (d, c) of the features of each of the task's classes.
-        counts: (c,) how many these are.
+        sums: (d, c) sums of the features of each of the task's classes.
+        counts: (c,) the number of features in each.
     """
 
     def __init__(self, heads: Heads, method: PILoRA, dimension: int, device: torch.device) -> None:
@@ -126,7 +127,7 @@ class PILoRAObjective(Objective):
         self.counts += torch.nn.functional.one_hot(places, len(self.counts)).sum(dim=0)
 
     def means(self) -> torch.Tensor:
-        """(d, c) the means; 0 of a class without a sample."""
+        """(d, c) the means; 0 for a class without a sample."""
         return self.sums / self.counts.clamp(min=1)
 
 
@@ -134,7 +135,7 @@ class PILoRAClient(GradientClient):
     """Trains the task's updates and prototypes, and sends the mean features beside them."""
 
     method: PILoRA
-    #: Of the turn at hand: every turn makes its own.
+    #: The objective of the turn at hand: every turn makes its own.
     _objective: PILoRAObjective
 
     def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
@@ -158,7 +159,7 @@ class PILoRAServer(GradientServer):
 
     def __init__(self, method: PILoRA, problem: Problem) -> None:
         super().__init__(method, problem)
-        #: What clients sent in the round at hand.
+        #: The uploads of the round at hand.
         self._sent: list[Message] = []
         self._means = 0
 
@@ -167,7 +168,7 @@ class PILoRAServer(GradientServer):
         self._apply()
 
     def _apply(self) -> None:
-        """As published, the model that is tested has the first task's update alone."""
+        """With `variant=published`, give the tested model the first task's update alone."""
         if self.method.variant == "published":
             for layer in low_rank_layers(self.network.body).values():
                 layer.scales = dict.fromkeys(range(1, layer.tasks), 0.0)
@@ -222,7 +223,7 @@ class PILoRAServer(GradientServer):
         return torch.stack(mean) if mean else theirs[0]
 
     def report(self) -> dict[str, Any]:
-        """`class_means`: how many means of one client's class the server was told, all rounds together."""
+        """`class_means`: how many mean features of a client's class the server has received, over all rounds."""
         return {**super().report(), MEANS: self._means}
 
     def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
@@ -243,7 +244,7 @@ class PILoRA(GradientMethod):
     """Knobs of PILoRA.
 
     Args:
-        training: as of every gradient method; `lr` is of the low-rank updates, `rates.heads` of the prototypes.
+        training: as in every gradient method; `lr` is for the low-rank updates, `rates.heads` for the prototypes.
         frozen_heads: whether the prototypes of old tasks stay as they are; here they do.
         rank: r, of the updates.
         layers: the blocks that have them, from 0.
@@ -252,8 +253,8 @@ class PILoRA(GradientMethod):
         sparsity: weight of the absolute values of the task's A.
         orthogonality: weight of the overlap of the task's A with those of earlier tasks.
         reweighting: what the server weighs prototypes by: distances, none (as the updates; no means are sent).
-        temperature: of the former.
-        variant: working; published, the authors' code, in whose tested model only the first task's update applies.
+        temperature: of the softmax that distances go through.
+        variant: working; published: as in the authors' code, the tested model has only the first task's update.
     """
 
     name: ClassVar[str] = "pilora"

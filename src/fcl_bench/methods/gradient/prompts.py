@@ -1,4 +1,4 @@
-"""What the methods of prompts share: a frozen ViT, prompts that grow with the tasks, heads of old tasks that rest."""
+"""What prompt methods share: a frozen ViT, prompts that grow with the tasks, and frozen heads of old tasks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def prompted(network: Network) -> PromptedViT:
 
 
 def require_even(key: str, length: int) -> None:
-    """Raise a `UserError` for a prompt that has not as many keys as values."""
+    """Raise a `UserError` for a prompt with an odd number of rows, which cannot be half keys and half values."""
     if length % 2:
         raise UserError(
             f"{key}={length} is odd: half of a prompt's rows are keys, half are values", f"{key}={length + 1}"
@@ -40,23 +40,23 @@ def require_even(key: str, length: int) -> None:
 
 
 class PromptObjective(Objective):
-    """Cross-entropy, and what the choice of prompts adds to it."""
+    """Cross-entropy, plus the penalty of the prompts."""
 
     def loss(self, network: Network, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return super().loss(network, inputs, labels) + prompted(network).penalty
 
     def finish(self, network: Network) -> None:
-        # It holds what autograd kept of the last step, without which the network can be copied.
+        # It holds autograd's graph of the last step, with which the network could not be copied.
         prompted(network).prompts.penalty = torch.zeros(())
 
 
 class KnownQueries(Samples):
-    """A client's own samples, whose queries are known: the body need not compute them again.
+    """A client's own samples with known queries, which the body then need not compute.
 
     Args:
         own: the samples, which are not augmented.
-        queries: (n, d) of them.
-        body: is told those of each batch.
+        queries: (n, d) their queries.
+        body: the network that gets the queries of each batch.
     """
 
     def __init__(self, own: Samples, queries: torch.Tensor, body: PromptedViT) -> None:
@@ -73,8 +73,8 @@ class KnownQueries(Samples):
 class PromptClient(GradientClient):
     """Trains the task's prompts and head.
 
-    Without augmentation an image's query is the same in all epochs and rounds of a task. It is then computed once,
-    with those of the client's other samples: n d floats until the next task.
+    Without augmentation an image's query is the same in all epochs and rounds of a task. The queries of all the
+    client's samples are then computed once, and kept until the next task: n d floats.
     """
 
     method: PromptMethod
@@ -91,12 +91,12 @@ class PromptClient(GradientClient):
         return KnownQueries(own, self.queries(shard), prompted(self.network))
 
     def queries(self, shard: Shard) -> torch.Tensor:
-        """(n, d) of the shard's labelled samples."""
+        """(n, d) the queries of the shard's labelled samples."""
         if self._task != shard.task:
             self._queries, self._task = {}, shard.task
         found = self._queries.get(shard.client)
         if found is None:
-            # Autograd takes no tensor that was made in inference mode.
+            # Autograd refuses tensors that were made in inference mode, so a copy is taken.
             made = self.trainer.features(self.network, shard.inputs, of=prompted(self.network).queries)
             found = self._queries[shard.client] = made.clone()
         return found
@@ -127,10 +127,10 @@ class PromptServer(GradientServer):
 class PromptMethod(GradientMethod):
     """A method that trains prompts inside a frozen ViT, and class weights.
 
-    FedAvg of the prompts, keys and class weights that train; nothing else ever travels. Clients keep nothing.
+    It is FedAvg of the prompts, keys and class weights that train; nothing else travels. Clients keep nothing.
 
     Args:
-        training: as of every gradient method.
+        training: as in every gradient method.
         loss_over: whose scores compete in the loss; here by default the task's own.
         frozen_heads: whether the class weights of old tasks stay as they are; here they do.
     """
@@ -144,7 +144,7 @@ class PromptMethod(GradientMethod):
     loss_over: str = knob("task", choices=("seen", "task"))
     frozen_heads: bool = True
 
-    #: What `method=` calls it.
+    #: The method's name on the command line.
     name: ClassVar[str]
 
     @abstractmethod

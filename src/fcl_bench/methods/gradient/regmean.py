@@ -51,7 +51,7 @@ from fcl_bench.training.trainer import forward_batch
 
 log = logging.getLogger(__name__)
 
-#: Before the name of a layer, of its Gram matrix in an upload.
+#: The prefix of a layer's name that gives the name of its Gram matrix in an upload.
 _GRAM = "gram."
 
 
@@ -61,7 +61,7 @@ class Merged(NamedTuple):
     Attributes:
         weight: its name in the network.
         bias: the same; "" where there is none that trains.
-        inputs: the layer by whose inputs: its own name, or `HEADS` for every head.
+        inputs: the layer whose inputs it is merged by: its own name, or `HEADS` for every head.
         module: the layer.
     """
 
@@ -76,14 +76,14 @@ class Merged(NamedTuple):
         return torch.cat([W, values[self.bias].double().unsqueeze(1)], dim=1) if self.bias else W
 
     def parted(self, joint: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What `joint` joined, in float32."""
+        """The weight and the bias that `joint` joined, in float32."""
         if not self.bias:
             return {self.weight: joint.float()}
         return {self.weight: joint[:, :-1].float(), self.bias: joint[:, -1].float()}
 
 
 class RegMeanClient(GradientClient):
-    """Trains as in finetune, then looks at the inputs of the linear layers that it trained."""
+    """Trains as in finetune, then computes the Gram matrices of the inputs of the linear layers that it trained."""
 
     method: RegMean
 
@@ -97,7 +97,7 @@ class RegMeanClient(GradientClient):
         return dataclasses.replace(upload, tensors=tensors, symmetric=matrices(grams), moments_of=of), state
 
     def _grams(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The damped Gram matrices under the trained model, of samples as they are: nothing is augmented."""
+        """The damped Gram matrices under the trained model, of samples without augmentation."""
         alpha = self.method.damping
         layers = self.method.merged(self.network)
         modules: dict[str, torch.nn.Module] = {layer.inputs: layer.module for layer in layers}
@@ -109,13 +109,13 @@ class RegMeanClient(GradientClient):
 
 
 class RegMeanServer(GradientServer):
-    """Merges the linear layers. Of a round's uploads it keeps two sums for each of them."""
+    """Merges the linear layers. For each of them it keeps two sums of a round's uploads."""
 
     method: RegMean
 
     def __init__(self, method: RegMean, problem: Problem) -> None:
         super().__init__(method, problem)
-        #: Of the round at hand: the sums of (W_k - W) G_k, W as it was sent, and of G_k.
+        #: The sums of (W_k - W) G_k, W as it was sent, and of G_k in the round at hand.
         self._clients = RegressionSums(relative_rounding(problem.dtype, problem.wire.dtype))
 
     def broadcast(self, task: Task, round_: int) -> Message:
@@ -140,7 +140,7 @@ class RegMeanServer(GradientServer):
         self._clients.add(grams, self._changes(upload), merged_by)
 
     def _changes(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """By weight, what differs from the model that was sent."""
+        """For each weight, its difference from the model that was sent."""
         return {
             layer.weight: layer.joint(values) - layer.joint(self.sent) for layer in self.method.merged(self.network)
         }
@@ -148,7 +148,8 @@ class RegMeanServer(GradientServer):
     def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """W + (sum_k (W_k - W) G_k)(sum_k G_k)^+ of the linear layers, and the mean of all else.
 
-        Where no client has an input under its last model, it may have had some while it trained: the mean again.
+        Where no client has an input under its last model, it may have had some while it trained. There, too, the mean
+        is taken.
         """
         layers, new = self.method.merged(self.network), dict(mean)
         merged = self._clients.merged({layer.weight: _GRAM + layer.inputs for layer in layers}, self._changes(mean))
@@ -190,7 +191,7 @@ class RidgeMeanServer(GradientServer):
     Attributes:
         C: (d, d) the sum of C_k.
         B: (d, classes) the sum of C_k W_k.
-        uploads: how many there were, K.
+        uploads: K, the number of uploads so far.
         W: (d, classes) the merge.
     """
 
@@ -210,7 +211,7 @@ class RidgeMeanServer(GradientServer):
         self.B = torch.nn.functional.pad(self.B, (0, task.columns_seen - self.B.shape[1]))
 
     def broadcast(self, task: Task, round_: int) -> Message:
-        """`columns`, the task's classes: nothing else is needed."""
+        """`columns`, the task's classes. Nothing else is needed."""
         self.stage = self.method.stages(task)[round_]
         return Message({"columns": torch.tensor(task.columns, dtype=torch.int32)}, self.stage)
 
@@ -241,7 +242,7 @@ class RidgeMeanServer(GradientServer):
         return Prediction(batch.inputs @ self.W)
 
     def report(self) -> dict[str, Any]:
-        """As of any method that solves: `condition`, and `trouble`, null for none."""
+        """As in any method that solves: `condition`, and `trouble`, null for none."""
         return {**super().report(), "condition": self._condition, "trouble": self._trouble or None}
 
     def model(self) -> dict[str, torch.Tensor]:
@@ -338,9 +339,9 @@ class RegMean(GradientMethod):
 
     @staticmethod
     def _linear(network: Network) -> list[tuple[str, torch.nn.Linear, str]]:
-        """All linear layers: name, module, and by which inputs they are merged.
+        """All linear layers: name, module, and the layer whose inputs they are merged by.
 
-        Not one of a derived class, which may do something else to its inputs first.
+        Layers of a derived class are left out, since they may do something else to their inputs first.
         """
         found = [(f"body.{name}", module) for name, module in network.called_layers()]
         heads = [(f"{HEADS}.{number}", head) for number, head in enumerate(network.heads)]

@@ -2,7 +2,8 @@
 
 After a task's last round clients send, for each class, how many samples they have, the sum of their features and that
 of their squares. These add up to the moments of everyone's samples together. The server keeps them for all classes,
-draws as many features for each, and retrains a copy of the heads; the model that the next task starts from stays.
+draws the same number of features for each, and retrains a copy of the heads. The next task starts from the trained
+heads, not from the copy.
 """
 
 from __future__ import annotations
@@ -25,19 +26,20 @@ from fcl_bench.training.network import Network
 
 #: The stage in which clients send their classes' moments.
 MOMENTS = "moments"
-#: Before the names of the moments, and of the retrained head, in a checkpoint.
+#: Prefixes of the names of the moments and of the retrained head in a checkpoint.
 _MOMENTS, _HEAD = "moments.", "replay_head."
-#: Of the steps on drawn features.
+#: Momentum of the steps on drawn features.
 _MOMENTUM = 0.9
 
 
 @dataclass
 class Gaussian:
-    """`method.gaussian`: of `replay_head=gaussian`.
+    """`method.gaussian`, the knobs of `replay_head=gaussian`.
 
     Args:
         covariance: full (d x d for each class), diagonal (variances alone).
-        least: a client speaks only of classes of which it has so many samples: of one, the sum is the sample itself.
+        least: a client sends moments only of classes of which it has at least this many samples; a sum of one sample is
+            that sample.
         samples: drawn features for each class.
         epochs: passes over them.
         lr: step size of the first step of SGD with momentum 0.9, falling to 0 as a cosine.
@@ -61,8 +63,9 @@ def moments_message(
         features: (n, d) of its samples under the task's last model.
         labels: (n,) their columns.
         columns: (c,) of the task's classes, ascending.
-        knobs: which classes it speaks of, and how.
-        dense: whether second moments of all classes travel, zeros where it does not speak of one, so that they add up.
+        knobs: which classes it sends moments of, and of which kind.
+        dense: whether second moments of all classes travel, with zeros for a class that it leaves out, so that they add
+            up.
     """
     which = torch.searchsorted(torch.tensor(columns, device=labels.device), labels)
     found = torch.bincount(which, minlength=len(columns))
@@ -102,7 +105,7 @@ class ReplayHead:
         self.bias: torch.Tensor | None = None
 
     def drop(self) -> None:
-        """A new task has other heads."""
+        """Forget the retrained head, since a new task has other heads."""
         self.weight = self.bias = None
 
     def expects(self, columns: tuple[int, ...]) -> Expectation:
@@ -128,7 +131,7 @@ class ReplayHead:
         return ""
 
     def absorb(self, upload: Message, columns: tuple[int, ...]) -> None:
-        """Add an upload to what is known. A class of an earlier task that came back is pooled with what it was."""
+        """Add an upload to what is known. A class that comes back is pooled with its earlier moments."""
         for place, column in enumerate(columns):
             if count := int(upload["counts"][place]):
                 second = upload["squares"][:, place] if "squares" in upload else upload[f"second.{column}"]
@@ -142,12 +145,12 @@ class ReplayHead:
         return torch.cat(drawn), torch.arange(len(drawn), device=self._device).repeat_interleave(self._knobs.samples)
 
     def retrain(self, network: Network, heads: Heads, seed: int) -> None:
-        """Start from the network's heads, and train on features drawn anew; only known classes compete.
+        """Retrain a copy of the network's heads on features drawn anew; only known classes compete.
 
         Args:
-            network: whose heads; they stay as they are.
+            network: the network whose heads are copied; it does not change.
             heads: which classes they score.
-            seed: of the draws and of the order of the steps.
+            seed: the seed of the draws and of the order of the steps.
         """
         weight, bias = (value.clone() for value in network.classifier())
         self.weight, self.bias = weight, bias
@@ -186,7 +189,7 @@ class ReplayHead:
         return state
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over what `state_dict` returned; other names are somebody else's."""
+        """Take over what `state_dict` returned, and ignore other names."""
         columns = [int(name.split(".")[1]) for name in state if name.startswith(_MOMENTS) and name.endswith(".count")]
         self.known = {}
         for column in columns:

@@ -1,1 +1,1 @@
-"""Variational autoencoders, one for each class, trained and asked side by side."""
+"""Variational autoencoders, one for each class, trained and evaluated side by side."""

@@ -10,18 +10,18 @@ import torch
 from fcl_bench.training.class_vaes.networks import Architecture, Parts, divergence, encode, losses
 from fcl_bench.training.class_vaes.streams import further, normals, orders
 
-#: Adam's, as torch has them.
+#: Adam's constants, as in torch.
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
-#: Samples of each class whose posteriors are made at once.
+#: The number of samples of each class whose posteriors are computed at once.
 _ROWS = 256
 
 
 class Grouped(NamedTuple):
-    """Samples, those of a class together.
+    """Samples, sorted by class.
 
     Attributes:
         inputs: (N, d) float32.
-        counts: (c,) how many samples each class has; in this order they lie in `inputs`.
+        counts: (c,) the number of samples of each class, in the order in which the classes lie in `inputs`.
     """
 
     inputs: torch.Tensor
@@ -34,11 +34,11 @@ class Grouped(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Posteriors that the samples should have, and what that counts.
+    """Posteriors that the samples should have, and the weight of that.
 
     Attributes:
-        mean, log_variance: (N, l) of the samples.
-        spread: (N, l) standard deviation of a noise that the mean is drawn with anew at every step; None: without.
+        mean, log_variance: (N, l) of the samples' posteriors.
+        spread: (N, l) standard deviation of noise that is added to the mean anew at every step; None: no noise.
         weight: (c,) alpha of each class; 0: it has no such posteriors.
     """
 
@@ -96,19 +96,19 @@ def fitted(
     keys: torch.Tensor,
     wanted: Wanted | None = None,
 ) -> torch.Tensor:
-    """The weights (c, P) after training; each class's loss is the mean over its batch, and each has Adam of its own.
+    """The weights (c, P) after training. A class's loss is the mean over its batch, and each has its own Adam.
 
-    The loss of a sample is |x^ - x|^2 + `fit.kl` KL(q || N(0, I)), and alpha KL(q || wanted) where there is one.
+    The loss of a sample is |x^ - x|^2 + `fit.kl` KL(q || N(0, I)), and alpha KL(q || wanted) if one is wanted.
 
     Args:
         architecture: of the autoencoders.
         weights: (c, P) to start from; they stay as they are.
         samples: of the c classes, at least one each.
         fit: how to train.
-        keys: (c,) of the classes' random streams.
+        keys: (c,) keys of the classes' random streams.
         wanted: posteriors to be held to.
     """
-    # Classes with many samples first: those that still have a batch in a step are then the first ones.
+    # Classes with many samples come first, so those that still have a batch in a step are the first ones.
     order = samples.counts.argsort(descending=True, stable=True)
     counts, first, keys = samples.counts[order], samples.first[order], keys[order]
     weights = weights[order].clone()
@@ -139,7 +139,7 @@ def _loss(
     wanted: Wanted | None,
     alpha: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Of each sample (a, b) of a step; `rows` (a, b) are their places."""
+    """The loss (a, b) of each sample of a step; `rows` (a, b) are the samples' places."""
     shape = (*rows.shape, parts["mean.bias"].shape[1])
     noise = normals(keys, shape[1] * shape[2]).view(shape)
     loss, mean, log_variance = losses(parts, samples.inputs[rows], noise, kl)
@@ -165,7 +165,7 @@ class _Adam:
         self._steps = torch.zeros(len(weights), 1, dtype=torch.float64, device=weights.device)
 
     def step(self, gradient: torch.Tensor) -> None:
-        """One of the first rows, by their gradients (a, P)."""
+        """Make a step of the first a rows by their gradients (a, P)."""
         count = len(gradient)
         weights, first, second = (own[:count] for own in (self._weights, self._first, self._second))
         steps = self._steps[:count].add_(1)

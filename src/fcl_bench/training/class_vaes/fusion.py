@@ -16,15 +16,15 @@ class Drawing:
     """How samples are drawn.
 
     Attributes:
-        count: from each autoencoder.
-        published: of latents uniform within -1 and 1, not of the prior; and z in place of a posterior's mean.
+        count: the number of samples from each autoencoder.
+        published: latents are uniform within -1 and 1, not from the prior, and z takes the place of a posterior's mean.
     """
 
     count: int
     published: bool
 
     def latents(self, keys: torch.Tensor, latent: int) -> torch.Tensor:
-        """(c, count, l) of keys (c,)."""
+        """(c, count, l) latents for keys (c,)."""
         draw = uniforms if self.published else normals
         found = draw(keys, self.count * latent).unflatten(1, (self.count, latent))
         return 2 * found - 1 if self.published else found
@@ -47,19 +47,19 @@ def fused(
 ) -> torch.Tensor:
     """One autoencoder of each class (c, P).
 
-    A single teacher's is taken as it is. Of several, each makes the same number of samples, and an autoencoder is
-    trained on all of them, held to the mean of the teachers' posteriors. It starts from the last teacher where the
-    class was known before, else from one chosen at random.
+    A single teacher is taken as it is. Several teachers make the same number of samples each, and an autoencoder is
+    trained on all of them, held to the mean of the teachers' posteriors. It starts from the last teacher if the class
+    was known before, else from one chosen at random.
 
     Args:
         architecture: of the autoencoders.
-        teachers: (T, P), those of a class together.
+        teachers: (T, P), sorted by class.
         counts: (c,) how many teachers each class has.
-        known: (c,) whether its last teacher is what was known of it.
+        known: (c,) whether the class's last teacher is the autoencoder known so far.
         fit: how to train.
         alpha: weight of the divergence from the mean posterior; 0: without.
         drawing: how samples are drawn.
-        keys: (c,) of the classes' random streams.
+        keys: (c,) keys of the classes' random streams.
     """
     first = counts.cumsum(0) - counts
     new = teachers[first].clone()
@@ -69,7 +69,7 @@ def fused(
     counts, first, keys = counts[several], first[several], keys[several]
     chosen = (uniforms(further(keys, 0), 1).squeeze(1) * counts).long().clamp(max=counts - 1)
     start = teachers[first + torch.where(known[several], counts - 1, chosen)]
-    # The teachers of these classes alone, a class after the other.
+    # The teachers of these classes alone, one class after the other.
     own = torch.repeat_interleave(first - (counts.cumsum(0) - counts), counts)
     own = own + torch.arange(len(own), device=own.device)
     latents = drawing.latents(further(keys, 1), architecture.latent).repeat_interleave(counts, dim=0)
@@ -89,17 +89,17 @@ def _averaged(
     alpha: float,
     at_random: bool,
 ) -> Wanted:
-    """The mean over a class's teachers of their posteriors' means and log-variances, of each sample of the class.
+    """The mean over a class's teachers of their posteriors' means and log-variances, for each sample of the class.
 
     Args:
         architecture, teachers, samples, alpha: as above.
-        first, counts: (c,) where the teachers of each class begin, and how many they are.
-        at_random: for a mean of random z in place of a mean of means, whose standard deviation is then told.
+        first, counts: (c,) where the teachers of each class begin, and their number.
+        at_random: hold to the mean of random z, not to the mean of means; the standard deviation is then given, too.
     """
     share = (1 / counts).repeat_interleave(samples.counts).unsqueeze(1)
     mean, log_variance, variance = (samples.inputs.new_zeros(len(samples.inputs), architecture.latent) for _ in "abc")
     for place in range(int(counts.max())):
-        # A class that has fewer teachers is asked of its last one, which then does not count.
+        # For a class with fewer teachers its last one is taken again, with weight 0.
         counted = (place < counts).repeat_interleave(samples.counts).unsqueeze(1)
         m, v = posteriors(architecture, teachers[first + (counts - 1).clamp(max=place)], samples)
         mean += torch.where(counted, m, 0)

@@ -21,12 +21,12 @@ Parts = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Architecture:
-    """Sizes.
+    """The sizes of an autoencoder.
 
     Attributes:
-        inputs: d, of a feature.
-        hidden: h, of the encoder's and of the decoder's hidden layer.
-        latent: l, of z.
+        inputs: d, the size of a feature.
+        hidden: h, the size of the encoder's and of the decoder's hidden layer.
+        latent: l, the size of z.
     """
 
     inputs: int
@@ -35,7 +35,7 @@ class Architecture:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the weights of one autoencoder, in the order in which they lie."""
+        """The shapes of one autoencoder's weights, in the order in which they lie."""
         layers = {
             "encoder": (self.hidden, self.inputs),
             "mean": (self.latent, self.hidden),
@@ -61,7 +61,7 @@ class Architecture:
         }
 
     def initial(self, keys: torch.Tensor) -> torch.Tensor:
-        """New weights (c, P) of keys (c,): uniform within 1/sqrt(fan-in), biases too, as torch's own layers."""
+        """New weights (c, P) for keys (c,): uniform within 1/sqrt(fan-in), biases too, as in torch's own layers."""
         bounds = torch.cat(
             [
                 torch.full((prod(shape),), self.shapes[name.replace("bias", "weight")][1] ** -0.5)
@@ -92,7 +92,7 @@ def divergence(
     other_mean: torch.Tensor | None = None,
     other_log_variance: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """KL(N(m, e^v) || N(m', e^v')) (...) of diagonal Gaussians (..., l); without the other, of the standard normal."""
+    """KL(N(m, e^v) || N(m', e^v')) (...) of diagonal Gaussians (..., l); the second is N(0, I) if left out."""
     if other_mean is None or other_log_variance is None:
         return (mean.square() + log_variance.exp() - 1 - log_variance).sum(dim=-1) / 2
     apart = (log_variance.exp() + (mean - other_mean).square()) * (-other_log_variance).exp()
@@ -105,10 +105,10 @@ def losses(
     """|x^ - x|^2 + weight KL(q(z | x) || N(0, I)) of each sample (c, b), with m and v (c, b, l).
 
     Args:
-        parts: of the autoencoders.
+        parts: the weights of the autoencoders.
         inputs: (c, b, d).
         noise: (c, b, l) standard normal, for z = m + e^(v / 2) noise; None: z = m.
-        weight: of the divergence.
+        weight: the weight of the divergence.
     """
     mean, log_variance = encode(parts, inputs)
     latents = mean if noise is None else mean + (log_variance / 2).exp() * noise

@@ -1,4 +1,4 @@
-"""Random numbers by key and place: those of a class do not depend on which classes are drawn for beside it.
+"""Random numbers by key and place: a class's numbers do not depend on the classes that are drawn beside it.
 
 A number is a hash of its key and its place (SplitMix64's; Steele, Lea and Flood, OOPSLA 2014), so that the streams of
 any number of classes are drawn in one operation, in any order, and again whenever they are needed.
@@ -33,8 +33,8 @@ def keys(seed: int, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def further(keys: torch.Tensor, number: int | torch.Tensor) -> torch.Tensor:
-    """Keys derived from these for a purpose, a step and the like."""
-    # As a tensor, whose products wrap around.
+    """Keys derived from these for a purpose, a step or the like."""
+    # A tensor, since its products wrap around.
     return _mixed(keys + (torch.as_tensor(number, device=keys.device) + 1) * _GOLDEN)
 
 
@@ -46,24 +46,24 @@ def keys_of_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _hashes(keys: torch.Tensor, count: int) -> torch.Tensor:
-    """(k, count) int64 of keys (k,); more of them begin with the same ones."""
+    """(k, count) int64 for keys (k,). A larger count begins with the same numbers."""
     places = torch.arange(1, count + 1, device=keys.device) * _GOLDEN
     return _mixed(keys.unsqueeze(1) + places)
 
 
 def _uniform(bits: torch.Tensor, high: bool) -> torch.Tensor:
-    """Above 0 and at most 1, in float32; of the upper half of the bits or of the lower one."""
+    """Numbers above 0 and at most 1, in float32, from the upper or the lower half of the bits."""
     chosen = _shifted(bits, 64 - _BITS) if high else bits & ((1 << _BITS) - 1)
     return (chosen.float() + 0.5) / 2**_BITS
 
 
 def uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
-    """(k, count) float32 between 0 and 1 of keys (k,)."""
+    """(k, count) float32 between 0 and 1 for keys (k,)."""
     return _uniform(_hashes(keys, count), high=True)
 
 
 def normals(keys: torch.Tensor, count: int) -> torch.Tensor:
-    """(k, count) float32 standard normal of keys (k,), by Box and Muller's pairs."""
+    """(k, count) float32 standard normal for keys (k,), by Box and Muller's pairs."""
     bits = _hashes(keys, (count + 1) // 2)
     length = (-2 * _uniform(bits, high=True).log()).sqrt()
     angle = 2 * math.pi * _uniform(bits, high=False)

@@ -9,7 +9,7 @@ from torch import nn
 
 from fcl_bench.training.vit.prompts import Prompts
 
-#: Below this square of a length, a query that its attention blots out altogether has weight 0.
+#: If attention leaves less than this squared length of a query, the weight is 0.
 _NOTHING = 1e-24
 
 
@@ -21,24 +21,24 @@ class Components(NamedTuple):
     P: torch.Tensor
 
     def detached(self) -> Components:
-        """As they are now, whatever becomes of them, and without gradients."""
+        """A copy of the components as they are now, without gradients."""
         return Components(*(tensor.detach().clone() for tensor in self))
 
 
 class CodaPrompts(Prompts):
     """P(x) = sum_m alpha_m P_m, alpha_m = cos(q(x) * A_m, K_m), over the components of all tasks so far.
 
-    The product is elementwise. Each task brings a group of components, and only the last group trains. A new group is
-    orthonormal, and orthogonal to all earlier components as they are then, for A, K and P (flattened) each.
+    The product is elementwise. Each task brings a group of components, and only the last group trains. For each of A, K
+    and P (flattened), a new group is orthonormal, and orthogonal to all earlier components as training has left them.
 
     Args:
-        layers: that take a prompt; each has components of its own.
-        components: M of a task.
+        layers: the blocks that take a prompt; each has components of its own.
+        components: M, per task and layer.
         length: L, the rows of a prompt, half of them keys.
         dimension: d.
         orthogonality: lambda_o of the penalty lambda_o sum_layers sum_{X in A, K, P} mean((X X' - I)^2) in training,
             X being the rows of all tasks so far; 0: none.
-        softmax: whether softmax(A_m), over d, weighs the query in the place of A_m.
+        softmax: whether softmax(A_m), over d, weighs the query in place of A_m.
 
     Attributes:
         A, K, P: the parameters, by `group_name`.
@@ -65,7 +65,7 @@ class CodaPrompts(Prompts):
         for layer in self.layers:
             for kind, shape in shapes.items():
                 groups = getattr(self, kind)
-                # Of several new groups, the first may not be where the others are yet.
+                # If there are several new groups, the first may not be on the same device as the others yet.
                 earlier = [groups[group_name(layer, task)].detach().flatten(1).cpu() for task in range(self.tasks)]
                 old = torch.cat(earlier) if earlier else None
                 new = orthonormal_rows(self._count, torch.Size(shape).numel(), old, generator)
@@ -95,7 +95,7 @@ class CodaPrompts(Prompts):
         """(b, M) alpha."""
         A = torch.softmax(components.A, dim=1) if self._softmax else components.A
         queries = queries.to(A.dtype)
-        # As two products of matrices, so that no tensor has b M d entries.
+        # Two matrix products, so that no tensor has b M d entries.
         along = queries @ (A * nn.functional.normalize(components.K)).T
         return along / (queries.square() @ A.square().T).clamp_min(_NOTHING).sqrt()
 
@@ -109,7 +109,7 @@ class CodaPrompts(Prompts):
 
 
 def group_name(layer: int, task: int) -> str:
-    """Of the components that a task brings to a layer, in `CodaPrompts.A`, `K` and `P`."""
+    """The name of a task's components of a layer, in `CodaPrompts.A`, `K` and `P`."""
     return f"{layer}_{task}"
 
 
@@ -122,7 +122,7 @@ def unlike_orthonormal(rows: torch.Tensor) -> torch.Tensor:
 def orthonormal_rows(count: int, dimension: int, old: torch.Tensor | None, generator: torch.Generator) -> torch.Tensor:
     """(count, dimension) random rows, orthonormal and orthogonal to the rows `old`: Gram-Schmidt, in float64.
 
-    Where fewer dimensions are left, the rows beyond them are random and of length 1, and orthogonal to nothing.
+    If fewer dimensions are left, the remaining rows are random and of length 1, and not orthogonal to the others.
     """
     rows = torch.randn(count, dimension, generator=generator, dtype=torch.float64)
     basis = torch.zeros(0, dimension, dtype=torch.float64)

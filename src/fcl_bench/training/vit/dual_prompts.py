@@ -1,4 +1,4 @@
-"""DualPrompt's prompts (Wang et al., ECCV 2022): general ones in some layers, and a task's own ("expert") in others.
+"""DualPrompt's prompts (Wang et al., ECCV 2022): general ones in some layers, a task's own ("expert") in others.
 
 With q(x) the features of the image without a prompt, and in each layer l of the expert prompts a key k_tl of task t:
 
@@ -17,16 +17,16 @@ from fcl_bench.training.vit.prompts import Prompts, cosines
 
 
 class DualPrompts(Prompts):
-    """General prompts that train in every task, and expert prompts with keys that train in their own alone.
+    """General prompts, which train in every task, and expert prompts with keys, which train in their own task alone.
 
-    All are uniform in (0, 1) at first.
+    All start uniform in (0, 1).
 
     Args:
         dimension: d.
-        general, expert: the layers of each, which are others.
+        general, expert: the layers of each; no layer has both.
         general_length, expert_length: L, rows of a prompt in one layer; 0: there are no such prompts.
         pull: weight of the penalty; 0: there is none.
-        reduction: of the penalty over a batch: sum, mean.
+        reduction: how the penalty is reduced over a batch: sum, mean.
 
     Attributes:
         G: (layers, L, d).

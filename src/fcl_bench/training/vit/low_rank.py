@@ -27,8 +27,8 @@ _PLACES: dict[str, tuple[str, int | None]] = {
 class LowRank(nn.Module):
     """y = x W' + b + sum_t s_t x A_t' B_t', where W and b are frozen; A_t (r, i) and B_t (o, r) are of task t.
 
-    B_t is zero at first, so that a new task starts from the layer as it was; A_t is uniform as Kaiming has it,
-    in +-1/sqrt(i), drawn by a seed.
+    B_t is zero at first, so a new task starts from the layer as it was. A_t is uniform in +-1/sqrt(i) (Kaiming), drawn
+    from a seed.
 
     Args:
         linear: the layer W (O, i), b; it no longer trains.
@@ -36,8 +36,8 @@ class LowRank(nn.Module):
 
     Attributes:
         A, B: the factors, by `factor_name`.
-        scales: s_t of each task; a task that is not there has 1.
-        merged: (o, i) by part, what is added to W in place of all tasks' updates; empty: they are.
+        scales: s_t of each task; 1 for tasks without an entry.
+        merged: (o, i) by part, added to W in place of all tasks' updates; empty: the updates are added.
     """
 
     def __init__(self, linear: nn.Linear, parts: Mapping[str, tuple[int, int]]) -> None:
@@ -85,27 +85,27 @@ class LowRank(nn.Module):
         self.scales = dict.fromkeys(range(self.tasks), 1 / max(self.tasks, 1)) if task is None else alone
 
     def delta(self, part: str, task: int) -> torch.Tensor:
-        """(o, i) what a task adds to the rows of W, B_t A_t."""
+        """(o, i) B_t A_t, which a task adds to the rows of W."""
         name = factor_name(part, task)
         return self.B[name] @ self.A[name]
 
     def mean_delta(self, part: str) -> torch.Tensor:
-        """(o, i) the mean of what the tasks add to the rows of W."""
+        """(o, i) the mean of the tasks' B_t A_t."""
         return torch.stack([self.delta(part, task) for task in range(self.tasks)]).mean(dim=0)
 
 
 def factor_name(part: str, task: int) -> str:
-    """Of a task's factors in `LowRank.A` and `LowRank.B`."""
+    """The name of a task's factors in `LowRank.A` and `LowRank.B`."""
     return f"{part}_{task}"
 
 
 def low_rank_layers(body: nn.Module) -> dict[str, LowRank]:
-    """Those in a network's body, by the beginning of their parameters' names in the network."""
+    """The `LowRank` layers in a network's body, by the prefix of their parameters' names in the network."""
     return {f"body.{name}": module for name, module in body.named_modules() if isinstance(module, LowRank)}
 
 
 def factors(body: nn.Module, task: int) -> dict[str, str]:
-    """Names in the network of the factors of a task's updates, and which each is: A or B."""
+    """The names in the network of the factors of a task's updates, each with its kind, A or B."""
     layers = low_rank_layers(body).items()
     parts = [(path, factor_name(part, task)) for path, layer in layers for part in layer.parts]
     return {f"{path}.{which}.{name}": which for path, name in parts for which in "AB"}
@@ -123,8 +123,8 @@ def add_low_rank(blocks: list[nn.Module], targets: list[str], layers: list[int] 
     """Put a `LowRank` in the place of each linear layer that a target names, without an update as yet.
 
     Args:
-        blocks: of a ViT (`transformer_blocks`).
-        targets: of q, k, v, qkv, proj, fc1, fc2.
+        blocks: the blocks of a ViT (`transformer_blocks`).
+        targets: some of q, k, v, qkv, proj, fc1, fc2.
         layers: the blocks, from 0; None: all.
 
     Returns:

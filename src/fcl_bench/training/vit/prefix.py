@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 class PrefixAttention(nn.Module):
     """timm's attention with keys [P_K; W_K h] and values [P_V; W_V h]; queries are those of the tokens h alone.
 
-    The prompt enters after the projections, and the number of tokens that leave is the number that came.
+    The prompt enters after the projections, so the number of tokens does not change.
 
     Args:
-        attention: of a block; it stays as it is.
+        attention: the attention of a block; it does not change.
 
     Attributes:
         prefix: (b, L, d), or (1, L, d) for the same prompt in all images: P_K are its first L/2 rows, P_V the others.
@@ -30,7 +30,7 @@ class PrefixAttention(nn.Module):
         self.prefix: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor, *masks: object, **others: object) -> torch.Tensor:
-        """Tokens (b, N, d) to tokens (b, N, d); what else timm's blocks pass is for masks."""
+        """Tokens (b, N, d) to tokens (b, N, d). Further arguments of timm's blocks are for masks."""
         own = self.attention
         if self.prefix is None:
             return own(x, *masks, **others)
@@ -41,7 +41,7 @@ class PrefixAttention(nn.Module):
         key, value = torch.cat([first.to(key.dtype), key], dim=2), torch.cat([second.to(value.dtype), value], dim=2)
         mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=own.scale)
         mixed = mixed.transpose(1, 2).flatten(2)
-        # Newer versions of timm can normalise and gate what the heads say.
+        # Newer versions of timm can normalise and gate the heads' outputs.
         if (norm := getattr(own, "norm", None)) is not None:
             mixed = norm(mixed)
         if (gate := getattr(own, "gate", None)) is not None:

@@ -17,19 +17,20 @@ from fcl_bench.training.vit.prompts import Prompts, cosines
 
 
 class PromptPool(Prompts):
-    """A pool of prompts for each layer that takes any; all of it trains in every task.
+    """A pool of prompts for each layer that takes prompts. All of it trains in every task.
 
-    Prompts and keys are uniform in (0, 1) at first.
+    Prompts and keys start uniform in (0, 1).
 
     Args:
         dimension: d.
-        layers: that take prompts.
+        layers: the blocks that take prompts.
         size: M, prompts in a pool.
-        length: L, rows of one of them; 0: there are none.
-        top: how many an image takes.
+        length: L, rows of a prompt; 0: there are no prompts.
+        top: number of prompts that an image takes.
         pull: weight of the penalty; 0: there is none.
-        reduction: of the penalty over a batch: sum, mean.
-        crossed: whether the penalty has, of every image, the keys chosen by all images of the batch, as in public code.
+        reduction: how the penalty is reduced over a batch: sum, mean.
+        crossed: whether the penalty counts, for every image, the keys chosen by all images of the batch, as in
+            GT-RIPL's code.
 
     Attributes:
         P: (layers, M, L, d).
@@ -73,9 +74,9 @@ class PromptPool(Prompts):
         return {layer: self._prompt(self.P[i][chosen[:, i]]) for i, layer in enumerate(self.layers)}
 
     def _away(self, near: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """What the penalty weighs, of cosines (b, layers, M) and the chosen (b, layers, top)."""
+        """The terms of the penalty, from cosines (b, layers, M) and the chosen keys (b, layers, top)."""
         if self._crossed:
-            # (b, layers, M): how often all images together chose each prompt, once again for each image.
+            # (b, layers, M): how often all images together chose each prompt, repeated for each image.
             times = torch.zeros_like(near).scatter_(2, chosen, 1.0).sum(dim=0, keepdim=True)
             away = (times * (1 - near)).sum(dim=(1, 2))
         else:

@@ -1,4 +1,4 @@
-"""A frozen vision transformer whose prompts are chosen, or mixed, by what it says of the image without any."""
+"""A frozen vision transformer whose prompts are chosen or mixed by its features of the image without a prompt."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fcl_bench.training.vit.prefix import PrefixAttention
 
 
 class Prompts(nn.Module, ABC):
-    """The prompts of a method: parameters that grow with the tasks, and how an image's are made of them.
+    """The prompts of a method: parameters that grow with the tasks, and how an image's prompt is made of them.
 
-    Everything that trains lies here, the ViT itself being frozen.
+    The ViT itself is frozen, so all body parameters that train are here.
 
     Attributes:
         layers: the blocks, from 0, that take a prompt.
-        tasks: how many tasks `grow` has made room for.
-        penalty: a term of the loss, as a scalar, of the last forward pass; 0 without one.
+        tasks: the number of tasks that `grow` has made room for.
+        penalty: the last forward pass's term of the loss, a scalar; 0 without one.
     """
 
     layers: tuple[int, ...]
@@ -32,16 +32,16 @@ class Prompts(nn.Module, ABC):
 
     @abstractmethod
     def grow(self, seed: int) -> None:
-        """Add the parameters of task `self.tasks`, drawn by the seed on the CPU, and count it.
+        """Add the parameters of task `self.tasks`, drawn by the seed on the CPU, and count the task.
 
-        Whoever calls it brings them to the others' device.
+        The caller moves them to the device of the others.
         """
 
     @abstractmethod
     def forward(self, queries: torch.Tensor) -> Mapping[int, torch.Tensor]:
         """The prompt of each layer that takes one, for images with those queries.
 
-        In train mode of the last task's prompts where the method knows the task, in evaluation mode of all so far.
+        In train mode, methods that know the task use the last task's prompts; in evaluation mode all tasks' count.
 
         Args:
             queries: (b, d), constants.
@@ -67,11 +67,11 @@ class PromptedViT(nn.Module):
     """Images (b, 3, size, size) to features (b, d) under their prompts.
 
     The query of an image is its features without a prompt, q(x). It costs a forward pass without gradients, unless
-    `expect` says beforehand what it is.
+    `expect` has given it before.
 
     Args:
-        vit: timm's, without classifier; it no longer trains, and stays in evaluation mode.
-        prompts: of the method; `prompts.layers` are blocks that it has.
+        vit: a ViT of timm without classifier; it no longer trains, and stays in evaluation mode.
+        prompts: the prompts of the method; the ViT has the blocks `prompts.layers`.
 
     Attributes:
         asked: (b, d) the queries of the last forward pass.
@@ -96,13 +96,13 @@ class PromptedViT(nn.Module):
         return self.prompts.penalty
 
     def train(self, mode: bool = True) -> PromptedViT:
-        """As any module, but for the ViT."""
+        """As in any module, but the ViT stays in evaluation mode."""
         super().train(mode)
         self.vit.eval()
         return self
 
     def expect(self, queries: torch.Tensor | None) -> None:
-        """Say what the queries (b, d) of the next forward pass's images are; None: they are to be computed."""
+        """Give the queries (b, d) of the next forward pass's images; None: they are computed."""
         self._expected = queries
 
     @torch.no_grad()
