@@ -1,8 +1,8 @@
 """Fed-CPrompt: contrastive prompts (Bagwe, Yuan, Pan, Zhang, arXiv 2307.04869, 2023).
 
-Fed-CODA-Prompt whose clients hold their model near the broadcast one, and away from that with which the last task
-ended. With features phi of a client's model, phi_g of the broadcast and phi_o of the last task's, all of the same image
-x, its loss has besides
+This is Fed-CODA-Prompt whose clients hold their model near the broadcast one, and away from that with which the last
+task ended. phi are features of the client's model, phi_g of the broadcast model and phi_o of the last task's, all of
+the same image x. The loss has one more term,
 
     strength mean_x max(near ||phi - phi_g||^2 - far ||phi - phi_o||^2 + margin, 0),
 
@@ -149,7 +149,7 @@ class CPrompt(CodaPrompt):
     def hinge(self, distances: list[torch.Tensor]) -> torch.Tensor:
         """L_c of the distances, of each sample (b,) or of the model (), to the broadcast model and to the last task's.
 
-        Without the latter, as in the first task, there is nothing to be away from.
+        The first task has no last model, so it has no second distance.
         """
         near, far = (
             usual if own is None else own

@@ -142,7 +142,7 @@ class _Half:
         if low is None or high is None:
             return inputs.float()
         low, high = low.to(inputs), high.to(inputs)
-        # A feature that is always the same says nothing: it is 0 there, and clipped elsewhere.
+        # A feature that is always the same says nothing: it becomes 0, and other values are clipped.
         return ((inputs - low) / torch.where(high > low, high - low, 1)).clamp(0, 1).float()
 
     def keys(self, columns: torch.Tensor, purpose: str, *indices: int) -> torch.Tensor:
@@ -195,7 +195,7 @@ class FedCBCClient(_Half, Client):
         return columns, own, start
 
     def _received(self, columns: torch.Tensor, broadcast: Message) -> Bank:
-        """Those of the broadcast's autoencoders that are of `columns`."""
+        """The broadcast's autoencoders of `columns`."""
         names = {int(name.split(".")[1]): name for name in broadcast if name.startswith(_VAE)}
         found = [column for column in columns.tolist() if column in names]
         if not found:
@@ -249,7 +249,7 @@ class FedCBCServer(_Half, Server):
         self.asked = -1
         self._columns: tuple[int, ...] = ()
         self._seen, self._stage, self._task, self._round = 0, MODEL, 0, 0
-        #: Of the round at hand, by client: no sum of them could be fused.
+        #: Uploads of the current round by client, since no sum of them could be fused.
         self._uploads: dict[int, Bank] = {}
 
     def start_task(self, task: Task) -> None:
@@ -320,7 +320,7 @@ class FedCBCServer(_Half, Server):
             return
         columns = torch.cat([upload.columns for upload in uploads])
         changed = columns.unique()
-        # What is known of a class already is a teacher too, the last one.
+        # The autoencoder that is known already is a teacher too, the last one.
         known = changed[self.bank.has(changed)]
         columns = torch.cat([columns, known])
         weights = torch.cat([*[upload.weights for upload in uploads], self.bank.at(known)])

@@ -53,9 +53,9 @@ from fcl_bench.training.vit.low_rank import add_low_rank, factor_name, factors, 
 
 #: The stage after a task's rounds, in which Grams under its last model travel.
 GRAMS = "grams"
-#: Before a layer's name, of its Gram matrix in an upload.
+#: Prefix of the name of a layer's Gram matrix in an upload.
 _GRAM = "gram."
-#: In a state, before the server's sums over the tasks: P of each update, R of each layer; and how many tasks they are.
+#: In a state: prefixes of the sums over the tasks (P of each update, R of each layer), and the number of tasks.
 _P, _R, _TASKS = "merge.P.", "merge.R.", "merge.tasks"
 
 
@@ -118,7 +118,7 @@ class LoRMClient(GradientClient):
 
 
 class LoRMServer(GradientServer):
-    """Merges factor by factor, and in the end the tasks' updates; of uploads it keeps sums alone."""
+    """Merges factor by factor, and in the end the tasks' updates. It keeps only sums of uploads."""
 
     method: LoRM
 
@@ -171,7 +171,7 @@ class LoRMServer(GradientServer):
         self._clients.add(upload, {}, {})
 
     def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The merge of what has Grams, and the mean of all else."""
+        """The merge of parameters that have Grams, and the mean of all others."""
         return {**mean, **self._clients.merged(self.method.merged_by(self.network, self.task), mean)}
 
     def finish_stage(self) -> None:
@@ -188,7 +188,7 @@ class LoRMServer(GradientServer):
 
     @torch.no_grad()
     def _put_merged(self) -> None:
-        """Predict with P R^+ where all tasks so far are in it, else with the mean of the tasks' updates."""
+        """Predict with P R^+ if all tasks so far are in it, else with the mean of the tasks' updates."""
         whole = self._merged_tasks == len(self.tasks)
         for path, layer in low_rank_layers(self.network.body).items():
             parts = layer.parts if whole and path in self._tasks.grams else ()
@@ -223,7 +223,7 @@ class LoRMServer(GradientServer):
 
 
 def act(network: Network, task: int | None = None) -> None:
-    """Let the update of one task act on the network alone, as in training; None: the mean of all tasks'."""
+    """Let only the update of one task act on the network, as in training; None: the mean of all tasks' updates."""
     for layer in low_rank_layers(network.body).values():
         layer.act(task)
 
@@ -322,7 +322,7 @@ class LoRM(GradientMethod):
         return self.alpha_head if layer == HEADS else self.alpha
 
     def merged_by(self, network: Network, task: int) -> dict[str, str]:
-        """The parameters that train now and are merged by a Gram matrix, and the name of that one in the upload."""
+        """The parameters that train now and are merged by a Gram matrix, with the name of that matrix in the upload."""
         if self.merge == "average":
             return {}
         found = {f"{HEADS}.{head}.weight": _GRAM + HEADS for head in range(len(network.heads))}

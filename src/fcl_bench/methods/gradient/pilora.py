@@ -46,7 +46,7 @@ from fcl_bench.training.vit.low_rank import (
 
 #: The fields of an upload beside the model: (d, c) mean features of the task's classes, (c,) 1 for those it has.
 MEANS, PRESENT = "class_means", "present"
-#: How much two sums of distances differ, relative to the larger, that differ by rounding only.
+#: The largest relative difference of two sums of distances that counts as rounding.
 _EQUAL = 1e-6
 
 
@@ -77,7 +77,7 @@ def prototype_weights(distances: torch.Tensor, temperature: float) -> torch.Tens
     least, most = distances.min(), distances.max()
     if most - least <= _EQUAL * most:
         return torch.full_like(distances, 1 / len(distances))
-    # (r - min r) / (max r - min r), also where a prototype is the mean itself and r infinite.
+    # (r - min r) / (max r - min r), also if a prototype is the mean itself and r is infinite.
     near = least * (most - distances) / (distances * (most - least))
     return torch.softmax(torch.where(distances == least, 1.0, near) / temperature, dim=0)
 

@@ -1,4 +1,4 @@
-"""What the methods of prompts share: a frozen ViT, prompts that grow with the tasks, heads of old tasks that rest."""
+"""What the prompt methods share: a frozen ViT, prompts that grow with the tasks, and heads of old tasks that rest."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def prompted(network: Network) -> PromptedViT:
 
 
 def require_even(key: str, length: int) -> None:
-    """Raise a `UserError` for a prompt that has not as many keys as values."""
+    """Raise a `UserError` for a prompt that does not have as many keys as values."""
     if length % 2:
         raise UserError(
             f"{key}={length} is odd: half of a prompt's rows are keys, half are values", f"{key}={length + 1}"
@@ -56,7 +56,7 @@ class KnownQueries(Samples):
     Args:
         own: the samples, which are not augmented.
         queries: (n, d) of them.
-        body: is told those of each batch.
+        body: receives the queries of each batch.
     """
 
     def __init__(self, own: Samples, queries: torch.Tensor, body: PromptedViT) -> None:
@@ -144,7 +144,7 @@ class PromptMethod(GradientMethod):
     loss_over: str = knob("task", choices=("seen", "task"))
     frozen_heads: bool = True
 
-    #: What `method=` calls it.
+    #: The method's name.
     name: ClassVar[str]
 
     @abstractmethod

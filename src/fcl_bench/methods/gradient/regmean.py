@@ -51,7 +51,7 @@ from fcl_bench.training.trainer import forward_batch
 
 log = logging.getLogger(__name__)
 
-#: Before the name of a layer, of its Gram matrix in an upload.
+#: Prefix of the name of a layer's Gram matrix in an upload.
 _GRAM = "gram."
 
 
@@ -60,8 +60,8 @@ class Merged(NamedTuple):
 
     Attributes:
         weight: its name in the network.
-        bias: the same; "" where there is none that trains.
-        inputs: the layer by whose inputs: its own name, or `HEADS` for every head.
+        bias: the same; "" if there is none that trains.
+        inputs: the layer whose inputs merge it: its own name, or `HEADS` for every head.
         module: the layer.
     """
 
@@ -109,7 +109,7 @@ class RegMeanClient(GradientClient):
 
 
 class RegMeanServer(GradientServer):
-    """Merges the linear layers. Of a round's uploads it keeps two sums for each of them."""
+    """Merges the linear layers. It keeps two sums of a round's uploads for each of them."""
 
     method: RegMean
 
@@ -140,7 +140,7 @@ class RegMeanServer(GradientServer):
         self._clients.add(grams, self._changes(upload), merged_by)
 
     def _changes(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """By weight, what differs from the model that was sent."""
+        """For each weight its difference from the model that was sent."""
         return {
             layer.weight: layer.joint(values) - layer.joint(self.sent) for layer in self.method.merged(self.network)
         }
@@ -241,7 +241,7 @@ class RidgeMeanServer(GradientServer):
         return Prediction(batch.inputs @ self.W)
 
     def report(self) -> dict[str, Any]:
-        """As of any method that solves: `condition`, and `trouble`, null for none."""
+        """`condition` of the solve, and `trouble`, null for none."""
         return {**super().report(), "condition": self._condition, "trouble": self._trouble or None}
 
     def model(self) -> dict[str, torch.Tensor]:
@@ -340,7 +340,7 @@ class RegMean(GradientMethod):
     def _linear(network: Network) -> list[tuple[str, torch.nn.Linear, str]]:
         """All linear layers: name, module, and by which inputs they are merged.
 
-        Not one of a derived class, which may do something else to its inputs first.
+        Layers of a derived class are left out, since they may do something else to their inputs first.
         """
         found = [(f"body.{name}", module) for name, module in network.called_layers()]
         heads = [(f"{HEADS}.{number}", head) for number, head in enumerate(network.heads)]

@@ -25,19 +25,19 @@ from fcl_bench.training.network import Network
 
 #: The stage in which clients send their classes' moments.
 MOMENTS = "moments"
-#: Before the names of the moments, and of the retrained head, in a checkpoint.
+#: Prefixes of the names of the moments, and of the retrained head, in a checkpoint.
 _MOMENTS, _HEAD = "moments.", "replay_head."
-#: Of the steps on drawn features.
+#: The momentum of the steps on drawn features.
 _MOMENTUM = 0.9
 
 
 @dataclass
 class Gaussian:
-    """`method.gaussian`: of `replay_head=gaussian`.
+    """`method.gaussian`: the knobs of `replay_head=gaussian`.
 
     Args:
         covariance: full (d x d for each class), diagonal (variances alone).
-        least: a client speaks only of classes of which it has so many samples: of one, the sum is the sample itself.
+        least: samples of a class that a client needs to send its sums; the sum of one sample is that sample.
         samples: drawn features for each class.
         epochs: passes over them.
         lr: step size of the first step of SGD with momentum 0.9, falling to 0 as a cosine.
@@ -62,7 +62,7 @@ def moments_message(
         labels: (n,) their columns.
         columns: (c,) of the task's classes, ascending.
         knobs: which classes it speaks of, and how.
-        dense: whether second moments of all classes travel, zeros where it does not speak of one, so that they add up.
+        dense: whether second moments of all classes travel, with zeros for those it leaves out, so that they add up.
     """
     which = torch.searchsorted(torch.tensor(columns, device=labels.device), labels)
     found = torch.bincount(which, minlength=len(columns))
@@ -102,7 +102,7 @@ class ReplayHead:
         self.bias: torch.Tensor | None = None
 
     def drop(self) -> None:
-        """A new task has other heads."""
+        """Forget the retrained heads, since a new task has other heads."""
         self.weight = self.bias = None
 
     def expects(self, columns: tuple[int, ...]) -> Expectation:
@@ -114,7 +114,7 @@ class ReplayHead:
         return {**both, **{f"second.{column}": gram_matrix(d, optional=not self._dense) for column in columns}}
 
     def objection(self, upload: Message, columns: tuple[int, ...]) -> str:
-        """How an upload's fields contradict each other; "" where they do not."""
+        """How an upload's fields contradict each other; "" if they do not."""
         for place, column in enumerate(columns):
             count = int(upload["counts"][place])
             if count and self._knobs.covariance == "full" and f"second.{column}" not in upload:

@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class Bank:
-    """Weights of the classes that there are any of.
+    """Weights of the classes that have an autoencoder.
 
     Attributes:
         columns: (k,) int64 of the classes, ascending.
@@ -21,19 +21,19 @@ class Bank:
 
     @classmethod
     def empty(cls, numbers: int, device: torch.device) -> Bank:
-        """Without a class; `numbers` is P."""
+        """A bank without a class; `numbers` is P."""
         return cls(torch.zeros(0, dtype=torch.int64, device=device), torch.zeros(0, numbers, device=device))
 
     def has(self, columns: torch.Tensor) -> torch.Tensor:
-        """(c,) which of these there are."""
+        """(c,) which of these classes have one."""
         return torch.isin(columns, self.columns)
 
     def at(self, columns: torch.Tensor) -> torch.Tensor:
-        """The weights (c, P) of these classes, which are all there."""
+        """The weights (c, P) of these classes, all of which have one."""
         return self.weights[torch.searchsorted(self.columns, columns)]
 
     def updated(self, columns: torch.Tensor, weights: torch.Tensor) -> Bank:
-        """With other weights (c, P) of these classes (c,), new ones among them."""
+        """The bank with other weights (c, P) of these classes (c,); some may be new."""
         stay = ~torch.isin(self.columns, columns)
         found = torch.cat([self.columns[stay], columns])
         order = found.argsort()

@@ -99,7 +99,7 @@ def _averaged(
     share = (1 / counts).repeat_interleave(samples.counts).unsqueeze(1)
     mean, log_variance, variance = (samples.inputs.new_zeros(len(samples.inputs), architecture.latent) for _ in "abc")
     for place in range(int(counts.max())):
-        # A class that has fewer teachers is asked of its last one, which then does not count.
+        # A class that has fewer teachers asks its last one again, and that answer does not count.
         counted = (place < counts).repeat_interleave(samples.counts).unsqueeze(1)
         m, v = posteriors(architecture, teachers[first + (counts - 1).clamp(max=place)], samples)
         mean += torch.where(counted, m, 0)

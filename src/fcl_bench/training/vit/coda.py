@@ -21,7 +21,7 @@ class Components(NamedTuple):
     P: torch.Tensor
 
     def detached(self) -> Components:
-        """As they are now, whatever becomes of them, and without gradients."""
+        """A copy as they are now, without gradients."""
         return Components(*(tensor.detach().clone() for tensor in self))
 
 
@@ -65,7 +65,7 @@ class CodaPrompts(Prompts):
         for layer in self.layers:
             for kind, shape in shapes.items():
                 groups = getattr(self, kind)
-                # Of several new groups, the first may not be where the others are yet.
+                # If there are several new groups, the first may not be on the device of the others yet.
                 earlier = [groups[group_name(layer, task)].detach().flatten(1).cpu() for task in range(self.tasks)]
                 old = torch.cat(earlier) if earlier else None
                 new = orthonormal_rows(self._count, torch.Size(shape).numel(), old, generator)
@@ -95,7 +95,7 @@ class CodaPrompts(Prompts):
         """(b, M) alpha."""
         A = torch.softmax(components.A, dim=1) if self._softmax else components.A
         queries = queries.to(A.dtype)
-        # As two products of matrices, so that no tensor has b M d entries.
+        # Two products of matrices, so that no tensor has b M d entries.
         along = queries @ (A * nn.functional.normalize(components.K)).T
         return along / (queries.square() @ A.square().T).clamp_min(_NOTHING).sqrt()
 
@@ -109,7 +109,7 @@ class CodaPrompts(Prompts):
 
 
 def group_name(layer: int, task: int) -> str:
-    """Of the components that a task brings to a layer, in `CodaPrompts.A`, `K` and `P`."""
+    """The name of the components that a task brings to a layer, in `CodaPrompts.A`, `K` and `P`."""
     return f"{layer}_{task}"
 
 
@@ -122,7 +122,7 @@ def unlike_orthonormal(rows: torch.Tensor) -> torch.Tensor:
 def orthonormal_rows(count: int, dimension: int, old: torch.Tensor | None, generator: torch.Generator) -> torch.Tensor:
     """(count, dimension) random rows, orthonormal and orthogonal to the rows `old`: Gram-Schmidt, in float64.
 
-    Where fewer dimensions are left, the rows beyond them are random and of length 1, and orthogonal to nothing.
+    If fewer dimensions are left, the rows beyond them are random, of length 1 and not orthogonal.
     """
     rows = torch.randn(count, dimension, generator=generator, dtype=torch.float64)
     basis = torch.zeros(0, dimension, dtype=torch.float64)

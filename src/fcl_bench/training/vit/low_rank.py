@@ -95,12 +95,12 @@ class LowRank(nn.Module):
 
 
 def factor_name(part: str, task: int) -> str:
-    """Of a task's factors in `LowRank.A` and `LowRank.B`."""
+    """The name of a task's factors in `LowRank.A` and `LowRank.B`."""
     return f"{part}_{task}"
 
 
 def low_rank_layers(body: nn.Module) -> dict[str, LowRank]:
-    """Those in a network's body, by the beginning of their parameters' names in the network."""
+    """The `LowRank` layers of a network's body, by the prefix of their parameters' names in the network."""
     return {f"body.{name}": module for name, module in body.named_modules() if isinstance(module, LowRank)}
 
 
