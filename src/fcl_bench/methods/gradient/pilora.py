@@ -6,7 +6,7 @@ features z and the distances D_c = sqrt(||z - w_c||^2 / d) a client minimises, o
 
     CE(-D, y) + pull mean D_y + sparsity sum ||A_t||_1 + orthogonality sum_{i<t} sum |A_i A_t'|,
 
--D over the classes seen. The class is argmin_c D_c. The server averages the updates by samples. A prototype it weighs
+-D over the classes seen. The class is argmin_c D_c. The server averages the updates by samples. It weighs a prototype
 by how near the clients' are to the mean features m_j of the class, which the clients j with samples of it send: with
 r_k = 1 / sum_j ||w_k - m_j||, brought to 0..1 over the clients, the weights are softmax(r / temperature).
 """

@@ -46,7 +46,7 @@ class PromptObjective(Objective):
         return super().loss(network, inputs, labels) + prompted(network).penalty
 
     def finish(self, network: Network) -> None:
-        # It holds what autograd kept of the last step, without which the network can be copied.
+        # This drops what autograd kept of the last step, so that the network can be copied.
         prompted(network).prompts.penalty = torch.zeros(())
 
 
