@@ -19,7 +19,7 @@ _TEMPERATURE = 2.0
 
 
 def factors(seen: int, known: int) -> tuple[float, float]:
-    """(1 + 1/a) / b and a b: what `cur` and `pre` are multiplied by where `known` of `seen` classes are old."""
+    """(1 + 1/a) / b and a b, the factors of `cur` and `pre` if `known` of `seen` classes are old."""
     a, b = math.log2(seen / 2 + 1), math.sqrt(known / seen)
     return (1 + 1 / a) / b, a * b
 
@@ -31,7 +31,7 @@ class Bounded(Objective):
         heads, over, rest: see `Objective`.
         pull, radius: ltc and r.
         anchors: (C, d_e) of all columns; None: ltc is 0.
-        current: the factor of what is of the task; 1 in the first.
+        current: the factor of the task's own loss; 1 in the first task.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Bounded(Objective):
         return loss
 
     def with_replay(self, network: Network, loss: torch.Tensor) -> torch.Tensor:
-        """Adds what is asked of synthetic samples; nothing here."""
+        """Adds the terms of synthetic samples; here there are none."""
         return loss
 
     def first_pass(self, passes: int) -> torch.Tensor:
-        """(1,) the sum of the losses of the first of so many passes, which all have as many batches."""
+        """(1,) the sum of the losses of the first pass; all `passes` have the same number of batches."""
         losses = self._losses[: len(self._losses) // passes]
         return torch.stack(losses).float().sum(dim=0, keepdim=True) if losses else torch.zeros(1)
 
@@ -76,7 +76,7 @@ class Replaying(Bounded):
         base: arguments of `Bounded`.
         teacher: frozen.
         pool: synthetic images, `count` in each step.
-        previous: the factor of what is asked of them.
+        previous: the factor of their terms.
     """
 
     def __init__(self, *base: Any, teacher: MappedNetwork, pool: ImagePool, count: int, previous: float) -> None:

@@ -7,7 +7,7 @@ and that first appeared in one earlier task.
     separate:    w_i = g_i / mean of g over i's group
     cumulative:  the same for new samples; for a learnt class of task j, sum_{s=j}^{t-1} g_i / mean of g over tasks <= s
 
-and both are cut to [0.5, 5]. Where the client has learnt no class yet, every weight is 1.
+and both are cut to [0.5, 5]. If the client has learnt no class yet, every weight is 1.
 """
 
 from __future__ import annotations

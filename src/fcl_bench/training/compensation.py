@@ -1,4 +1,4 @@
-"""GLFC's loss (Dong et al., CVPR 2022): new and old classes are learnt at one pace, under an old model's answers.
+"""GLFC's loss (Dong et al., CVPR 2022): new and old classes are learnt at one pace, with an old model's targets.
 
 q are a sample's logits, y its class, sigma the logistic function. The gradient in its own logit has the magnitude
 g = |sigma(q)[y] - 1|, which is divided by its mean over the sample's group in the batch: the samples of classes that
@@ -19,7 +19,7 @@ from fcl_bench.training.heads import Heads
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
 
-#: Inside the logarithm of the entropy, as published.
+#: Added inside the logarithm of the entropy, as published.
 _EPSILON = 1e-5
 
 

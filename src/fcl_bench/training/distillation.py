@@ -1,4 +1,4 @@
-"""Distillation (Li and Hoiem, 2016): an earlier model's scores of the classes that it knows are to stay as they are."""
+"""Distillation (Li and Hoiem, 2016): a model keeps an earlier model's scores of the classes that it knew."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from fcl_bench.training.trainer import forward_batch
 
 #: Which class y a sample's gradient d log p(y|x) is of: its own; one drawn from p; every one, weighted by p.
 LABELS = ("empirical", "sampled", "exact")
-#: Of single samples' gradients, how many bytes and samples are held at once.
+#: How many bytes and samples of single-sample gradients are held at once.
 HELD_BYTES = {"cuda": 2**31, "cpu": 2**28}
 HELD_SAMPLES = {"cuda": 128, "cpu": 32}
 
@@ -33,8 +33,8 @@ def summed_squares(
 ) -> dict[str, torch.Tensor]:
     """S = sum_x (d log p(y|x) / d theta)^2 of each parameter in `names`, in float64; evaluation mode, float32.
 
-    Gradients are of one sample each. Of these, `HELD_BYTES` are held at once. Where only heads are asked for,
-    they are not made at all: those of a linear layer are outer products, so that S = (g^2)' (z^2).
+    Each gradient is of one sample; at most `HELD_BYTES` of them are held at once. If only heads are asked for,
+    no gradient is made: those of a linear layer are outer products, so S = (g^2)' (z^2).
 
     Args:
         network: with the weights to look at.
@@ -107,7 +107,7 @@ class _Batch:
 
 
 def _of_network(batch: _Batch) -> Iterator[tuple[str, torch.Tensor]]:
-    """Of any parameters: one gradient per sample, by torch's vectorised differentiation."""
+    """Squares for any parameters: one gradient per sample, by torch's vectorised differentiation."""
     network, own = batch.network, dict(batch.network.named_parameters())
     parameters = {name: own[name].detach().contiguous() for name in batch.names}
 
@@ -115,7 +115,7 @@ def _of_network(batch: _Batch) -> Iterator[tuple[str, torch.Tensor]]:
         parameters: dict[str, torch.Tensor], sample: torch.Tensor, label: torch.Tensor, weight: torch.Tensor
     ) -> torch.Tensor:
         scores = batch.among(functional_call(network, parameters, (sample.unsqueeze(0),)))
-        # The root of the weight, since what follows is squared.
+        # The root of the weight, since the result is squared.
         return weight.sqrt() * scores.log_softmax(dim=1).gather(1, label.reshape(1, 1)).sum()
 
     gradients = vmap(grad(log_probability), in_dims=(None, 0, 0, 0))
@@ -126,7 +126,7 @@ def _of_network(batch: _Batch) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _of_heads(batch: _Batch) -> Iterator[tuple[str, torch.Tensor]]:
-    """Of heads alone, in float64: g = onehot(y) - p is the gradient of a sample's logits, and z its features."""
+    """Squares for heads alone, in float64: g = onehot(y) - p is the gradient in a sample's logits, z its features."""
     network, competing = batch.network, batch.competing
     features = network.body(batch.seen).double()
     scores = network.logits(features.float()).double()

@@ -10,7 +10,7 @@ from fcl_bench.data.images.batches import AUGMENTATIONS
 from fcl_bench.errors import UserError
 from fcl_bench.training.robust import AGGREGATES
 
-#: More rounds, or epochs of a round, are a slip of the hand: nobody lives to see their end.
+#: The most rounds, or epochs of a round. A larger number is a slip of the hand.
 MOST_PASSES = 1_000_000
 
 

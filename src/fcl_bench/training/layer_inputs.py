@@ -1,4 +1,4 @@
-"""What each layer of a network gets to see: activation columns for subspaces, and Gram matrices of all inputs."""
+"""The inputs of a network's layers: activation columns for subspaces, and Gram matrices of all inputs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ HEADS = "heads"
 def projectable(network: Network) -> dict[str, torch.nn.Module]:
     """The layers of the body whose weights have an input subspace, by name: linear ones and ungrouped convolutions.
 
-    Not a convolution of a derived class: it may do something else to its inputs first, such as TensorFlow's padding.
-    Nor a layer that is never called: some attention blocks use a linear layer's weight themselves.
+    Convolutions of a derived class are left out: they may change their inputs first, as TensorFlow's padding does.
+    So are layers that are never called: some attention blocks use a linear layer's weight themselves.
     """
     found: dict[str, torch.nn.Module] = {}
     for name, module in network.called_layers():
@@ -39,7 +39,7 @@ def layer_columns(
     """A uniform choice of `count` activation columns (d_l, m_s) of each layer (FedProTIP 4.2), in float32.
 
     A convolution's columns are unfolded patches, a token-wise linear layer's are tokens. Only the chosen ones are ever
-    held. A client with n < m_s samples has every image in; a linear layer on pooled features then has n columns.
+    held. Of a client with n < m_s samples every image is in; a linear layer on pooled features then has n columns.
 
     Args:
         trainer: runs the network, in evaluation mode.
@@ -139,7 +139,7 @@ class _Tap:
         self.start = self.count = 0
         self._wanted = count
         self._images = images
-        # A generator of its own: the layers' choices do not depend on the order in which they are met.
+        # Each layer has its own generator, so its choice does not depend on the order of the layers.
         self._generator = torch.Generator().manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
         self._sample: torch.Tensor | None = None
         self._place = torch.empty(0, dtype=torch.int64)

@@ -15,7 +15,7 @@ from fcl_bench.protocol.problem import State
 from fcl_bench.training.samples import Samples
 
 _IMAGES, _FEATURES = "images.", "features."
-#: Whose the budget is: each client's, or all clients' together.
+#: Whether the budget is each client's or that of all clients together.
 SCOPES = ("client", "total")
 
 #: (candidates (n, ...), their class, m) -> (min(m, n),) which of them to keep, the most telling first.
@@ -89,10 +89,10 @@ def memory_size(state: Mapping[str, torch.Tensor]) -> int:
 def remembered(
     state: State, inputs: torch.Tensor, labels: torch.Tensor, budget: int | None, ranking: Ranking | None = None
 ) -> State:
-    """The state after a task: lists of its classes made of its samples, the others cut to what is now a class's share.
+    """The state after a task: its classes have lists of its samples, and other lists are cut to the new share.
 
-    Every class that the client has had has a share of m = floor(budget / classes). Of a class that came back, the
-    candidates are what was kept of it, in its order, and then the new samples.
+    Every class that the client has had has a share of m = floor(budget / classes). If a class comes back, its
+    candidates are the kept samples, in their order, and then the new ones.
 
     Args:
         state: before.
@@ -123,7 +123,7 @@ def storable(inputs: torch.Tensor) -> torch.Tensor:
 
 
 def recalled(state: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """All of the memory with its labels, by ascending class, each list in its order; None where it is empty."""
+    """All of the memory with its labels, by ascending class, each list in its order; None if it is empty."""
     lists = {column: kept for column, kept in lists_in(state).items() if len(kept)}
     if not lists:
         return None
@@ -132,7 +132,7 @@ def recalled(state: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Ten
 
 
 def with_memory(own: Samples, memory: tuple[torch.Tensor, torch.Tensor] | None) -> Samples:
-    """A client's own samples and those of its memory, shuffled together; the own alone where there is no memory."""
+    """A client's own samples and those of its memory, shuffled together; only its own if there is no memory."""
     if memory is None:
         return own
     inputs, labels = memory

@@ -1,7 +1,7 @@
-"""One model out of those of a round's clients, some of which may be hostile: in place of their weighted mean.
+"""One model out of those of a round's clients, in place of their weighted mean, if some may be hostile.
 
-All of these look at every model of the round at once, so a server keeps them until the round is over; and none weighs
-clients by their samples, since a hostile one would say that it has the most.
+All of these functions look at every model of the round at once, so a server keeps the models until the round is over.
+None weighs clients by their samples, since a hostile client would claim the most.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Model = Mapping[str, torch.Tensor]
 
 
 def median(models: Sequence[Model]) -> dict[str, torch.Tensor]:
-    """Each coordinate's median (Yin et al., 2018, Definition 1); of an even number the mean of the middle two."""
+    """Each coordinate's median (Yin et al., 2018, Definition 1); for an even number the mean of the middle two."""
     low, high = (len(models) - 1) // 2, len(models) // 2
     return _by_coordinate(models, lambda ordered: (ordered[low].double() + ordered[high].double()) / 2)
 
@@ -29,7 +29,7 @@ def trimmed_mean(models: Sequence[Model], share: float) -> dict[str, torch.Tenso
         models: n of them.
         share: below 1/2.
     """
-    # The share as it is written: 0.3 of 10 clients are 3, though 0.3 in binary is less.
+    # The share is taken as written: 0.3 of 10 clients are 3, though 0.3 in binary is less.
     cut = int(share * len(models) * (1 + 1e-12))
     return _by_coordinate(models, lambda ordered: ordered[cut : len(ordered) - cut].double().mean(dim=0))
 
@@ -51,7 +51,7 @@ def krum(models: Sequence[Model], byzantine: int, statistics: Collection[str] = 
     distances = torch.zeros(n, n, dtype=torch.float64)
     for row in range(n):
         for column in range(row):
-            # Pair by pair: differences of all at once would be n^2 models, and a product of Gram form cancels.
+            # Distances are made pair by pair: all at once would take n^2 models, and a Gram product cancels.
             apart = sum(
                 float((models[row][name].double() - models[column][name].double()).square().sum())
                 for name in models[row].keys() - set(statistics)

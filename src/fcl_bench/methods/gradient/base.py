@@ -41,14 +41,15 @@ class GradientMethod(Method):
     Attributes:
         client_half, server_half: what `client` and `server` make.
         training_key: where the user sets `training`, for messages.
-        inside_transformers: whether it puts something into a frozen vision transformer, and so takes no other network.
-        only_mean: why `training.aggregate` has to be the mean: the new model is made of something else besides;
-            "": it may be any.
+        inside_transformers: whether it trains parts inside a frozen vision transformer, and takes no other network.
+        only_mean: why `training.aggregate` has to be the mean (the new model depends on something else too);
+            "": any aggregate works.
         averages: whether its server does nothing with clients' models but average them by `training.weighting`, and all
             other uploads are `Message.summed`.
         only_updates: whether clients send nothing but the trained model and their number of samples, so that noise on
             what training changed of it covers all that they say.
-        apart: why sums of uploads are never enough, and what would work (`needs_each_upload`); None: they may be.
+        apart: why sums of uploads are never enough, and what would work (`needs_each_upload`); None: they may be
+            enough.
         keeps_teacher: whether clients get the last task's model, to be held to what it knew (`GradientClient.teacher`).
     """
 
@@ -75,7 +76,7 @@ class GradientMethod(Method):
         self.training.check(self.training_key)
 
     def require_published(self, **only: str | float) -> None:
-        """Raise a `UserError` for a knob that has another value than the code has which `variant=published` is of.
+        """Raise a `UserError` for a knob whose value is not that of the public code, which `variant=published` follows.
 
         Args:
             only: the values of the method's knobs; `weighting` is that of `training`.
@@ -87,7 +88,7 @@ class GradientMethod(Method):
                 raise UserError(f"{key}={value} contradicts method.variant=published", f"{key}={wanted}")
 
     def require_average(self, what: str, otherwise: str = "") -> None:
-        """Raise a `UserError` for an optimiser of the server's, where `what` makes the new model in its place.
+        """Raise a `UserError` if the server has an optimiser although `what` makes the new model itself.
 
         Args:
             what: the method or the knob, for the message.
@@ -106,7 +107,7 @@ class GradientMethod(Method):
         return self.on == "images"
 
     def combination(self, problem: Problem) -> Combination | None:
-        """The weighted mean of models; other uploads add up. Not where the server looks at single models."""
+        """The weighted mean of models; other uploads add up. None if the server looks at single models."""
 
         def combined(uploads: Sequence[Message]) -> Message:
             if uploads[0].stage != MODEL:
@@ -132,7 +133,7 @@ class GradientMethod(Method):
         return Network(self.start(problem))
 
     def grow(self, network: Network, sizes: list[int], seed: int) -> None:
-        """Give the network what the tasks so far bring, the same in both halves: a head each; a method may add to it.
+        """Give the network one head for each task so far, the same in both halves; a method may add more.
 
         Args:
             network: with what earlier tasks brought.
@@ -153,7 +154,7 @@ class GradientMethod(Method):
             require_memory("method.gaussian.covariance=full", size, "the covariances of all classes")
 
     def _check_aggregate(self, problem: Problem, classes: int) -> None:
-        """Robust aggregates keep all models of a round, in float32, with one more while they are looked at."""
+        """Check the memory: robust aggregates keep all models of a round in float32, and one more to compare."""
         key, training = f"{self.training_key}.aggregate={self.training.aggregate}", self.training
         if self.only_mean:
             raise UserError(f"{key}: {self.only_mean}", f"{self.training_key}.aggregate=mean")
@@ -182,11 +183,11 @@ class GradientMethod(Method):
         return [MODEL] * self.training.rounds + ([MOMENTS] if self.replay_head == "gaussian" else [])
 
     def model_round(self, task: Task, round_: int) -> int:
-        """Which of the task's rounds of the model a round is, whatever stages come before them."""
+        """The number of a round among the task's rounds of the model, whatever stages come before them."""
         return self.stages(task)[:round_].count(MODEL)
 
     def head_columns(self, task: Task) -> tuple[int, ...]:
-        """The columns that the head which a task adds scores."""
+        """The columns that a task's new head scores."""
         return tuple(task.new_columns)
 
     def frozen(

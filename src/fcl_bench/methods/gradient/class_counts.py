@@ -16,12 +16,12 @@ from fcl_bench.training.optimisers import with_prefix
 
 #: The stage; a method names it in `stages`.
 COUNTS = "counts"
-#: Before the clients' numbers in the server's state.
+#: Prefix of the clients' numbers in the server's state.
 _PREFIX = "counts."
 
 
 class CountingClient(GradientClient):
-    """Counts its samples in the stage; else as its method has it."""
+    """Counts its samples in the stage `counts`."""
 
     def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """`counts` (c,) int32, of the task's classes."""

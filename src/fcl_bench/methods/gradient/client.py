@@ -28,7 +28,7 @@ class GradientClient(Half, Client):
     _teacher: tuple[int, Network] | None = None
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        """What training changed of the model, and the number of samples; or the answer of another stage."""
+        """The parts of the model that training changed, and the number of samples; or the answer of another stage."""
         self.take_over(shard, broadcast)
         if broadcast.stage == MOMENTS:
             features = self.trainer.features(self.network, shard.inputs).to(self.problem.dtype)
@@ -49,12 +49,12 @@ class GradientClient(Half, Client):
         kept = self.remember(shard, broadcast, state)
         samples = self.speaks_for(shard, kept)
         if self.problem.sums and self.method.training.weighting == "samples":
-            # In a sum models come with their weights.
+            # In a secure sum models come multiplied by their weights.
             trained = {name: value.double() * samples for name, value in trained.items()}
         return Message(trained, samples=samples, summed=trained if self.problem.sums else ()), kept
 
     def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        """The turn of a stage that is no training, under the broadcast model; only for methods with such stages."""
+        """The upload of a stage that is no training, under the broadcast model; only for methods with such stages."""
         return Message({}), state
 
     def samples(self, shard: Shard, broadcast: Message, state: State) -> Samples:

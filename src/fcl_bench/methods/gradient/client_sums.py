@@ -16,7 +16,7 @@ from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.optimisers import with_prefix
 
-#: Before the names of the sums in a state.
+#: Prefix of the names of the sums in a state.
 _SUM = "sum."
 
 
@@ -92,5 +92,5 @@ class ClientSumMethod(GradientMethod):
     reset: bool = False
 
     def since(self, task: int) -> int:
-        """The task with which the sums of a task began."""
+        """The first task whose rounds are in the sums of a task."""
         return task if self.reset else 0

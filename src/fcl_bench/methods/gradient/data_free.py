@@ -31,23 +31,23 @@ from fcl_bench.training.optimisers import with_prefix
 
 log = logging.getLogger(__name__)
 
-#: Before the names of what was made, in a server's state, and of what it shows of it.
+#: Prefixes of the names of what was made, and of what is shown of it, in a server's state.
 _MADE, _SHOWN = "made.", "shown."
 #: Images of each task that a run's picture shows.
 _PICTURED = 16
 
 
 def made_prefix(task: int) -> str:
-    """Before the names of what was made of the model with which a task ended, as it travels."""
+    """Prefix of the names under which images or a generator travel that were made of a task's last model."""
     return f"{_MADE}{task}."
 
 
 class DataFreeHalf(Half):
-    """A half that has to do with images."""
+    """A half that works with images."""
 
     @property
     def scale(self) -> Standardise:
-        """From images to what the network sees."""
+        """Turns images into what the network sees."""
         standardise = self.trainer.standardise
         assert isinstance(standardise, Standardise)  # `DataFreeMethod.__post_init__`
         return standardise
@@ -59,11 +59,11 @@ class DataFreeClient(DataFreeHalf, GradientClient):
     method: DataFreeMethod
 
     def made(self, shard: Shard, broadcast: Message) -> dict[str, torch.Tensor]:
-        """What the server made of the model with which the last task ended, by name; nothing in the first task."""
+        """What the server made of the last task's final model, by name; empty in the first task."""
         return with_prefix(broadcast, made_prefix(shard.task - 1))
 
     def synthetic_seed(self, shard: Shard, broadcast: Message) -> int:
-        """Of the random stream of a client's synthetic samples in a round."""
+        """The seed of the random stream of a client's synthetic samples in a round."""
         return derived_seed(self.problem.seed, "synthetic", shard.task, int(broadcast["round"]), shard.client)
 
 
@@ -85,9 +85,9 @@ class DataFreeServer(DataFreeHalf, GradientServer):
 
     @abstractmethod
     def synthesise(self, task: Task) -> None:
-        """Set `made`, from `network`: the last task's model, in evaluation mode, without gradients of its weights.
+        """Make images and set `made`. `network` is the last task's model, in evaluation mode, without gradients.
 
-        Torch's generators are seeded. What it makes is of the columns 0 to `task.new_columns.start` - 1.
+        Torch's generators are seeded. The images are of the columns 0 to `task.new_columns.start` - 1.
         """
 
     def samples_to_show(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,7 +95,7 @@ class DataFreeServer(DataFreeHalf, GradientServer):
         return self.made["images"][:count], self.made["labels"][:count]
 
     def start_task(self, task: Task) -> None:
-        # The server does not know which task is the last: so nothing is made at the end of one.
+        # The server does not know which task is the last, so it makes images when the next task begins.
         if task.index and len(self.tasks) == task.index and self.method.replays:
             self._make(task)
         super().start_task(task)
@@ -129,7 +129,7 @@ class DataFreeServer(DataFreeHalf, GradientServer):
         return {**super().pictures(), "synthetic": Picture(**self._shown)}
 
     def privacy(self) -> dict[str, int]:
-        """`synthetic_images`: those that were sent, inversions of models and of no single sample."""
+        """`synthetic_images`: the number of images sent; they are inversions of models, not of single samples."""
         return {**super().privacy(), "synthetic_images": self._synthetic}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -163,7 +163,7 @@ class DataFreeMethod(GradientMethod):
 
     @property
     def replays(self) -> bool:
-        """Whether anything is made; without, the method is finetune, bit for bit."""
+        """Whether anything is made. If not, the method is finetune, bit for bit."""
         return True
 
     @property

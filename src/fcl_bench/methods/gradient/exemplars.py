@@ -37,7 +37,7 @@ class ExemplarClient(GradientClient):
     def with_exemplars(
         self, state: State, inputs: torch.Tensor, labels: torch.Tensor, budget: int, ranking: Ranking
     ) -> State:
-        """The state with exemplars of these samples, by `remembered`; a budget that leaves nothing is told once."""
+        """The state with exemplars of these samples, by `remembered`. Warn once if the budget leaves nothing."""
         state = remembered(state, inputs, labels, budget, ranking)
         if (classes := len(lists_in(state))) > budget:
             self._notices.tell(
@@ -49,7 +49,7 @@ class ExemplarClient(GradientClient):
 
 
 class ExemplarServer(GradientServer):
-    """Sends the stage in which exemplars are chosen the model alone."""
+    """Sends only the model in the stage in which exemplars are chosen."""
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         return {} if self.stage == EXEMPLARS else super().extra_broadcast()

@@ -7,7 +7,7 @@ discrepancy between D_k, its distribution over the task's C classes, and the uni
     cosine:  d_k = 1 - cos(D_k, 1/C)
     l1, l2:  d_k = |D_k - 1/C|, of that norm.
 
-Where all weights would be 0 they are the p_k.
+If all weights would be 0, they are the p_k.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 #: `method.discrepancy`
 DISCREPANCIES = ("kl", "cosine", "l1", "l2")
-#: A warning says that b outweighs the shares where it is so many times their mean.
+#: A warning says that b outweighs the shares if it is at least so many times their mean.
 _LARGE = 5
 
 
@@ -56,7 +56,7 @@ class FedDiscoServer(CountingServer):
         return present
 
     def _tell(self, weights: torch.Tensor | None, clients: int) -> None:
-        """Warn, once each, where a and b leave nothing of the discrepancy or of the shares."""
+        """Warn, once each, if a and b leave nothing of the discrepancy or of the shares."""
         a, b = self.method.a, self.method.b
         if weights is None:
             text = f"with method.a={a:g} and method.b={b:g} all weights of a round are 0, and the shares of the samples"
@@ -112,7 +112,7 @@ class FedDisco(GradientMethod):
     def weights(self, table: torch.Tensor) -> torch.Tensor | None:
         """(K,) float64, summing to 1, of the clients of a round, whose samples of each class are `table` (K, C).
 
-        None where all would be 0; the shares then serve.
+        None if all would be 0; the shares then serve as weights.
         """
         sizes = table.double().sum(dim=1)
         shares = sizes / sizes.sum() if self.training.weighting == "samples" else torch.full_like(sizes, 1 / len(sizes))

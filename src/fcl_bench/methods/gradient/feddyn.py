@@ -5,7 +5,7 @@ Client k keeps d_k, the sum of its drifts w_k - w0 over the rounds in which it t
     f_k(w) - <g_k, w> + (alpha_k / 2) ||w - w0||^2,   g_k = -alpha_k d_k,
 
 which is a proximal term around w0 - d_k. The server keeps h = -alpha (1/N) sum_k d_k and takes w = mean of the
-participants' w_k - h / alpha. Where all this comes to rest, w minimises the clients' losses together: sum_k f_k, or
+participants' w_k - h / alpha. Where training comes to rest, w minimises the clients' losses together: sum_k f_k, or
 sum_k n_k f_k (all samples' loss) if `scaled`, where alpha_k = alpha (n / N) / n_k, as in the authors' code.
 """
 
@@ -34,12 +34,12 @@ SIZES = "sizes"
 
 
 def drift_prefix(since: int) -> str:
-    """Before the names of d_k in a client's state; `since` is the task with which the sum began."""
+    """Prefix of the names of d_k in a client's state; `since` is the task with which the sum began."""
     return f"drift.{since}."
 
 
 def mean_name(task: int) -> str:
-    """Of the clients' mean number of samples of a task."""
+    """The name of the clients' mean number of samples of a task."""
     return f"mean_samples.{task}"
 
 

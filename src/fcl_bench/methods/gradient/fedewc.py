@@ -40,12 +40,12 @@ log = logging.getLogger(__name__)
 
 #: The stage in which clients send their sums of squared gradients.
 FISHER = "fisher"
-#: Before the names of the server's tensors in a state.
+#: Prefixes of the names of the server's tensors in a state.
 _KEPT = "fisher.", "anchor."
 
 
 def fisher_prefix(task: int) -> str:
-    """Before the names of F as it was after a task."""
+    """Prefix of the names of F as it was after a task."""
     return f"fisher.{task}."
 
 
@@ -91,7 +91,7 @@ class FedEWCClient(GradientClient):
         return Anchored(Heads.from_message(broadcast), method.loss_over, method.frozen_heads, pairs, method.strength)
 
     def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        """S_k of each parameter, and of how many samples."""
+        """S_k of each parameter, and the number of samples."""
         seed = derived_seed(self.problem.seed, "fisher", shard.task, shard.client)
         generator = torch.Generator().manual_seed(seed)
         inputs, labels, most = shard.inputs, shard.labels, self.method.fisher_samples
@@ -133,7 +133,7 @@ class FedEWCServer(GradientServer):
         self._notices = Notices(log)
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
-        """F and theta* of what trains. theta* goes by the names of the last stage, in which most clients had it."""
+        """F and theta* of what trains. theta* has the names of the last stage, in which most clients received it."""
         extra = super().extra_broadcast()
         if self.stage == MODEL:
             trains = [name for name in self.network.changing() if name in self.fisher]
@@ -169,7 +169,7 @@ class FedEWCServer(GradientServer):
         self._warn_of_long_steps()
 
     def _warn_of_long_steps(self) -> None:
-        """Gradient descent on a parabola diverges where step size times curvature is above 2 (1 + momentum)."""
+        """Warn if steps overshoot: on a parabola they do if step size times curvature is above 2 (1 + momentum)."""
         training, strength = self.method.training, self.method.strength
         reached, bound = training.lr * strength * self._largest(), 2 * (1 + training.momentum)
         if training.optimizer == "sgd" and reached > bound:

@@ -29,9 +29,9 @@ from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.optimisers import with_prefix
 
-#: Before the names of G's tensors, and of Adam's in a checkpoint.
+#: Prefixes of the names of G's tensors, and of Adam's in a checkpoint.
 _GENERATOR, _ADAM = "generator.", "generator_adam."
-#: The weights alpha_r and beta_r fall no further.
+#: The least value of the weights alpha_r and beta_r.
 _LEAST = 1e-4
 
 
@@ -66,7 +66,7 @@ class Generated(Objective):
         available: (q,) the columns that y' is drawn from.
         alpha, beta: alpha_r b_g / b, and beta_r; 0: without that term.
         count: b_g.
-        steps: for so many steps; then the batch's own loss is all.
+        steps: how many steps have these terms; later ones have the batch's own loss only.
         seed: of the noise and of y', a stream of its own.
     """
 
@@ -218,7 +218,7 @@ class FedGenServer(CountingServer):
         self.taught = self.task
 
     def _stacked(self, kind: str) -> torch.Tensor:
-        """The `kind` of all heads of each participant, (K, L, d) or (K, L); of a frozen head everyone has the same."""
+        """The `kind` of all heads of each participant, (K, L, d) or (K, L). A frozen head is the same for everyone."""
         own = self.network.state_dict()
         names = [f"heads.{head}.{kind}" for head in range(len(self.network.heads))]
         return torch.stack(
@@ -248,7 +248,7 @@ class FedGenServer(CountingServer):
 
 
 def shares(held: torch.Tensor) -> torch.Tensor:
-    """omega (K, c) of the counts `held` (K, c): of each class the clients' shares; 0 of a class that nobody has."""
+    """omega (K, c) of the counts `held` (K, c): each class's shares of the clients; 0 for a class that nobody has."""
     return held.double() / held.sum(dim=0).clamp(min=1)
 
 
@@ -289,7 +289,7 @@ class FedGen(GradientMethod):
         beta: weight of the agreement with them; 0: without. Without both, nothing is generated.
         decay: of both weights, by round of a task; they end at 1e-4.
         generated: b_g, generated features per step.
-        generated_epochs: for so many epochs of each round; then only the client's own samples are learnt.
+        generated_epochs: epochs of each round with generated features; later ones have only the client's own samples.
         generator: the network G.
     """
 

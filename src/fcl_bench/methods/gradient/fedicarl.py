@@ -47,7 +47,7 @@ from fcl_bench.training.samples import Samples
 
 log = logging.getLogger(__name__)
 
-#: Before the names of what the server keeps for `nme`.
+#: Prefixes of the names of what the server keeps for `nme`.
 _MEANS, _HOLDERS = "exemplars.", "holders"
 #: The score of a class without a mean; two directions are at most 2 apart.
 _FARTHEST = -3.0
@@ -90,7 +90,7 @@ class FediCaRLClient(ExemplarClient):
         return with_memory(super().samples(shard, broadcast, state), kept)
 
     def speaks_for(self, shard: Shard, state: State) -> int:
-        """With the exemplars."""
+        """The client's samples and exemplars together."""
         return super().speaks_for(shard, state) + min(self.method.memory, memory_size(state))
 
     def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
@@ -117,7 +117,7 @@ class FediCaRLClient(ExemplarClient):
         return (self.sums(state, shard) if self.method.classify == "nme" else Message({})), state
 
     def sums(self, state: State, shard: Shard) -> Message:
-        """Of each class with exemplars: its column, their number, and the sum (d,) of their directions."""
+        """For each class with exemplars its column, their number, and the sum (d,) of their directions."""
         lists = {column: kept for column, kept in lists_in(state).items() if len(kept)}
         sums = [self.directions(kept).sum(dim=0) for kept in lists.values()]
         width, sizes = self.network.dimension, torch.tensor([len(kept) for kept in lists.values()], dtype=torch.int32)
@@ -143,7 +143,7 @@ class FediCaRLServer(ExemplarServer):
     """Averages models and, for `nme`, adds up the sums of the exemplars of all clients.
 
     Attributes:
-        holders: of `nme`, the clients that have chosen exemplars so far; it asks all of them, whatever the task.
+        holders: for `nme`, the clients that have chosen exemplars so far; all of them are asked in every task.
         sums: (C, d) of the exemplars' directions under the last task's model.
         counts: (C,) how many exemplars there are.
     """
@@ -158,7 +158,7 @@ class FediCaRLServer(ExemplarServer):
         self._notices = Notices(log)
 
     def model_rounds(self, task: Task) -> list[int]:
-        """None with nearest means, which know a class only once its exemplars are chosen."""
+        """No round with nearest means, since a class is known only once its exemplars are chosen."""
         return [] if self.method.classify == "nme" else super().model_rounds(task)
 
     def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
@@ -172,7 +172,7 @@ class FediCaRLServer(ExemplarServer):
             return message
         self.sums = self.sums.new_zeros(task.columns_seen, self.sums.shape[1])
         self.counts = self.counts.new_zeros(task.columns_seen)
-        # What is kept at random needs no model.
+        # Clients that keep random samples need no model.
         return message if self.method.looks else Message(self.heads.to_message(), EXEMPLARS)
 
     def expects_answer(self) -> Expectation:

@@ -54,7 +54,7 @@ def not_true_distillation(scores: torch.Tensor, known: torch.Tensor, labels: tor
         tau: temperature.
     """
     others = torch.ones_like(scores, dtype=torch.bool).scatter_(1, labels[:, None], False)
-    # In float32 at least, whatever the precision of the forward pass.
+    # At least float32, whatever the precision of the forward pass.
     wide = torch.promote_types(scores.dtype, torch.float32)
     own, wanted = (
         torch.log_softmax(logits[others].view(len(logits), -1) / tau, dim=1, dtype=wide) for logits in (scores, known)

@@ -39,9 +39,9 @@ from fcl_bench.training.objective import Objective
 REFERENCES = "references"
 #: `method.sketch`: as wide as the layer.
 WHOLE = "layer"
-#: Begins the name under which clients are told how many directions to add to the final layer's.
+#: Prefix of the name under which the server tells clients how many directions to add to the final layer's.
 HEAD_RANK = "head_rank"
-#: Directions of an upload outside what is known that are shorter than this many roundings of its type are noise.
+#: A new direction of an upload is noise if it is shorter than this many roundings of the wire's type.
 _ROUNDINGS = 8
 
 
@@ -74,15 +74,15 @@ class HeadRank:
     """`method.head_rank`: directions of the final layer's inputs, whatever the spectrum.
 
     Args:
-        first: that the first client adds in the first task.
-        others: that all others add together in the first task, and all clients in every later one.
+        first: how many the first client adds in the first task.
+        others: how many all others add together in the first task, and all clients together in every later task.
     """
 
     first: int = knob(30, least=1)
     others: int = knob(20, least=0)
 
     def of(self, task: int, first: bool, clients: int) -> int:
-        """How many of K `clients` one adds, which in the first task may be the `first` that adds any."""
+        """How many directions one of K `clients` adds; `first`: whether nobody has added any before it."""
         if task == 0:
             return self.first if first else self.others // (clients - 1)
         return self.others // clients
@@ -105,7 +105,7 @@ class FedProTIPClient(ProjectedClient):
         return ProjectedDescent(heads, self.method, self.network, later, self._projections[1], exact)
 
     def _projections_of(self, broadcast: Message) -> dict[str, Projection]:
-        """What keeps each weight that trains away from the bases of a broadcast."""
+        """For each weight that trains, its projection out of the bases of a broadcast."""
         own = dict(self.network.named_parameters())
         found = {}
         reused = Heads.from_message(broadcast).reused
@@ -118,7 +118,7 @@ class FedProTIPClient(ProjectedClient):
     def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """A basis or sketch for each layer; or, in the last stage, references.
 
-        Where references are to be updated, the client keeps `inputs.<task>`: final-layer inputs (m_s, d) that it
+        If references are updated, the client keeps `inputs.<task>`: final-layer inputs (m_s, d) that it
         sampled under the model right after the task.
         """
         if broadcast.stage == REFERENCES:
@@ -148,14 +148,14 @@ class FedProTIPClient(ProjectedClient):
             U, sigma = core_basis(columns, known, 1.0, rounded_to=torch.float32)
             return Spectrum(U[:, :rank], sigma[:rank])
         held = float((known.T @ columns).square().sum()) if method.share_of == "inputs" else 0.0
-        # The public code's first client of all, before which there is no basis, stops before the share is reached.
+        # In the public code the very first client, which finds no basis, stops before the share is reached.
         below = method.variant == "published" and Phi is None
         return core_basis(columns, known, method.epsilon(task), method.power, torch.float32, held, below)
 
     def _references(self, shard: Shard, broadcast: Message, state: State) -> Message:
         """Mean relevance of the client's samples to each task's final-layer subspace (Eq. 10).
 
-        Of this task; or, with `updated`, of all tasks that the client has had samples of.
+        It has this task's samples or, with `updated`, those of all tasks that the client has had samples of.
         """
         if not self.method.updates:
             features = self.trainer.features(self.network, shard.inputs)
@@ -169,7 +169,7 @@ class FedProTIPClient(ProjectedClient):
             rows = torch.stack([batch_reference(omega, tip.batch) for omega in omegas])
         else:
             rows = torch.stack([omega.mean(dim=0) for omega in omegas])
-        # One row per task: this one's of the shard's samples, the others of what was kept.
+        # One row per task: that of this task is of the shard's samples, the others are of what was kept.
         kept_of = [torch.full((len(own[task]),), row) for row, task in enumerate(own) if task != shard.task]
         now = torch.full((len(shard.labels),), list(own).index(shard.task))
         sums_of = {"references": torch.cat([now, *kept_of])}
@@ -177,7 +177,7 @@ class FedProTIPClient(ProjectedClient):
 
 
 def head_bases(broadcast: Message, task: int, features: torch.Tensor) -> list[torch.Tensor]:
-    """U_0, ..., U_task of the final layer, whose inputs are `features` (n, d); no column where a task added none."""
+    """U_0, ..., U_task of the final layer, whose inputs are `features` (n, d); without columns if a task added none."""
     none = features.new_zeros(features.shape[1], 0)
     return [broadcast.get(f"basis.{t}.{HEADS}", none) for t in range(task + 1)]
 
@@ -194,7 +194,7 @@ class FedProTIPServer(ProjectedServer):
                 "method.extension=sequential has a round for each client, and nobody says how many there are"
             )
         self._clients = problem.clients or 0
-        #: Whose turn it is in the stage of the bases, where clients have it one after the other.
+        #: Whose turn it is in the stage of the bases, if clients take turns.
         self._turn = 0
         #: Per client and task, the reference (t + 1,).
         self._references: dict[tuple[int, int], torch.Tensor] = {}
@@ -202,14 +202,14 @@ class FedProTIPServer(ProjectedServer):
         self.pure_batches = method.tip.batch if method.tip and method.tip.route == "batch" else None
 
     def model_rounds(self, task: Task) -> list[int]:
-        """None with task prediction, which knows of a task only once its references are there."""
+        """No round with task prediction, which knows a task only once its references are there."""
         return super().model_rounds(task) if self.method.tip is None else []
 
     def stages(self, task: Task) -> list[str]:
         stages = super().stages(task)
         if self.method.extension == "union":
             return stages
-        # One client after the other; those without samples of the task, or who fail, leave their round empty.
+        # Clients take turns; those without samples of the task, and those that fail, leave their round empty.
         at = stages.index(BASES)
         return [*stages[:at], *[BASES] * self._clients, *stages[at + 1 :]]
 
@@ -221,7 +221,7 @@ class FedProTIPServer(ProjectedServer):
             return [turn] if turn in available else []
         if tip is None or tip.clients is None or stages[round_] != REFERENCES:
             return super().participants(task, round_, available)
-        # An order of all clients rather than a draw per task: whoever can, votes on every task.
+        # One order of all clients rather than a draw per task, so that the same clients vote on every task if they can.
         order = sorted(available, key=lambda client: derived_seed(self.problem.seed, "voters", client))
         return sorted(order[: tip.clients])
 
@@ -303,7 +303,7 @@ class FedProTIPServer(ProjectedServer):
         return Prediction(scores, tasks.expand(len(scores)), heads)
 
     def references(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(K, T, T) references, zero-padded, of the clients that ever sent one, and (K, T) which of them there are."""
+        """(K, T, T) references, zero-padded, of the clients that ever sent one, and (K, T) which of them exist."""
         tasks = len(self.bases[HEADS])
         clients = sorted({client for client, _ in self._references})
         found = torch.zeros(len(clients), tasks, tasks, device=self.problem.device)
@@ -361,7 +361,7 @@ class FedProTIP(ProjectedMethod):
     sketch: int | str | None = knob(None, least=1, words="an integer of at least 1", choices=(WHOLE,))
 
     def sketch_width(self, side: int) -> int:
-        """s_l of a layer with d_l = `side`, where sketches are sent."""
+        """s_l of a layer with d_l = `side`, if sketches are sent."""
         return side if self.sketch == WHOLE else min(int(self.sketch), side)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
@@ -396,5 +396,5 @@ class FedProTIP(ProjectedMethod):
         return [*super().stages(task), *([REFERENCES] if self.tip else [])]
 
     def head_columns(self, task: Task) -> tuple[int, ...]:
-        """With task prediction a full head per task, old classes included; without, one row a class (-t)."""
+        """With task prediction each task has a full head, old classes included. Without it, each class has one row."""
         return tuple(task.new_columns) if self.tip is None else task.columns

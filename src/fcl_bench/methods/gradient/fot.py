@@ -29,7 +29,7 @@ from fcl_bench.randomness import derived_seed
 from fcl_bench.training.layer_inputs import layer_grams
 from fcl_bench.training.trainer import forward_batch
 
-#: Under which clients send how much of each layer's inputs is outside the bases.
+#: The field in which clients send how much of each layer's inputs is outside the bases.
 OUTSIDE = "outside"
 
 
@@ -39,7 +39,7 @@ class FOTClient(ProjectedClient):
     method: FOT
 
     def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        """A sketch of each layer; where the threshold is a share of the inputs, how much of these is new, too."""
+        """A sketch of each layer; if the threshold is a share of the inputs, also how much of these is new."""
         found, outside = {}, []
         for layer, (X, gram) in self._inputs(shard).items():
             seed = derived_seed(self.problem.seed, f"sketch {layer}", shard.task, shard.client)
@@ -57,7 +57,7 @@ class FOTClient(ProjectedClient):
     def _inputs(self, shard: Shard) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """Per layer X (d_l, m) and X X'.
 
-        Of all inputs, X is a root (d_l, d_l) of their X X', whose product with normal numbers has the same law.
+        If all inputs are sketched, X is a root (d_l, d_l) of their X X'. Its product with normal numbers has their law.
         """
         if self.method.columns is not None:
             return {layer: (X, X @ X.T) for layer, X in self.columns_of(shard).items()}
@@ -84,7 +84,7 @@ def _new_share(gram: torch.Tensor, Phi: torch.Tensor | None) -> float:
 
 
 class FOTServer(ProjectedServer):
-    """Takes the subspaces from the sum of the sketches; projecting the average is all of FOT's projection."""
+    """Takes the subspaces from the sum of the sketches. FOT projects nothing but the average."""
 
     method: FOT
 
@@ -131,10 +131,12 @@ class FOTServer(ProjectedServer):
 
 
 def share_of_rest(epsilon: float, outside: float) -> float:
-    """The threshold on what is outside the bases for one of `epsilon` on all: (outside - (1 - epsilon)) / outside.
+    """The threshold outside the bases that a threshold `epsilon` of all inputs implies:
 
-    `outside` is a share of norms, as FOT's code has it, though the threshold is one of squares. Not above 0: nothing
-    is to be added.
+    (outside - (1 - epsilon)) / outside.
+
+    `outside` is a share of norms, as FOT's code has it, though the threshold is one of squares. If the result is not
+    above 0, nothing is added.
     """
     return (outside - (1 - epsilon)) / outside if outside > 0 else 0.0
 

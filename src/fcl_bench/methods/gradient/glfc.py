@@ -58,7 +58,7 @@ class GLFCClient(PrototypeClient):
     _best: dict[int, Network] | None = None
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        """As of any gradient method, and with a signal gradients."""
+        """The upload of any gradient method and, after a signal, gradients."""
         if broadcast.stage == MODEL:
             state = self.noticed(shard, broadcast, state)
         elif broadcast.stage == EXEMPLARS:
@@ -72,13 +72,13 @@ class GLFCClient(PrototypeClient):
         return upload, state
 
     def speaks_for(self, shard: Shard, state: State) -> int:
-        """With the exemplars."""
+        """The client's samples and exemplars together."""
         return super().speaks_for(shard, state) + memory_size(state)
 
     # What it notices --------------------------------------------------------------------------------------------------
 
     def entered(self, shard: Shard, state: State) -> State:
-        """The state in the shard's task: where the client comes to it for the first time, its classes move on."""
+        """The state in the shard's task. If the client is in it for the first time, its classes move on."""
         if self.knows(shard, state):
             return state
         none = shard.labels[:0]
@@ -153,7 +153,7 @@ class GLFCClient(PrototypeClient):
         return torch.zeros(len(heads.logits), dtype=torch.bool, device=columns.device).index_fill_(0, columns, True)
 
     def old_model(self, shard: Shard, broadcast: Message, state: State) -> Network | None:
-        """What answers for the old columns; None: nothing yet."""
+        """The model that gives the targets of the old columns; None: there is none yet."""
         if not self.method.chooses_by_signal:
             return self.teacher(shard, broadcast)
         last, best = broadcast[VERSIONS].tolist()
@@ -170,8 +170,8 @@ class GLFC(ExemplarMethod):
     """Knobs of GLFC.
 
     Args:
-        signal: what tells a client that new classes have come: boundary (its first round in a task), entropy (which
-            comes when it comes: until then the client keeps the last task's samples).
+        signal: what tells a client that new classes have come: boundary (its first round in a task), entropy (until
+            the signal comes, the client keeps the last task's samples).
         rise: of the entropy, above which there is a signal.
         proxy: how the server chooses the old model: reconstruct (the best of the last task by reconstructed images),
             none (the last model of the last task; no gradients are sent).

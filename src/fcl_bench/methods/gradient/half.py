@@ -22,22 +22,22 @@ MODEL = "model"
 
 
 def head_seed(problem: Problem) -> int:
-    """Of the new class weights; both halves draw the same, so that old ones need not be sent."""
+    """The seed of new class weights; both halves draw the same."""
     return derived_seed(problem.seed, "heads") % 2**62
 
 
 def final_prefix(task: int) -> str:
-    """Before the names of a task's last model in the stages after training."""
+    """Prefix of the names of a task's last model in the stages after training."""
     return f"final.{task}."
 
 
 def teacher_prefix(task: int) -> str:
-    """Before the names of the model with which a task ended, where later clients learn from it."""
+    """Prefix of the names of the model with which a task ended, from which clients learn in the next."""
     return f"teacher.{task}."
 
 
 class Half:
-    """What both halves are made of: the network in their hands, with what runs it.
+    """What both halves have: a network, and a trainer that runs it.
 
     Attributes:
         start: what training starts from.
@@ -55,12 +55,12 @@ class Half:
         self.trainer = Trainer(method.training, standardise, problem.device, method.training_key)
 
     def new_network(self) -> Network:
-        """Another one, before its first head."""
+        """A new network without heads."""
         layout = torch.channels_last
         return self.method.build_network(self.problem).to(self.problem.device, memory_format=layout)  # type: ignore[call-overload]
 
     def prepare(self, heads: Heads, resting: Collection[str] = ()) -> None:
-        """Give the network its heads so far, and freeze what the task of the last one does not train, and `resting`."""
+        """Give the network its heads so far. Freeze `resting` and whatever the last head's task does not train."""
         if len(self.network.heads) < len(heads.columns):
             self.method.grow(self.network, heads.sizes, head_seed(self.problem))
         task = len(heads.columns) - 1

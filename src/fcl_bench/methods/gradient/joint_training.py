@@ -1,7 +1,7 @@
 """Joint training: everyone's images of all tasks so far in one place, the ceiling of the gradient methods.
 
-No federated method: clients send their images and labels, which is what the others avoid. It trains the same network
-with the same optimiser, as many epochs as a client of the others makes in a task.
+This is no federated method: clients send their images and labels, which other methods avoid. The server trains the
+same network with the same optimiser, for as many epochs as a client of the other methods makes in a task.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class JointTrainingClient(Client):
     """Gives away its samples."""
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        """The images (n, 3, h, w), a byte a value, and the labels (n,)."""
+        """The images (n, 3, h, w), a byte per value, and the labels (n,)."""
         each = torch.arange(len(shard.labels))
         return Message(
             {"images": shard.inputs, "labels": shard.labels.to(torch.int32)}, sums_of={"images": each}

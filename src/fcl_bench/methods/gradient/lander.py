@@ -1,7 +1,7 @@
 """LANDER (Tran et al., CVPR 2024): data-free replay with an anchor in a space of text embeddings for every class.
 
-Beside the head the network has a mapping A of its features phi to the space of the anchors e_c (R^d_e). Samples of a
-class are drawn into a ball around its anchor, B(a, e) = relu(mse(a, e) - r), both in training and in generation.
+Beside the head the network has a mapping A of its features phi to the space of the anchors e_c (R^d_e). The loss
+pulls samples of a class into a ball around its anchor, B(a, e) = relu(mse(a, e) - r), in training and in generation.
 
     client, first task    CE + ltc B(A phi(x), e_y)
     client, later         cur [CE_N(x) + ltc B(A phi(x), e_y)] + pre [KD_2(q_O(u), q'(u)) + mse(A phi(u), A' phi'(u))]
@@ -41,7 +41,7 @@ from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.optimisers import with_prefix
 
-#: Before the names of anchors (by task), and of the model of the lowest loss in a state.
+#: Prefixes of the names of anchors (by task), and of the model of the lowest loss in a state.
 _ANCHORS, _BEST = "anchors.", "best."
 #: What clients upload beside the model.
 _LOSS = "loss"
@@ -57,7 +57,7 @@ class LANDERClient(DataFreeClient):
     _drawn: tuple[int, torch.Tensor] | None = None
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        """As of any gradient method, with the total loss of the first epoch, 4 bytes."""
+        """The upload of any gradient method, and the total loss of the first epoch, 4 bytes."""
         upload, kept = super().update(shard, broadcast, state)
         if broadcast.stage == MODEL and self.method.returns:
             assert self._objective is not None
@@ -99,7 +99,7 @@ class LANDERClient(DataFreeClient):
         return torch.cat([broadcast[f"{_ANCHORS}{task}"] for task in range(len(Heads.from_message(broadcast).sizes))])
 
     def images(self, shard: Shard, broadcast: Message) -> torch.Tensor:
-        """(n, 3, size, size) uint8: those that were sent, or those that the generator which was sent makes."""
+        """(n, 3, size, size) uint8: the images that were sent, or those that the sent generator makes."""
         made, knobs = self.made(shard, broadcast), self.method.synthesis
         if self.method.send == "images":
             return made["images"][: knobs.images]
@@ -118,7 +118,7 @@ class LANDERServer(DataFreeServer):
 
     Attributes:
         anchors: (c, d_e) of each task's new classes, by name.
-        best: what changes of the model of the lowest loss so far in this task, `lowest`, and its round.
+        best: the changing part of the model of the lowest loss so far in this task; `lowest` is that loss.
         ended_with: of each task that is over, the round into which its final model came.
     """
 
@@ -196,7 +196,7 @@ class LANDERServer(DataFreeServer):
         super().finish_round()
         if self.stage != MODEL or not self.method.returns:
             return
-        # Per sample, so that rounds with other participants compare; with the same ones it is the total.
+        # Losses are per sample, so that rounds with other participants can be compared.
         if self._samples and self._loss / self._samples < self.lowest:
             self.lowest, self._best_round = self._loss / self._samples, self._round
             self.best = dict(self.sent)
@@ -248,7 +248,7 @@ class LANDER(DataFreeMethod):
     client_half = LANDERClient
     server_half = LANDERServer
 
-    # To lr times 0.025, 0.001.
+    # The step size falls to lr times 0.025, which is 0.001.
     training: Training = field(
         default_factory=lambda: Training(
             rounds=100, epochs=2, batch_size=128, lr=0.04, momentum=0.9, schedule="cosine_decay", decay=0.025
@@ -279,7 +279,7 @@ class LANDER(DataFreeMethod):
 
     @property
     def maps(self) -> bool:
-        """Whether the network has a mapping and classes have anchors; without, nothing would look at them."""
+        """Whether the network has a mapping and classes have anchors. If not, no term would use them."""
         return self.ltc > 0 or self.replays
 
     @property
@@ -320,6 +320,6 @@ class LANDER(DataFreeMethod):
         return rows[list(task.classes)]
 
     def new_generator(self, side: int, anchors: torch.Tensor) -> AnchoredGenerator:
-        """A generator before it has learnt, where the anchors are."""
+        """A generator before it has learnt, on the device of the anchors."""
         knobs = self.synthesis
         return AnchoredGenerator(self.anchor_size, knobs.noise, side, knobs.batch).to(anchors.device)

@@ -73,7 +73,7 @@ class Balanced(Compensated):
 
 
 class LGAClient(GLFCClient):
-    """GLFC's, with another loss, and the sums of its features."""
+    """GLFC's client with another loss; it also sends sums of its features."""
 
     method: LGA
 
@@ -213,5 +213,5 @@ class LGA(GLFC):
         return LGAServer(self, problem) if self.reconstructs else ExemplarServer(self, problem)
 
     def stages(self, task: Task) -> list[str]:
-        """After the first task's rounds, with proxy=reconstruct, that of the sums."""
+        """The stages; with proxy=reconstruct, that of the sums follows the first task's rounds."""
         return [*super().stages(task), *([RADIUS] if self.reconstructs and task.index == 0 else [])]

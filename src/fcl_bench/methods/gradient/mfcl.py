@@ -36,9 +36,9 @@ from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
 
-#: Of the public code: T, and the width of its blur, whose exponent has 4 in place of 2.
+#: The public code's T, and the width of its blur, whose exponent has 4 in place of 2.
 _PUBLISHED_TEMPERATURE, _PUBLISHED_BLUR = 1000.0, 2**0.5
-#: Of the batch norms of G, in the public code.
+#: The eps of the batch norms of G, in the public code.
 _EPS = 0.8
 
 
@@ -106,7 +106,7 @@ class Replaying(Objective):
             made = knobs.images(self._made_by, self._made_by.noise(knobs.synthetic, self._random))
             together = torch.cat([inputs, made.to(inputs)]).contiguous(memory_format=torch.channels_last)
             wanted = self._teacher.body(together)
-        # One forward pass: batch norm takes its statistics of both.
+        # One forward pass, so that batch norm takes its statistics from both.
         features = network.body(together)
         loss = self.score_loss(network.logits(features[:own]), labels, inputs)
         if knobs.w_ft:
@@ -220,7 +220,7 @@ class MFCL(DataFreeMethod):
 
     Args:
         training: as in the paper: 100 rounds of 10 epochs, the step size from 0.1 towards 0.01.
-        send: the generator; images would be another method.
+        send: the generator; images are refused.
         synthetic: images that a client makes at each step.
         w_ft: weight of the heads' loss on real and synthetic samples; 0: without.
         w_kd: weight of the distillation; 0: without. Without both, this is finetune, and nothing is generated.
@@ -287,7 +287,7 @@ class MFCL(DataFreeMethod):
         return _PUBLISHED_TEMPERATURE if self.published else self.generator.temperature
 
     def new_generator(self, problem: Problem) -> ImageGenerator:
-        """G in its first weights, which are torch's own draws."""
+        """A new G; torch draws its first weights."""
         size, knobs = self.start(problem).size, self.generator
         made = ImageGenerator(knobs.noise, size, output="tanh", eps=_EPS, width=knobs.width)
         return made.to(problem.device, memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -1,7 +1,7 @@
 """MOON: model-contrastive learning (Li, He, Song, CVPR 2021).
 
-A client's representation r of a sample is drawn to the broadcast model's, r_g, and away from that of the client's own
-last model, r_j. With s(a, b) = cos(a, b) / tau it minimises CE + mu l_con, a mean over the batch, where
+A client pulls its representation r of a sample towards the broadcast model's, r_g, and pushes it away from that of its
+own last model, r_j. With s(a, b) = cos(a, b) / tau it minimises CE + mu l_con, a mean over the batch, where
 
     l_con = -log( e^{s(r, r_g)} / (e^{s(r, r_g)} + e^{s(r, r_j)}) ).
 """
@@ -30,12 +30,12 @@ from fcl_bench.training.optimisers import with_prefix
 
 log = logging.getLogger(__name__)
 
-#: Before the names of a client's last model in its state.
+#: Prefix of the names of a client's last model in its state.
 _MODEL = "model."
 
 
 class FeatureContrast(Objective):
-    """Cross-entropy and the contrast of features: those of the body's end, be it a projection or not.
+    """Cross-entropy and the contrast of features, which are the body's output (with a projection at its end or not).
 
     Args:
         heads: the network's.
@@ -88,7 +88,7 @@ def contrast(own: torch.Tensor, known: torch.Tensor, earlier: torch.Tensor, tau:
         earlier: (b, p) r_j, from which it is pushed away.
         tau: temperature.
     """
-    # In float32 at least, whatever the precision of the forward pass.
+    # At least float32, whatever the precision of the forward pass.
     own, known, earlier = (
         torch.nn.functional.normalize(r.to(torch.promote_types(r.dtype, torch.float32))) for r in (own, known, earlier)
     )
@@ -105,7 +105,7 @@ class MOONClient(GradientClient):
         self._notices = Notices(log)
 
     def contrasts(self) -> bool:
-        """Whether training moves the representation at all: without that the term has no gradient, and is left out."""
+        """Whether training moves the representation. If not, the term has no gradient and is left out."""
         if not self.method.mu:
             return False
         if self.method.representation == "logits" or any(name.startswith("body.") for name in self.network.changing()):
@@ -155,7 +155,7 @@ class MOON(GradientMethod):
     width: int = knob(256, least=1)
 
     def start(self, problem: Problem) -> Trainable:
-        """The backbone; for representation=projection with r = U2 relu(U1 z) after it as the end of the body."""
+        """The backbone; with representation=projection, r = U2 relu(U1 z) follows it as the end of the body."""
         start = super().start(problem)
         if self.representation != "projection":
             return start

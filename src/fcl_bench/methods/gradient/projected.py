@@ -38,7 +38,7 @@ SHARES = ("rest", "inputs")
 NORMS = ("frozen", "decay", "train")
 #: The stage in which clients send what the subspaces are made of.
 BASES = "bases"
-#: Begins the names of a task's bases that are still to grow; which they are of, and how often they grew, follows.
+#: Prefix of the names of a task's bases that still grow. The number of the turn, the task and the layer follow.
 PART = "part"
 
 
@@ -94,14 +94,14 @@ class ProjectedMethod(GradientMethod):
 
     @property
     def power(self) -> int:
-        """Of the singular values, in the spectrum's mass."""
+        """The power of the singular values in the spectrum's mass."""
         return {"sum": 1, "energy": 2}[self.mass]
 
     def stages(self, task: Task) -> list[str]:
         return [*super().stages(task), BASES]
 
     def projects_heads(self, recurring: bool) -> bool:
-        """Whether the heads' inputs are protected: for all heads; or, where classes come back, for those they use."""
+        """Whether the heads' inputs are protected: for all heads or, if classes come back, for those that they use."""
         return self.projected_heads or recurring
 
     def watches_heads(self, recurring: bool) -> bool:
@@ -158,7 +158,7 @@ class ProjectedMethod(GradientMethod):
     def frozen(
         self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
     ) -> set[str]:
-        """After the first task, perhaps, what has no input subspace: batch norms, biases (erratum 3); and old heads."""
+        """Names that are frozen; after the first task perhaps batch norms and biases, which have no input subspace."""
         names = super().frozen(network, stages, task, reused)
         if not task:
             return names
@@ -167,7 +167,7 @@ class ProjectedMethod(GradientMethod):
         return names | self.unprojected(network, reused) if self.norms == "frozen" else names
 
     def unprojected(self, network: Network, reused: Container[int] = ()) -> set[str]:
-        """Parameters that no projection protects, but for those of heads that train freely."""
+        """Parameters that no projection protects, except those of heads that train freely."""
         heads = [head for head in range(len(network.heads)) if not self.projected_heads and head not in reused]
         free = tuple(f"{HEADS}.{head}." for head in heads)
         names = {name for name, _ in network.named_parameters()} - self.protected_weights(network, reused).keys()
@@ -175,7 +175,7 @@ class ProjectedMethod(GradientMethod):
 
 
 class ProjectedObjective(Objective):
-    """The loss of any gradient method, in which parameters that no projection protects may be held back.
+    """The loss of any gradient method; it may hold back parameters that no projection protects.
 
     Args:
         heads: see `Objective`.
@@ -199,7 +199,7 @@ class ProjectedObjective(Objective):
 
 
 def basis_name(task: int, layer: str) -> str:
-    """Under which Phi_layer^(task) travels."""
+    """The name under which Phi_layer^(task) travels."""
     return f"basis.{task}.{layer}"
 
 
@@ -219,7 +219,7 @@ class ProjectedClient(GradientClient):
         return Augment(self.method.training.augment)(shard.inputs, torch.Generator().manual_seed(seed))
 
     def columns_of(self, shard: Shard) -> dict[str, torch.Tensor]:
-        """Per layer (d_l, m_s), in float64: what follows is a spectrum of differences."""
+        """Per layer (d_l, m_s), in float64, since a spectrum of differences follows."""
         seed = derived_seed(self.problem.seed, "columns", shard.task, shard.client)
         layers = self.method.layers(self.network, self.problem.recurring)
         generator = torch.Generator().manual_seed(seed)
@@ -251,7 +251,7 @@ class ProjectedServer(GradientServer):
             self.bases.setdefault(layer, [])
 
     def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """W_old + (mean - W_old)(I - Phi Phi'), layer by layer: what the wire's rounding put into Phi is out again."""
+        """W_old + (mean - W_old)(I - Phi Phi'), layer by layer: what the wire's rounding put into Phi is taken out."""
         projected = dict(mean)
         if not self.method.projects_average:
             return projected
@@ -263,16 +263,16 @@ class ProjectedServer(GradientServer):
         return projected
 
     def known(self, layer: str) -> torch.Tensor | None:
-        """Phi^(1:t) (d_l, q) of a layer in float64; None before the first task's is there."""
+        """Phi^(1:t) (d_l, q) of a layer in float64; None before the end of the first task."""
         return torch.cat(self.bases[layer], dim=1).double() if self.bases[layer] else None
 
     def basis_before(self, layer: str, like: torch.Tensor) -> torch.Tensor:
-        """`known`, or no columns for inputs as long as the columns of `like`."""
+        """`known`, or a matrix without columns whose rows are those of `like`."""
         known = self.known(layer)
         return like.new_zeros(len(like), 0) if known is None else known
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
-        """All bases; a client keeps those it has had."""
+        """All bases; each goes once to each client."""
         known = {name: basis for name, basis in self._named_bases().items() if basis.shape[1]}
         return super().extra_broadcast() | known
 
@@ -336,7 +336,7 @@ class ProjectedServer(GradientServer):
         self.load_bases(state)
 
     def load_bases(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over what of a state or a model depends on the bases."""
+        """Take over the parts of a state or a model that depend on the bases."""
         self.bases = {layer: [] for layer in self.method.layers(self.network, self.problem.recurring)}
         for layer, bases in self.bases.items():
             while (name := basis_name(len(bases), layer)) in state:
@@ -344,7 +344,7 @@ class ProjectedServer(GradientServer):
 
 
 def bases_in(broadcast: Message, layer: str) -> torch.Tensor | None:
-    """Phi^(1:t-1) (d_l, q) of a layer as a client has it, and what is there of Phi^(t); None where there is none."""
+    """Phi^(1:t-1) (d_l, q) of a layer as a client has it, and the existing part of Phi^(t); None if there is none."""
     named = {name: name.split(".", 2) for name in broadcast if name.startswith(("basis.", PART))}
     found = {int(task): broadcast[name] for name, (_, task, of) in named.items() if of == layer}
     return torch.cat([found[task] for task in sorted(found)], dim=1) if found else None

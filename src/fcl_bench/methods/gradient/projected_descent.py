@@ -13,8 +13,8 @@ from fcl_bench.training.network import Network
 class ProjectedDescent(ProjectedObjective):
     """Every update of a weight W stays orthogonal to its layer's protected inputs: (W_new - W_old) Phi = 0 (Eq. 4-5).
 
-    Projected is what is applied: the gradient with weight decay in it, so that momentum adds up projected steps only
-    (erratum 3); and at the end the whole update once more, since float32 rounds every step.
+    The gradient is projected with weight decay in it, so that momentum adds up projected steps only (erratum 3). At the
+    end of a round the whole update is projected once more, since float32 rounds every step.
 
     Args:
         heads: see `Objective`.

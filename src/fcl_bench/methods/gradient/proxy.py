@@ -5,8 +5,8 @@ cross-entropy at the sample nearest to the class's mean, perturbed (`training.in
 class, reconstructs the image, and keeps the last iterates as its monitor set. After each round it tests the averaged
 model on them; the best model of a task is the old model of the next.
 
-As published (`variant=published`), gradients and not tasks make the best model b2 the last task's, b1; the accuracy to
-beat is never forgotten; and a client takes b2 as its old model where it has a signal, else b1.
+With `variant=published`, b2 (the best model so far) becomes b1 (the last task's) when gradients come in, not when a
+task begins. The accuracy to beat is never forgotten. A client takes b2 as its old model if it has a signal, else b1.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 #: In uploads: (p, c), a column for each class. In broadcasts: the seed of the encoder; the versions of b1 and b2.
 GRADIENTS, ENCODER, VERSIONS = "gradients", "encoder", "versions"
-#: Before the names of a proxy server's tensors in a state: the best models, the monitor set, and the pictures.
+#: Prefixes of the names of a proxy server's tensors in a state: the best models, the monitor set, the pictures.
 _BEST, _MONITOR, _SHOWN = "best.", "monitor.", "shown."
-#: Of the perturbation, as published; its rate is a tenth of the clients'.
+#: Weight decay and rate of the perturbation, as published; the rate is a share of the clients'.
 _WEIGHT_DECAY, _RATE = 1e-5, 0.1
 #: Reconstructed images of each task that a run's picture shows.
 _PICTURED = 16
@@ -65,12 +65,12 @@ class Inversion:
 
 
 def version_prefix(version: int) -> str:
-    """Before the names of the tensors of a best model, as it travels."""
+    """Prefix of the names under which a best model travels."""
     return f"{_BEST}{version}."
 
 
 def standardise(half: Half) -> Standardise:
-    """From images to what the network sees."""
+    """Turns images into what the network sees."""
     found = half.trainer.standardise
     assert isinstance(found, Standardise)  # `GLFC.check`
     return found
@@ -107,7 +107,7 @@ class PrototypeClient(ExemplarClient):
 
 
 def encoder(half: Half, columns: int, seed: int) -> GradientEncoder:
-    """The encoder of so many classes."""
+    """The encoder for `columns` classes."""
     side = standardise(half).size
     return GradientEncoder((side, side), columns, seed, device=half.problem.device)
 
@@ -154,7 +154,7 @@ class ProxyServer(ExemplarServer):
 
     @property
     def encoder(self) -> GradientEncoder:
-        """With a row for each class so far."""
+        """The encoder with a row for each class so far."""
         columns = len(self.heads.logits)
         if self._encoder is None or self._encoder.classes != columns:
             self._encoder = encoder(self, columns, self._seed)
@@ -163,7 +163,7 @@ class ProxyServer(ExemplarServer):
     # What travels -----------------------------------------------------------------------------------------------------
 
     def broadcast(self, task: Task, round_: int) -> Message:
-        """As published, with b1 and b2 too: which of them is needed depends on each client's signal."""
+        """The broadcast; as published with b1 and b2 too, since each client's signal decides which of them it needs."""
         self._gradients = []
         message = super().broadcast(task, round_)
         if self.stage != MODEL or not self.method.published:

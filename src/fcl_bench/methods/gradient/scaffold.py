@@ -31,7 +31,7 @@ from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.optimisers import own_rate, with_prefix
 
-#: Before the names of c in a broadcast, of the change of c_k in an upload, and, with a task, of c_k in a state.
+#: Prefix of the names of c in a broadcast, of the change of c_k in an upload and, with a task, of c_k in a state.
 VARIATE = "variate."
 
 
@@ -70,7 +70,7 @@ class ScaffoldClient(GradientClient):
     _corrected: Corrected
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        """The trained model, and by how much c_k changes."""
+        """The trained model, and the change of c_k."""
         upload, kept = super().update(shard, broadcast, state)
         before, after = self._variate(shard, state), self._variate(shard, kept)
         changes = {

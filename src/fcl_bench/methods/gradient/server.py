@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Before the names of the server optimiser's tensors in a state.
+#: Prefix of the names of the server optimiser's tensors in a state.
 _OPTIMISER = "server_optimiser."
 
 
 def weight_in_average(upload: Message, weighting: str) -> float:
-    """What a model counts in an average over clients by `weighting`; a mean of several models as all of them."""
+    """The weight of a model in an average over clients by `weighting`; a mean of models counts as all of them."""
     return float(upload.samples or 0 if weighting == "samples" else upload.clients)
 
 
@@ -207,7 +207,7 @@ class GradientServer(Half, Server):
             self.replay.retrain(self.network, self.heads, seed)
 
     def finish_stage(self) -> None:
-        """All uploads of a stage that is no training are in."""
+        """Called when all uploads of a stage that is no training are in."""
 
     def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The new model from what the server's optimiser made of the clients'; `sent` is the old one."""
@@ -243,7 +243,7 @@ class GradientServer(Half, Server):
     def model(self) -> dict[str, torch.Tensor]:
         """`W` (d, C), `bias` (C), the body's tensors and a method's own; features are the body's output.
 
-        Where a class has several heads, a column for each, and `head_columns` says which class it scores.
+        If a class has several heads, `W` has a column for each, and `head_columns` says which class it scores.
         """
         state, heads = self.network.state_dict(), self.heads
         own = {} if heads.plain else {"head_columns": torch.tensor(heads.logits)}

@@ -36,7 +36,7 @@ from fcl_bench.training.samples import Augmentation, Samples
 
 #: The name of `right` in a state.
 _RIGHT = "synthesis_right"
-#: Images of a task, and synthetic ones of a client's step, by variant; None: as many as of its own.
+#: Images of a task, and synthetic images of a client's step, by variant; None: as many as its own samples.
 _IMAGES = {"paper": 8000, "published": 2560}
 _SYNTHETIC = {"paper": None, "published": 500}
 
@@ -134,7 +134,7 @@ class TARGETServer(DataFreeServer):
     """Makes the images of old classes.
 
     Attributes:
-        right: of the tasks so far that had images, the share of these that the teacher takes for what was asked for.
+        right: for each task so far that had images, the share that the teacher takes for the class asked for.
     """
 
     method: TARGET
@@ -174,7 +174,7 @@ class TARGETServer(DataFreeServer):
         return self.network.logits(self.embed(images)).argmax(dim=1)
 
     def report(self) -> dict[str, Any]:
-        """`synthesis_right`, and the bytes of G where it is sent."""
+        """`synthesis_right`, and the bytes of G if it is sent."""
         own: dict[str, Any] = {"synthesis_right": self.right} if self.right else {}
         if self.made and self.method.send == "generator":
             own["generator_bytes"] = sum(value.nbytes for value in self.made.values())

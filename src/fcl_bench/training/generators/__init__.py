@@ -1,1 +1,1 @@
-"""Networks that make samples up, for methods that replay or distil: of features, and later of images."""
+"""Networks that make up features or images, for methods that replay or distil."""

@@ -29,9 +29,9 @@ from fcl_bench.training.samples import Augmentation
 
 #: Samples that one noisy layer serves.
 _SERVED = 10
-#: The learnt mean and deviation of pixels at first, and their step size.
+#: The first values of the learnt mean and deviation of pixels, and their step size.
 _MEAN, _STD, _PIXEL_RATE = 0.5, 0.2, 0.01
-#: Of the student's SGD: step size, momentum, weight decay.
+#: Step size, momentum and weight decay of the student's SGD.
 _STUDENT_RATE, _STUDENT_MOMENTUM, _STUDENT_DECAY = 0.1, 0.9, 2e-4
 
 
@@ -40,7 +40,7 @@ class Synthesis(SynthesisKnobs):
     """`method.synthesis`: how the server makes images of earlier classes.
 
     Args:
-        images: so many of the images that are kept are used, or all where there are fewer.
+        images: how many of the kept images are used; all, if there are fewer.
         warmup, batches: of the `warmup` + `batches` batches, those from number `warmup` (from 1) on are kept.
         noise: numbers of which an image is made, behind the noisy layers.
         kd_steps: of the student after each batch that is kept.
@@ -53,7 +53,7 @@ class Synthesis(SynthesisKnobs):
 
     @property
     def numbers(self) -> range:
-        """Of all batches."""
+        """The numbers of all batches."""
         return range(1, self.warmup + self.batches + 1)
 
     def keeps(self, number: int) -> bool:
@@ -121,7 +121,7 @@ class AnchoredGenerator(nn.Module):
         return made
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Weights and running statistics but for the noise, which is drawn anew."""
+        """Weights and running statistics, except the noise, which is drawn anew."""
         return {
             name: value
             for name, value in self.state_dict().items()
@@ -137,7 +137,7 @@ class AnchoredGenerator(nn.Module):
 
 
 def balanced(count: int, classes: int) -> torch.Tensor:
-    """(count,) columns: 0 to classes - 1 again and again, and for what is left random ones."""
+    """(count,) columns: 0 to classes - 1 again and again, and random ones for the remainder."""
     whole = torch.arange(classes).repeat(count // classes)
     return torch.cat([whole, torch.randint(classes, (count % classes,))])
 
@@ -146,7 +146,7 @@ def balanced(count: int, classes: int) -> torch.Tensor:
 def drawn_images(
     generator: AnchoredGenerator, values: dict[str, torch.Tensor], anchors: torch.Tensor, knobs: Synthesis
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As many images in uint8 as `AnchoredInversion` keeps and uses, with their columns, by a generator that was sent.
+    """Images in uint8 that a sent generator makes, as many as `AnchoredInversion` keeps and uses, and their columns.
 
     Args:
         generator: any; takes over `values`.
@@ -239,14 +239,14 @@ class AnchoredInversion(Inversion[MappedNetwork]):
         return network.logits(features), network.mapping(features)
 
     def asked(self, answers: tuple[torch.Tensor, ...], labels: torch.Tensor) -> list[torch.Tensor]:
-        """With ltc B(A phi(u), e_y)."""
+        """The terms of `Inversion` and ltc B(A phi(u), e_y)."""
         terms = super().asked(answers, labels)
         if self._pull:
             terms.append(self._pull * outside(answers[1], self._anchors[labels], self._radius))
         return terms
 
     def apart(self, said: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """With ltc mse(A)."""
+        """The loss of `Inversion` and ltc mse(A)."""
         loss = super().apart(said, wanted)
         return loss + self._pull * mse_loss(said[1], wanted[1]) if self._pull else loss
 

@@ -20,7 +20,7 @@ _MOMENTUM = 0.9
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """Of one layer, per channel (c,): what it has kept, and what the batch has."""
+    """Statistics of one layer, per channel (c,): those that it has kept, and those of the batch."""
 
     kept_mean: torch.Tensor
     kept_variance: torch.Tensor
@@ -35,7 +35,7 @@ class InputStatistics:
         network: in evaluation mode, so that its running statistics stay.
 
     Attributes:
-        absent: whether the network has no such layer: then there is nothing to bring together.
+        absent: whether the network has no such layer, so that nothing can be compared.
     """
 
     def __init__(self, network: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""A generator of features: which class, and noise, to a feature (FedGen; Zhu, Hong, Zhou, ICML 2021)."""
+"""A generator that turns a class and noise into a feature (FedGen; Zhu, Hong, Zhou, ICML 2021)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _uniform(shape: torch.Size, inputs: int, generator: torch.Generator) -> torc
 def similarity(noise: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
     """L_div = exp(-mean_ij |eps_i - eps_j|^2 |G_i - G_j|_1), both norms as means over entries; in (0, 1].
 
-    It is 1 where every pair has equal noise or equal outputs, and small where different noise gives different outputs.
+    It is 1 if every pair has equal noise or equal outputs, and small if different noise gives different outputs.
 
     Args:
         noise: (b, N).

@@ -1,4 +1,4 @@
-"""A generator of images, for the data-free methods: noise to images by a linear layer and three convolutions."""
+"""A generator of images for the data-free methods: a linear layer and three convolutions turn noise into images."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ImageGenerator(nn.Module):
         self._side = -(-size // 4)
         self.first = nn.Linear(inputs, width * self._side**2)
         self.first_norm = nn.BatchNorm2d(width)
-        # Batch norm takes a bias out again. MFCL's code has it all the same, and it travels.
+        # Batch norm takes a bias out again. MFCL's code has biases all the same, and they travel.
         bias = output == "tanh"
         self.second = nn.Conv2d(width, width, 3, padding=1, bias=bias)
         self.second_norm = nn.BatchNorm2d(width, eps)

@@ -1,4 +1,4 @@
-"""What made-up images, and a network's outputs on them, are asked for (ABD; Smith et al., ICCV 2021)."""
+"""Terms of the loss of made-up images, and of a network's outputs on them (ABD; Smith et al., ICCV 2021)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLUR = 5
 def imbalance(scores: torch.Tensor) -> torch.Tensor:
     """1 + sum_c p_c log p_c / log C, p the mean of the softmax of `scores` (b, C) over the batch.
 
-    0 where the batch has every class alike, 1 where it has one class alone; 0 of a single class.
+    It is 0 if the batch has every class alike, 1 if it has one class alone, and 0 if C is 1.
     """
     classes = scores.shape[1]
     if classes < 2:

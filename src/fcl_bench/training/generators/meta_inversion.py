@@ -26,7 +26,7 @@ from fcl_bench.training.network import Network
 
 #: How hard Reptile pulls G towards the copy.
 _PULL = 67.0
-#: Of the student's SGD: momentum, weight decay, and over how many batches of images its step size falls to 0.
+#: Momentum and weight decay of the student's SGD, and the number of batches over which its step size falls to 0.
 _MOMENTUM, _DECAY, _PERIOD = 0.9, 1e-4, 200
 
 
@@ -38,7 +38,7 @@ class Synthesis(SynthesisKnobs):
         images: how many of each task; None: as many as the method's variant has.
         warmup: batches before the student learns and plays a part.
         lr_z: step size of the noise; `lr_g` is that of G's copy, and G itself moves by `lr_g` times `g_steps`.
-        meta: how G learns of its copy's steps: maml (the sum of their gradients), reptile (where they led).
+        meta: how G learns from its copy's steps: maml (the sum of their gradients), reptile (where they led).
         kd_steps: of the student, on batches of what there is so far, after every batch from `warmup` on.
         lr_student: step size of its SGD at first.
     """
@@ -105,7 +105,7 @@ class MetaInversion(Inversion[Network]):
         return torch.cat(made)[:count], torch.cat(wanted)[:count]
 
     def batch(self, labels: torch.Tensor, adversarial: bool) -> torch.Tensor:
-        """Images (b, 3, size, size) from 0 to 1, of the classes `labels` (b,); G learns of it.
+        """Images (b, 3, size, size) from 0 to 1, of the classes `labels` (b,); G learns from the batch.
 
         Raises:
             UserError: L was never finite.

@@ -9,7 +9,7 @@ import torch
 
 from fcl_bench.training.network import Network
 
-#: Whatever kind of network it is, the student is of the same.
+#: The kind of the network; the student is of the same kind.
 N = TypeVar("N", bound=Network)
 
 
@@ -21,7 +21,7 @@ def reinitialised(network: N) -> N:
         if callable(renew):
             renew()
     for name, value in student.named_parameters():
-        # What never trains is no part of what is to be learnt anew.
+        # Parameters that never train are not learnt anew.
         value.requires_grad_(name not in student.never_trains)
         value.grad = None
     student.train()
@@ -35,6 +35,6 @@ def agreement(scores: torch.Tensor, wanted: torch.Tensor, temperature: float) ->
 
 
 def opposition(scores: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """-mean 1(both name the same class) KL_1 of student and teacher: lowest where the student can't follow (b, C)."""
+    """-mean 1(both name the same class) KL_1 of student and teacher (b, C): lowest if the student can't follow."""
     agree = (scores.argmax(dim=1) == wanted.argmax(dim=1)).to(scores.dtype)
     return -(agree * agreement(scores, wanted, 1.0)).mean()

@@ -28,13 +28,13 @@ from fcl_bench.training.generators.replay import ImagePool
 from fcl_bench.training.generators.student import N, agreement, opposition, reinitialised
 from fcl_bench.training.samples import Augmentation
 
-#: Of Adam's two averages.
+#: The decays of Adam's two averages.
 BETAS = (0.5, 0.999)
 
 
 @dataclass
 class SynthesisKnobs:
-    """What `method.synthesis` has with every method.
+    """The keys of `method.synthesis` that both methods have.
 
     Args:
         batch: images made together.
@@ -58,7 +58,7 @@ class SynthesisKnobs:
 
 
 class Inversion(ABC, Generic[N]):
-    """Makes images of one network. Every draw is of torch's own generators, so whoever makes one seeds those.
+    """Makes images of one network. It draws from torch's own generators, which the caller seeds.
 
     Args:
         knobs: see `SynthesisKnobs`.
@@ -84,7 +84,7 @@ class Inversion(ABC, Generic[N]):
         self._knobs, self._network, self._lesson = knobs, network, lesson
         self._standardise, self._augment, self._autocast = standardise, augment, autocast
         self.student = reinitialised(network)
-        #: What of it learns.
+        #: The student's parameters that learn.
         self._learning = [value for value in self.student.parameters() if value.requires_grad]
         self._distance = Distance()
 
@@ -103,7 +103,7 @@ class Inversion(ABC, Generic[N]):
         return self._standardise.pixels(images)
 
     def asked(self, answers: tuple[torch.Tensor, ...], labels: torch.Tensor) -> list[torch.Tensor]:
-        """The terms of L that speak of the classes `labels` (b,); a weight of 0 is skipped."""
+        """The terms of L that depend on the classes `labels` (b,); a weight of 0 is skipped."""
         return [self._knobs.oh * cross_entropy(answers[0], labels)] if self._knobs.oh else []
 
     def apart(self, said: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -120,11 +120,11 @@ class Inversion(ABC, Generic[N]):
         adversarial: bool,
         after_backward: Callable[[], None] = lambda: None,
     ) -> torch.Tensor:
-        """The optimiser's `g_steps` on L of the images that `make` makes: of all steps those of the lowest L.
+        """Make the optimiser's `g_steps` on L of the images that `make` makes; return those of the lowest L.
 
         Args:
             make: (b, 3, size, size) from 0 to 1.
-            optimiser: of what they are made of.
+            optimiser: of the parameters that make them.
             labels: (b,) the classes that are asked for.
             adversarial: whether the student plays a part.
             after_backward: looks at each step's gradients.
@@ -140,7 +140,7 @@ class Inversion(ABC, Generic[N]):
                 images = make().float()
             loss, layers = self.loss(images, labels, adversarial)
             value, here = loss.detach(), images.detach()
-            # Without a look at the loss, for which a GPU would have to be waited for.
+            # The loss is not read here, since that would wait for a GPU.
             best = torch.where(value < lowest, here, best) if step else here
             lowest = torch.where(value < lowest, value, lowest)
             optimiser.zero_grad()

@@ -23,7 +23,7 @@ def default_strides(side: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Factors:
-    """Gradients of n samples, the linear layer's as products: C + F numbers of each where the matrix has C F.
+    """Gradients of n samples. That of the linear layer is a product: C + F numbers per sample instead of C F.
 
     Attributes:
         convolutions: (n, p - C (F + 1)) of all convolutions.
@@ -128,16 +128,16 @@ class GradientEncoder:
         return Factors(torch.cat([part.flatten(1) for part in convolutions], dim=1), slopes, features)
 
     def factorised(self, gradients: torch.Tensor) -> Factors:
-        """The factors of gradients (n, p): what rounding left of others than these in the linear layer is dropped."""
+        """The factors of gradients (n, p); what rounding adds to them in the linear layer is dropped."""
         convolutions, rows, slopes = self._parts(gradients)
-        # In float64 the squares of slopes near 0, of a sample that the encoder is sure of, are numbers still.
+        # If the encoder is sure of a sample, its slopes are near 0; in float64 their squares do not underflow.
         exact = slopes.double()
         lengths = _length(exact).clamp(min=torch.finfo(torch.float64).tiny)
         features = (exact[:, None] @ rows.double()).squeeze(1) / lengths[:, None]
         return Factors(convolutions, slopes, features.to(rows.dtype))
 
     def labels(self, gradients: torch.Tensor) -> torch.Tensor:
-        """(n,) of which class the samples are whose gradients (n, p) these are; exact.
+        """(n,) the classes of the samples whose gradients (n, p) these are; exact.
 
         Row c of the linear layer's gradient is (softmax(q)_c - y_c) h with positive h: only the true class's sum is
         negative.

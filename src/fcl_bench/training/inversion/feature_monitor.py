@@ -38,13 +38,13 @@ def radius_of(counts: torch.Tensor, sums: torch.Tensor, squares: torch.Tensor) -
         counts, sums, squares: as `class_statistics` returns them, added up over clients.
 
     Returns:
-        0 where no class has two samples.
+        0 if no class has two samples.
     """
     known = counts > 1
     if not bool(known.any()):
         return 0.0
     n, total, second = counts[known].double()[:, None], sums[known].double(), squares[known].double()
-    # Rounding on the wire may leave less than nothing.
+    # Rounding on the wire may make it negative.
     variances = ((second - total.square() / n) / (n - 1)).mean(dim=1).clamp(min=0)
     return float(variances.mean().sqrt())
 
@@ -54,9 +54,9 @@ def augmented_features(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Five features phi + radius e around each phi, e ~ N(0, diag var_c), |radius e|^2 at most a tenth of sum var_c.
 
-    Noise that is longer is drawn again. Where the radius is above sqrt(1/10) hardly any noise is short enough, and
-    the published code draws for ever; after ten draws the noise is shortened to the limit, where almost all that is
-    not longer lies in many dimensions.
+    Noise that is longer is drawn again. If the radius is above sqrt(1/10), hardly any noise is short enough, and the
+    published code draws for ever. Here the noise is shortened to the limit after ten draws; in many dimensions almost
+    all short noise has that length.
 
     Args:
         features: (n, d) phi of the monitor's images.

@@ -43,7 +43,7 @@ class BatchedLBFGS:
         self._safe, self._safe_loss = self.x, x.new_full((len(x),), torch.inf)
 
     def iterate(self, iterations: int) -> torch.Tensor:
-        """So many iterations of every problem, fewer of one that gains nothing more; the losses (P,) before them."""
+        """Iterate every problem, fewer times if it gains nothing more. Returns the losses (P,) before that."""
         first, slope = self._look(self.x)
         losses = first
         going = ~self.lost & (slope.abs().amax(dim=1) > _FLAT)
@@ -51,7 +51,7 @@ class BatchedLBFGS:
             if not bool(going.any()):
                 break
             direction = self._direction(slope, going)
-            # The first step of all goes down the slope itself, whose length means nothing.
+            # The very first step follows the slope itself, whose length means nothing.
             size = torch.where(self._begun, 1.0, (1 / slope.abs().sum(dim=1)).clamp(max=1.0)) * self._rate
             step = size[:, None] * direction
             self._step = torch.where(going[:, None], step, self._step)
@@ -68,7 +68,7 @@ class BatchedLBFGS:
         return first
 
     def _look(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Losses and slopes; problems that are lost are where they were."""
+        """Losses and slopes; lost problems stay at their last safe point."""
         losses, slopes = self._evaluate(x)
         self.lost = self.lost | ~(losses.isfinite() & slopes.isfinite().all(dim=1) & x.isfinite().all(dim=1))
         self.x = self._safe = torch.where(self.lost[:, None], self._safe, x)
@@ -81,7 +81,7 @@ class BatchedLBFGS:
         curvature = vecdot(change, self._step)
         new = going & self._begun & (curvature > _CURVATURE)
         if bool(new.any()):
-            # What is not remembered is all zeros: rho 0 would not do away with an infinity.
+            # Pairs that are not remembered are all zeros, since a rho of 0 would not remove an infinity.
             weight = torch.where(new, 1 / curvature, 0.0)
             pair = (self._step * new[:, None], change * new[:, None], weight)
             self._pairs = [*self._pairs[len(self._pairs) == self._history :], pair]

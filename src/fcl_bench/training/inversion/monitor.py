@@ -23,7 +23,7 @@ def monitor_accuracy(
     augment: Augmentation,
     seed: int,
 ) -> float:
-    """The share of the images that a model classifies rightly, each as augmentation changes it; all images count.
+    """The share of the augmented images that a model classifies rightly; all images count.
 
     Args:
         images: (n, 3, h, w) uint8, at least one.
@@ -51,7 +51,7 @@ class BestModels:
         last: b1, tensors by name; None: there is none.
         best: b2.
         performance: of b2, what a model has to reach to replace it.
-        last_version, best_version: the how manieth model that was best they are, from 1; 0: none. A version never
+        last_version, best_version: their numbers among all models that were best, from 1; 0: none. A version never
             changes, so a client needs it once.
     """
 
@@ -79,7 +79,7 @@ class BestModels:
         self.last, self.last_version = self.best, self.best_version
 
     def offer(self, model: Mapping[str, torch.Tensor], performance: float) -> bool:
-        """Whether the model, which is as good as `performance`, becomes the best; it is copied then."""
+        """Whether the model with this `performance` becomes the best; if so, it is copied."""
         if performance < self.performance:
             return False
         self.performance = performance

@@ -11,7 +11,7 @@ from fcl_bench.linalg.gram import class_sums
 
 
 def nearest_to_means(features: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each class the sample whose direction phi / |phi| is nearest to the mean direction of the class.
+    """The sample of each class whose direction phi / |phi| is nearest to the mean direction of the class.
 
     The mean is not normalised again, as in GLFC's code. Ties go to the lower index.
 
@@ -59,7 +59,7 @@ def perturbed(
     for _ in range(steps):
         found.requires_grad_()
         logits = scores(found)
-        # The mean over classes, and the sum over images: none feels how many others there are.
+        # The loss is a mean over classes and a sum over images, so no image depends on how many others there are.
         loss = binary_cross_entropy_with_logits(logits, targets, reduction="sum") / logits.shape[1]
         (slope,) = torch.autograd.grad(loss, found)
         found = (found.detach() * (1 - rate * weight_decay)).sub_(slope, alpha=rate)

@@ -1,4 +1,4 @@
-"""Images from gradients: whoever holds a gradient looks for the image that has it, min_x ||gradient(x) - gradient||^2.
+"""Images from gradients: find the image that has a given gradient, min_x ||gradient(x) - gradient||^2.
 
 Deep leakage from gradients (Zhu, Liu, Han, NeurIPS 2019), with the label read off first.
 """
@@ -15,7 +15,7 @@ from fcl_bench.tracking.console import progress
 from fcl_bench.training.inversion.encoder import Factors, GradientEncoder
 from fcl_bench.training.inversion.lbfgs import BatchedLBFGS
 
-#: Numbers that the history of the problems at a time may have.
+#: The most numbers in the history of the problems that run at a time.
 _ROOM = 2**26
 #: Iterations from image to image, as in a step of torch's L-BFGS.
 INNER = 20
