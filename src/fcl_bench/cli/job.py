@@ -40,6 +40,7 @@ def job(config: Any) -> int:
 
 def _job_of_sweep(config: Any, hydra_job: Any) -> int:
     """One job, with a report for the parent process; where it shares the machine, with its share of it."""
+    from fcl_bench.data.shared import start_sharing
     from fcl_bench.sweeps.watch import current_sweep
     from fcl_bench.sweeps.workers import take_gpu
 
@@ -47,6 +48,7 @@ def _job_of_sweep(config: Any, hydra_job: Any) -> int:
     report = JobReport(hydra_job.job.num, list(hydra_job.overrides.task))
     output = output_path(folder, report.number)
     sweep = current_sweep()
+    start_sharing()
     with reported(folder, report):
         if sweep is None:
             take_gpu(folder, str(config.device))

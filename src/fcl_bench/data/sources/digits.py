@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -24,6 +25,9 @@ class Digits(Source):
 
     def facts(self) -> About:
         return About(10, 1442, 355, licence="comes with scikit-learn (UCI, CC BY 4.0)")
+
+    def reads(self) -> list[Path]:
+        return []  # of an installed package, which this process has imported
 
     def load(self) -> Dataset:
         from sklearn.datasets import load_digits
