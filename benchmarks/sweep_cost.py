@@ -1,7 +1,7 @@
 """Processor seconds that each further job of a sweep takes: default runs on digits, all in one command.
 
-    python benchmarks/sweep_cost.py                                    # 24 jobs: afl, stsa, fedran, eight seeds each
-    python benchmarks/sweep_cost.py --methods afl --seeds 4 --threads 2
+    python benchmarks/sweep_cost.py                                    # the default run (FedRAN), 24 seeds
+    python benchmarks/sweep_cost.py --methods afl,stsa,fedran --seeds 8
     python benchmarks/sweep_cost.py --profile afl                      # where the time of further jobs goes
 
 A sweep of n jobs and one of its first job alone take turns, each in a process and a folder of its own. The difference
@@ -71,8 +71,8 @@ def profiled(arguments: list[str], threads: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", default="afl,stsa,fedran")
-    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--methods", default="fedran")
+    parser.add_argument("--seeds", type=int, default=24)
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--profile", metavar="METHOD", help="measure nothing: profile a sweep of this method")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 
@@ -78,13 +79,16 @@ def test_a_file_that_changed_between_two_jobs_is_read_again(command, tmp_path, m
         return loads[-1]
 
     monkeypatch.setattr(plan, "loaded", changing)
-    data = ("data=features", f"data.path={path}", f"out={tmp_path}", *SMALL)
-    assert command("-m", "method=afl", "seed=0,1,2,3", *data)[0] == 0
-    assert [a is b for a, b in zip(loads, loads[1:], strict=False)] == [True, False, True]
+    data = ("method=afl", "data=features", f"data.path={path}", *SMALL)
+    assert command("-m", "seed=0,1,2,3", *data, f"out={tmp_path}")[0] == 0
+    assert [a is b for a, b in itertools.pairwise(loads)] == [True, False, True]
     records = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/run.json")]
     assert sorted((record["seed"], record["data_fingerprint"]) for record in records) == [
         (seed, dataset.fingerprint) for seed, dataset in enumerate(loads)
     ]
+    assert command("seed=3", *data, f"out={tmp_path / 'alone'}")[0] == 0
+    [(name, alone)] = left(tmp_path / "alone").items()
+    assert left(tmp_path)[name] == alone
 
 
 def test_jobs_take_over_what_others_made_and_say_so(command, tmp_path):
