@@ -45,5 +45,5 @@ class Digits(Source):
 def _file() -> Path:
     """What `sklearn.datasets.load_digits` reads. To import it takes as long as half of `import torch`."""
     package = find_spec("sklearn")
-    assert package is not None and package.origin is not None, "a package that ours depends on"
-    return Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    assert package is not None, "ours depends on it"
+    return Path(str(package.origin)).parent / "datasets" / "data" / "digits.csv.gz"
