@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import resource
@@ -35,6 +36,10 @@ class Environment(TypedDict):
     threads: int  # of torch on the CPU
 
 
+#: A look into the folders of all packages takes milliseconds.
+_version = functools.cache(version)
+
+
 def available_cores() -> int:
     """Cores that this process may use (a cluster's job has fewer than its machine)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -56,6 +61,15 @@ def choose_device(name: str) -> torch.device:
             "device=auto or device=cpu",
         )
     return device
+
+
+def multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this CPU multiplies matrices of bfloat16 in hardware (AMX), as Linux tells."""
+    try:
+        told = cpuinfo.read_text(errors="replace")
+    except OSError:
+        return False
+    return any(line.startswith("flags") and "amx_bf16" in line.split() for line in told.splitlines())
 
 
 def exact_kernels() -> AbstractContextManager[object]:
@@ -83,19 +97,23 @@ def describe(device: torch.device) -> Environment:
         "fcl_bench": fcl_bench.__version__,
         "git_commit": git_commit(),
         "python": platform.python_version(),
-        "torch": version("torch"),
-        "numpy": version("numpy"),
-        "timm": version("timm"),
-        "torchvision": version("torchvision"),
-        "hydra_core": version("hydra-core"),
+        "torch": _version("torch"),
+        "numpy": _version("numpy"),
+        "timm": _version("timm"),
+        "torchvision": _version("torchvision"),
+        "hydra_core": _version("hydra-core"),
         "platform": platform.platform(),
         "device": device_kind(device),
         "threads": torch.get_num_threads(),
     }
 
 
+@functools.cache
 def git_commit() -> str | None:
-    """The commit of the source checkout that is running (with `-dirty` for uncommitted changes); None if installed."""
+    """The commit of the source checkout that is running (with `-dirty` for uncommitted changes); None if installed.
+
+    As it is when this is first asked: what has changed since then is not what runs.
+    """
     package = Path(fcl_bench.__file__).parent
 
     def git(*arguments: str) -> str | None:

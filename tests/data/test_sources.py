@@ -47,6 +47,26 @@ def own_hub_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub-cache")
 
 
+def test_digits_are_those_of_scikit_learn():
+    """Which reads them itself; the source does not import it, since that takes long."""
+    from sklearn.datasets import load_digits
+
+    theirs, ours = load_digits(), Digits().load()
+    for side in (ours.train, ours.test):
+        rows = np.flatnonzero(np.isin(np.arange(1797), _places(theirs.target, side is ours.test)))
+        assert np.array_equal(side.labels, theirs.target[rows])
+        assert np.array_equal(side.inputs.pixels, np.rint(theirs.images[rows] * (255 / 16)))
+
+
+def _places(labels, test):
+    """The places of test samples, every fifth of each class, or of the others."""
+    found = []
+    for label in range(10):
+        mine = np.flatnonzero(labels == label)
+        found += [place for number, place in enumerate(mine) if (number % 5 == 4) == test]
+    return found
+
+
 def test_digits_are_1797_real_images_with_a_fixed_split():
     data = Digits().load()
     assert len(data.train) + len(data.test) == 1797

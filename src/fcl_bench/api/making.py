@@ -13,6 +13,7 @@ from fcl_bench.api.composing import Overrides, settings_of, typed
 from fcl_bench.api.finding import arranged
 from fcl_bench.api.recorded import Run
 from fcl_bench.cli.job import storage_error
+from fcl_bench.data.shared import sharing
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.results.collect import frame_of, run_row
 
@@ -51,10 +52,11 @@ def sweep(*methods: str, overrides: Overrides = (), **keys: Any) -> pd.DataFrame
     keys = _with_method(methods or None, keys)
     axes = {key: list(value) if _swept(value) else [value] for key, value in keys.items()}
     rows = []
-    for values in itertools.product(*axes.values()):
-        job = dict(zip(axes, values, strict=True))
-        shown = {key: value for key, value in job.items() if _swept(keys[key])}
-        rows.append({**shown, **_row(overrides, job)})
+    with sharing():
+        for values in itertools.product(*axes.values()):
+            job = dict(zip(axes, values, strict=True))
+            shown = {key: value for key, value in job.items() if _swept(keys[key])}
+            rows.append({**shown, **_row(overrides, job)})
     return arranged(frame_of(rows), first=[key for key in axes if _swept(keys[key])])
 
 

@@ -12,6 +12,7 @@ import torch
 
 from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.config import knob
+from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset, Split
 from fcl_bench.errors import UserError
 
@@ -124,12 +125,19 @@ class _PixelExtractor(Extractor):
         self.identity = {"backbone": "pixels", "size": str(size)}
         self._size = size
 
+    def dimension(self, split: Split) -> int:
+        return self._pixels(split, 0).size
+
     def batches(self, split: Split, start: int = 0) -> Iterator[torch.Tensor]:
         assert not isinstance(split.inputs, np.ndarray)
         shape: tuple[int, ...] | None = None
         for begin in range(start, len(split), self.BATCH):
+            end = min(begin + self.BATCH, len(split))
+            if self._size is None and isinstance(split.inputs, ArrayImages):
+                yield _scaled(split.inputs.pixels[begin:end].reshape(end - begin, -1))
+                continue
             rows = []
-            for index in range(begin, min(begin + self.BATCH, len(split))):
+            for index in range(begin, end):
                 pixels = self._pixels(split, index)
                 shape = shape or pixels.shape
                 if pixels.shape != shape:
@@ -138,7 +146,7 @@ class _PixelExtractor(Extractor):
                         "backbone.size=32 resizes them all",
                     )
                 rows.append(pixels.reshape(-1))
-            yield torch.from_numpy(np.stack(rows)).to(torch.float32) / 255
+            yield _scaled(np.stack(rows))
 
     def _pixels(self, split: Split, index: int) -> np.ndarray:
         from PIL import Image
@@ -150,3 +158,7 @@ class _PixelExtractor(Extractor):
         elif image.mode not in ("L", "RGB"):
             image = image.convert("RGB")
         return np.asarray(image)
+
+
+def _scaled(pixels: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(pixels).to(torch.float32) / 255

@@ -32,6 +32,9 @@ BATCHES_AHEAD = 3
 class FrozenNetwork(Extractor):
     """Extractor that runs a network in eval mode; where its images come from is the subclass's.
 
+    Attributes:
+        body: the network.
+
     Args:
         body: the network, which belongs to the extractor from now on.
         dimension: d, the features that it gives.
@@ -51,7 +54,7 @@ class FrozenNetwork(Extractor):
         self._dtype = PRECISIONS[precision]
         # Convolutions run faster with channels last; a network without them (a ViT) does not care.
         layout = torch.channels_last
-        self._body = body.eval().requires_grad_(False).to(device, memory_format=layout)  # type: ignore[call-overload]
+        self.body = body.eval().requires_grad_(False).to(device, memory_format=layout)  # type: ignore[call-overload]
 
     def dimension(self, split: Split) -> int:
         return self._dimension
@@ -59,7 +62,7 @@ class FrozenNetwork(Extractor):
     def batches(self, split: Split, start: int = 0) -> Iterator[torch.Tensor]:
         for images in self._images(split, start):
             with torch.no_grad(), exact_kernels(), self._autocast():
-                features = self._body(images)
+                features = self.body(images)
             yield features.to("cpu", torch.float32)
 
     @abstractmethod

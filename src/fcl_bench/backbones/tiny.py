@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fcl_bench.backbones.backbone import Backbone, Extractor, require_images
-from fcl_bench.backbones.network_extractor import NetworkExtractor
+from fcl_bench.backbones.network_extractor import PRECISIONS, NetworkExtractor
 from fcl_bench.backbones.trainable import Trainable, copies, seeded, weights_hash
 from fcl_bench.config import knob
 from fcl_bench.data.sources.base import Dataset
@@ -41,12 +41,14 @@ class Tiny(Backbone):
             of the tokens' dimension.
         size: side of the square images that it sees; None: the shorter side of the first training image.
         architecture: conv, vit.
+        precision: auto (float16 autocast on CUDA, float32 elsewhere), float32, float16 or bfloat16; frozen pass only.
     """
 
     name: ClassVar[str] = "tiny"  # type: ignore[misc]  # a timm network's name is a knob, this one is not
     width: int = knob(32, least=1)
     size: int | None = knob(None, least=1)
     architecture: str = knob("conv", choices=("conv", "vit"), added=True)
+    precision: str = knob("auto", choices=("auto", *PRECISIONS), added=True)
 
     @property
     def draws_weights(self) -> bool:
@@ -55,7 +57,7 @@ class Tiny(Backbone):
     def open(self, dataset: Dataset, device: torch.device, seed: int = 0) -> Extractor:
         trainable = self.trainable(dataset, seed)
         log.warning("backbone=tiny: the features are those of an untrained network")
-        return NetworkExtractor(trainable.build(), trainable, device)
+        return NetworkExtractor(trainable.build(), trainable, device, self.precision)
 
     def trainable(self, dataset: Dataset, seed: int) -> Trainable:
         """The network from scratch.

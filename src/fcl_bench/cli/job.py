@@ -46,11 +46,13 @@ def job(config: Any) -> int:
 
 def _job_of_sweep(config: Any, hydra_job: Any, sweep: Sweep | None) -> int:
     """One job, with a report for the parent process; where it shares the machine, with its share of it."""
+    from fcl_bench.data.shared import start_sharing
     from fcl_bench.sweeps.workers import take_gpu
 
     folder = Path(str(hydra_job.sweep.dir)).absolute()
     report = JobReport(hydra_job.job.num, list(hydra_job.overrides.task))
     output = output_path(folder, report.number)
+    start_sharing()
     with reported(folder, report):
         if sweep is None:
             take_gpu(folder, str(config.device))

@@ -13,6 +13,7 @@ from typing import Any
 from fcl_bench.cli.command import DONE, Parser
 from fcl_bench.cli.overrides import composition_error, ordered
 from fcl_bench.config import Settings, load_settings
+from fcl_bench.data.shared import sharing
 from fcl_bench.errors import UserError, require_choice
 from fcl_bench.files import json_hash, locked, slug, user_path, writable
 from fcl_bench.results.measures import MEASURES
@@ -126,8 +127,9 @@ def _tune(search: _Search, settings: Settings, name: str, trials: int) -> None:
         before = len(ended(study))
         if before:
             say(f"study {name}: {before} of {trials} trials are there already")
-        while (number := len(ended(study))) < trials:
-            _trial(search, study, out / "sweeps" / name, f"trial {number + 1} of {trials}", settings.scalars.tasks)
+        with sharing():
+            while (number := len(ended(study))) < trials:
+                _trial(search, study, out / "sweeps" / name, f"trial {number + 1} of {trials}", settings.scalars.tasks)
     _summary(search, study, out, name)
 
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.backbones.cache import FeatureCache
 from fcl_bench.backbones.extract import Features, extract_features
-from fcl_bench.backbones.network_extractor import NetworkExtractor
+from fcl_bench.backbones.network_extractor import FrozenNetwork, NetworkExtractor
 from fcl_bench.data.images.pixels import load_pixels
+from fcl_bench.data.shared import shared
 from fcl_bench.data.sources.base import Split
 from fcl_bench.engine.transports.base import Link
 from fcl_bench.errors import UserError
 from fcl_bench.execution.adapt import Adapted, adapt
 from fcl_bench.execution.plan import Plan
+from fcl_bench.execution.precision import tell_of_extraction, tell_of_training
 from fcl_bench.files import user_path, writable
 
 log = logging.getLogger(__name__)
@@ -34,6 +38,7 @@ class Inputs:
         features: what extraction took; None for images.
         adapted: the first stage; None where there was none.
         weights: hash of the network that the features come from; None for images.
+        precision: of that network's forward pass; None where there is none.
     """
 
     train: torch.Tensor
@@ -41,6 +46,7 @@ class Inputs:
     features: Features | None = None
     adapted: Adapted | None = None
     weights: str | None = None
+    precision: str | None = None
 
 
 def prepare_inputs(plan: Plan, folder: Path, link: Link) -> Inputs:
@@ -52,19 +58,54 @@ def prepare_inputs(plan: Plan, folder: Path, link: Link) -> Inputs:
         link: to the processes of the clients, who train the first stage.
     """
     settings, problem = plan.settings, plan.problem
+    network, device = problem.network, problem.device
     if settings.method.trains_network:
+        assert network is not None
+        trained = sum(map(len, plan.dealt.stream.train))
+        tell_of_training(settings.method, "method.training", device, network.build, trained)
         return Inputs(*load_images(plan))
     kept = _cache_folder(plan)
     extractor, adapted = plan.extractor, None
     if extractor is None:
-        assert problem.network is not None
-        adapted = adapt(plan, lambda: load_images(plan), kept or folder / "checkpoint", link)
-        extractor = NetworkExtractor(adapted.body, problem.network, problem.device)
+        assert network is not None
+
+        def images() -> tuple[torch.Tensor, torch.Tensor]:
+            first = len(plan.dealt.stream.train[0])
+            tell_of_training(settings.adapt, "adapt.training", device, network.build, first)
+            return load_images(plan)
+
+        adapted = adapt(plan, images, kept or folder / "checkpoint", link)
+        asked = getattr(settings.backbone, "precision", "auto")
+        extractor = NetworkExtractor(adapted.body, network, device, asked)
         link.hand_on(adapted.trained)
     cache = None if kept is None else FeatureCache(kept)
-    features = extract_features(settings.backbone.name, extractor, plan.dealt.dataset, cache, link.batches)
+    features = _features(plan, extractor, cache, link)
     require_range(features, problem.dtype, problem.wire.dtype)
-    return Inputs(features.train, features.test, features, adapted, extractor.identity.get("weights"))
+    return Inputs(
+        features.train, features.test, features, adapted, *map(extractor.identity.get, ("weights", "precision"))
+    )
+
+
+def _features(plan: Plan, extractor: Extractor, cache: FeatureCache | None, link: Link) -> Features:
+    """The features from this run, an earlier one's cache, or an earlier job of this process."""
+    settings, dataset = plan.settings, plan.dealt.dataset
+    made = False
+
+    def make() -> Features:
+        nonlocal made
+        made = True
+        return extract_features(settings.backbone.name, extractor, dataset, cache, batches)
+
+    def batches(extractor: Extractor, side: str, split: Split, start: int) -> Iterator[torch.Tensor]:
+        if isinstance(extractor, FrozenNetwork):
+            tell_of_extraction(extractor.body, extractor.identity["precision"], plan.problem.device, len(split) - start)
+        return link.batches(extractor, side, split, start)
+
+    sides = [split.fingerprint for split in (dataset.train, dataset.test)]
+    # Where several processes extract together, one that does not would leave the others waiting.
+    key = [extractor.identity, *sides] if settings.transport.sees_everything else None
+    features = shared("features", key, make, lambda found: found.train.nbytes + found.test.nbytes)
+    return features if made else replace(features, seconds=0.0, cache_hit=True)
 
 
 def load_images(plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:

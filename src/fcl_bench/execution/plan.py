@@ -17,7 +17,9 @@ from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.config import Settings
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.data.partitions.label_rate import keep_labels
+from fcl_bench.data.shared import described, shared
 from fcl_bench.data.sources.base import Dataset
+from fcl_bench.data.sources.loading import loaded
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.noise.gaussian import Gaussian
 from fcl_bench.engine.secure.base import SecureSums
@@ -225,7 +227,15 @@ def _check_share(settings: Settings, problem: Problem) -> None:
 def deal(settings: Settings) -> Dealt:
     """Load the data set, cut it into tasks, deal each task's samples out to the clients, and hide labels."""
     scalars = settings.scalars
-    dataset = settings.data.load()
+    dataset = loaded(settings.data)
+    key = [dataset.name, dataset.fingerprint, *described(settings.split), *described(settings.partition)]
+    key += [scalars.tasks, scalars.clients, scalars.seed, scalars.label_rate]
+    return Dealt(dataset, *shared("shards", key, lambda: _dealt(settings, dataset), _bytes_dealt))
+
+
+def _dealt(settings: Settings, dataset: Dataset) -> tuple[Stream, list[Holdings], np.ndarray]:
+    """The tasks, per task who holds what, and which labels are known."""
+    scalars = settings.scalars
     stream = settings.split.cut(dataset, scalars.tasks, scalars.seed)
     shards = [
         Holdings.of(
@@ -236,7 +246,13 @@ def deal(settings: Settings) -> Dealt:
         )
         for t, indices in enumerate(stream.train)
     ]
-    return Dealt(dataset, stream, shards, _labelled(settings, stream, shards))
+    return stream, shards, _labelled(settings, stream, shards)
+
+
+def _bytes_dealt(dealt: tuple[Stream, list[Holdings], np.ndarray]) -> int:
+    stream, shards, labelled = dealt
+    arrays = (stream.train_columns, stream.test_columns, *stream.train, *stream.test, labelled)
+    return sum(array.nbytes for array in arrays) + sum(task.indices.nbytes + task.ends.nbytes for task in shards)
 
 
 def _labelled(settings: Settings, stream: Stream, shards: list[Holdings]) -> np.ndarray:

@@ -18,6 +18,7 @@ from fcl_bench.execution.breakdown import clients_told
 from fcl_bench.execution.folder import SCHEMA
 from fcl_bench.execution.inputs import Inputs
 from fcl_bench.execution.plan import Plan
+from fcl_bench.execution.precision import precisions
 from fcl_bench.execution.run_json import TASK_AGNOSTIC, Drift, Privacy, Result, Routing, Runtime, Transport
 from fcl_bench.papers.byte_conventions import accounting
 
@@ -62,6 +63,7 @@ def run_record(
         "class_samples": plan.dealt.stream.class_samples.tolist(),
         "features": plan.identity,
         "weights": inputs.weights or plan.identity.get("weights"),
+        "precision": precisions(settings, device, inputs.precision),
         "draws_weights": settings.backbone.draws_weights,
         "protocol": TASK_AGNOSTIC if pure is None else f"task-pure batches of {pure}",
         "metrics": metrics(state.answers["correct"], tests),

@@ -71,6 +71,14 @@ class ClientAccuracy(TypedDict):
     most: float
 
 
+class Precision(TypedDict):
+    """Of the forward passes of networks: float32, or bfloat16 or float16 under autocast; null where there are none."""
+
+    method: str | None  # where the method trains: `method.training.precision`
+    adapt: str | None  # of the first stage: `adapt.training.precision`
+    features: str | None  # of a frozen network: `backbone.precision`
+
+
 class Drift(TypedDict):
     """How far features moved, as in drift.csv."""
 
@@ -145,6 +153,7 @@ class Result(TypedDict):
     class_samples: list[int]  # training samples of each class, in the order of their columns
     features: dict[str, str]  # what determines the features, or the network that training starts from
     weights: str | None  # hash of the network that the features come from
+    precision: Precision
     draws_weights: bool  # whether some of the initial weights differ between seeds
     # What came out.
     protocol: str  # TASK_AGNOSTIC, or "task-pure batches of n"

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from hydra.experimental.callback import Callback
 
 from fcl_bench.composition import combinations
+from fcl_bench.data.shared import stop_sharing
 from fcl_bench.errors import UserError, printable
 from fcl_bench.execution.screen import ScreenConsole
 from fcl_bench.sweeps.composing import Explain, jobs_that_compose
@@ -234,6 +235,7 @@ def sweeping(explain: Explain) -> Iterator[Sweep]:
             yield sweep
     finally:
         _CURRENT.reset(token)
+        stop_sharing()
         try:
             sweep.close()
         finally:

@@ -87,6 +87,12 @@ class Training:
         if self.schedule == "step" and not self.milestones:
             raise UserError(f"{key}.schedule=step has no milestones", f"such as {key}.milestones=[50,75]")
 
+    def forward_precision(self, device: str) -> str:
+        """float32, or bfloat16 under autocast, of forward passes on this type of device."""
+        if self.precision == "auto":
+            return "bfloat16" if device == "cuda" else "float32"
+        return self.precision
+
     def rate(self, round_: int) -> float:
         """The step size of a round of a task, of the rounds in which models travel."""
         if self.schedule == "cosine":

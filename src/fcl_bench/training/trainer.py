@@ -53,8 +53,7 @@ class Trainer:
         self._augment = Augment(training.augment)
         self._device = device
         self._key = key
-        automatic = training.precision == "auto" and device.type == "cuda"
-        self._half = automatic or training.precision == "bfloat16"
+        self._half = training.forward_precision(device.type) == "bfloat16"
 
     def train(self, network: Network, samples: Samples, rate: float, seed: int, objective: Objective) -> None:
         """One client's round: `training.epochs` passes over its samples, in place.

@@ -10,6 +10,7 @@ import torch
 from PIL import Image, ImageOps
 
 from fcl_bench.data.images.stored import ArrayImages, Images, decoded
+from fcl_bench.data.shared import shared
 from fcl_bench.environment import available_cores
 from fcl_bench.errors import require_memory
 from fcl_bench.tracking.console import progress
@@ -39,13 +40,19 @@ def load_pixels(split: Split, size: int, *, what: str = "data") -> torch.Tensor:
         what: the split's name in messages ("data=cifar100").
 
     Returns:
-        (n, 3, h, w) uint8 on the CPU, contiguous; grey and other modes are converted to RGB.
+        (n, 3, h, w) uint8 on the CPU, contiguous; grey and other modes are converted to RGB. To be read only: other
+        jobs of this process may get them too.
 
     Raises:
         UserError: an image can't be read, or the pixels need more memory than the machine has.
     """
     images = split.inputs
     assert not isinstance(images, np.ndarray), "ready features have no pixels"
+    key = [split.fingerprint, size] if split.fingerprint else None
+    return shared("images", key, lambda: _load(images, size, what), lambda pixels: pixels.nbytes)
+
+
+def _load(images: Images, size: int, what: str) -> torch.Tensor:
     width, height = images[0].size if len(images) else (size, size)
     threads = 1 if max(height, width) <= _TINY else available_cores()
     if max(height, width) <= size:

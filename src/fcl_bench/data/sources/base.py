@@ -97,6 +97,13 @@ class Source(ABC):
     def load(self) -> Dataset:
         """Read the data set. Raises a `UserError` for whatever the user can mend."""
 
+    def reads(self) -> list[Path] | None:
+        """The files and folders on which what `load` returns depends, besides the knobs; None: nobody knows.
+
+        With it, the jobs of one process load the data set once, and again when one of these has changed.
+        """
+        return None
+
     def facts(self) -> About:
         """What is known about it beforehand."""
         return About()

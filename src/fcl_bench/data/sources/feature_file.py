@@ -10,7 +10,7 @@ import numpy as np
 from fcl_bench.config import knob
 from fcl_bench.data.sources.base import Dataset, Source, Split, existing_path
 from fcl_bench.errors import UserError
-from fcl_bench.files import content_hash
+from fcl_bench.files import content_hash, user_path
 
 
 @dataclass
@@ -22,6 +22,9 @@ class FeatureFile(Source):
 
     name: str = knob("features", filled=True, words="a name for tables")
     path: str | None = knob(None, identity=False)
+
+    def reads(self) -> list[Path] | None:
+        return [user_path("data.path", self.path)] if self.path else None
 
     def load(self) -> Dataset:
         path = existing_path(self.path, self.name, "an .npz file with x_train, y_train, x_test, y_test")

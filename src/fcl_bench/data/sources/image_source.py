@@ -14,7 +14,9 @@ from fcl_bench.config import knob
 from fcl_bench.data.groups import rank_in_group
 from fcl_bench.data.images.stored import EncodedImages, FileImages, Images
 from fcl_bench.data.sources.base import Dataset, Source, Split
+from fcl_bench.data.sources.hub import locate
 from fcl_bench.errors import UserError
+from fcl_bench.files import user_path
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -91,6 +93,13 @@ class ImageSource(Source):
     skip_classes: int = knob(0, least=0, added=True)
     per_class: int | None = knob(None, least=1)
     test_per_class: int | None = knob(None, least=1)
+
+    def reads(self) -> list[Path] | None:
+        """The local folder, or the hub's files on this machine; None where some are not here yet."""
+        if self.path is not None:
+            return [user_path("data.path", self.path)]
+        found = [locate(wanted) for wanted in self.repositories()]
+        return [snapshot.folder for snapshot in found if snapshot] if found and all(found) else None
 
     def whole(self) -> bool:
         return self.classes is None and not self.skip_classes and self.per_class is None and self.test_per_class is None

@@ -46,6 +46,11 @@ class ImageNetR(HubImages):
         test = read_index(index, classes, whole.labels, digests) if index.exists() else held_out(whole.labels, digests)
         return {side: whole.taken(np.flatnonzero(chosen)) for side, chosen in (("train", ~test), ("test", test))}
 
+    def reads(self) -> list[Path] | None:
+        """The index file too, which is beside the images or in a folder of its own."""
+        found = super().reads()
+        return found and [*found, self._index_path()]
+
     def prepare(self) -> None:
         """Write the index file beside the images."""
         if self._class_folders() is None and not (index := self._index_path()).exists():

@@ -10,7 +10,7 @@ import numpy as np
 from fcl_bench.config import knob
 from fcl_bench.data.sources.base import Dataset, Source, Split, existing_path
 from fcl_bench.errors import UserError
-from fcl_bench.files import content_hash
+from fcl_bench.files import content_hash, user_path
 
 _WANTED = "an .npz file with x (n, d), column (n,) and task (n,), both from 0; at a site labelled (n,), true or false"
 
@@ -40,6 +40,9 @@ class SiteFile(Source):
 
     name: str = knob("sites", filled=True, words="a name for tables")
     path: str | None = knob(None, identity=False)
+
+    def reads(self) -> list[Path] | None:
+        return [user_path("data.path", self.path)] if self.path else None
 
     def load(self) -> Dataset:
         """The server's file: it has the test samples, and nothing to train on."""

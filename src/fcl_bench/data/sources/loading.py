@@ -1,0 +1,34 @@
+"""A data set, loaded once for all jobs of a process that want it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fcl_bench.data.images.stored import ArrayImages
+from fcl_bench.data.shared import described, is_sharing, shared, state_of
+from fcl_bench.data.sources.base import Dataset, Source, Split
+
+
+def loaded(source: Source) -> Dataset:
+    """What `source.load()` returns, or returned to an earlier job while all that it reads is as it was."""
+    return shared("dataset", _key(source) if is_sharing() else None, source.load, _bytes)
+
+
+def _key(source: Source) -> list[Any] | None:
+    # A class of somebody else's may have no more than `load`.
+    reads = source.reads() if isinstance(source, Source) else None
+    state = None if reads is None else state_of(reads)
+    return None if state is None else [*described(source), state]
+
+
+def _bytes(dataset: Dataset) -> int:
+    return sum(map(_side_bytes, (dataset.train, dataset.test)))
+
+
+def _side_bytes(split: Split) -> int:
+    """Of the arrays; encoded images stay in their files."""
+    inputs = split.inputs.pixels if isinstance(split.inputs, ArrayImages) else split.inputs
+    arrays = (split.labels, split.domains, inputs)
+    return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))

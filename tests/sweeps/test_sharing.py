@@ -1,0 +1,119 @@
+"""A job of a sweep, which takes over what earlier jobs made, leaves what it leaves alone: every file, bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fcl_bench.data import shared as module
+from tests.conftest import write_features
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+SMALL = ("tasks=2", "clients=3", "cache.enabled=false")
+#: Methods on frozen features, and one that trains a network on the images.
+SWEEPS = {
+    "features": ("method=fedran,stsa", "method.M=512", "seed=0,1"),
+    "images": (
+        *("method=finetune", "backbone=tiny", "backbone.width=2", "seed=0,1"),
+        *("method.training.rounds=1", "method.training.epochs=1"),
+    ),
+}
+#: What says how long something took, and where.
+TIMES = re.compile(r"seconds|memory|environment|cache_hit|checksum|files|runtime")
+
+
+def without_times(value):
+    if isinstance(value, dict):
+        return {key: without_times(entry) for key, entry in value.items() if not TIMES.search(key)}
+    return [without_times(entry) for entry in value] if isinstance(value, list) else value
+
+
+def left(out):
+    """Everything of each run that is no time: its record, its model's tensors, who held what, and what the log says."""
+    found = {}
+    for folder in sorted((out / "runs").iterdir()):
+        if not (folder / "run.json").exists():
+            continue
+        with np.load(folder / "partition.npz") as file:
+            partition = {name: file[name].tobytes() for name in file.files}
+        model = {name: value.tobytes() for name, value in load_file(folder / "model.safetensors").items()}
+        said = [line.split(" ", 2)[2] for line in (folder / "run.log").read_text().splitlines()]
+        record = without_times(json.loads((folder / "run.json").read_text()))
+        found[folder.name] = record, model, partition, said, (folder / "class_accuracy.csv").read_bytes()
+    return found
+
+
+@pytest.mark.parametrize("kind", SWEEPS)
+def test_a_job_in_a_sweep_is_the_job_alone(kind, command, tmp_path):
+    overrides = (*SWEEPS[kind], *SMALL)
+    code, _, err = command("-m", *overrides, f"out={tmp_path / 'sweep'}")
+    assert code == 0, err
+    [sweep] = (tmp_path / "sweep" / "sweeps").iterdir()
+    jobs = [json.loads(path.read_text())["overrides"] for path in (sweep / "jobs").glob("*.json")]
+    for job in jobs:
+        alone = [f"out={tmp_path / 'alone'}" if override.startswith("out=") else override for override in job]
+        assert command(*alone)[0] == 0
+    together, alone = left(tmp_path / "sweep"), left(tmp_path / "alone")
+    assert len(together) == len(jobs) > 1
+    assert together == alone
+
+
+def test_a_file_that_changed_between_two_jobs_is_read_again(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_SETTLED", -1.0)
+    path = write_features(tmp_path / "f.npz")
+    loads = []
+    from fcl_bench.execution import plan
+
+    before = plan.loaded
+
+    def changing(source):
+        if len(loads) == 2:
+            write_features(path, seed=1)
+        loads.append(before(source))
+        return loads[-1]
+
+    monkeypatch.setattr(plan, "loaded", changing)
+    data = ("method=afl", "data=features", f"data.path={path}", *SMALL)
+    assert command("-m", "seed=0,1,2,3", *data, f"out={tmp_path}")[0] == 0
+    assert [a is b for a, b in itertools.pairwise(loads)] == [True, False, True]
+    records = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/run.json")]
+    assert sorted((record["seed"], record["data_fingerprint"]) for record in records) == [
+        (seed, dataset.fingerprint) for seed, dataset in enumerate(loads)
+    ]
+    assert command("seed=3", *data, f"out={tmp_path / 'alone'}")[0] == 0
+    [(name, alone)] = left(tmp_path / "alone").items()
+    assert left(tmp_path)[name] == alone
+
+
+def test_jobs_take_over_what_others_made_and_say_so(command, tmp_path):
+    assert command("-m", "method=afl", "seed=0,1", *SMALL, f"out={tmp_path}")[0] == 0
+    records = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/run.json")]
+    first, second = (record["runtime"] for record in sorted(records, key=lambda record: record["seed"]))
+    assert (first["feature_cache_hit"], second["feature_cache_hit"]) == (False, True)
+    assert first["feature_seconds"] > 0 == second["feature_seconds"]
+    assert first["feature_cost_seconds"] == second["feature_cost_seconds"]
+    assert not module.is_sharing()
+
+
+def test_each_job_is_composed_once(command, tmp_path, monkeypatch):
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+
+    composed = []
+    before = ConfigLoaderImpl.load_sweep_config
+
+    def counted(self, master_config, sweep_overrides):
+        composed.append(tuple(sweep_overrides))
+        return before(self, master_config, sweep_overrides)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", counted)
+    monkeypatch.setattr("fcl_bench.sweeps.composing._WAITING", 1)
+    assert command("-m", "method=afl", "seed=0,0,1", *SMALL, f"out={tmp_path}")[0] == 0
+    # The one that may wait, once; the others, to check them and to run them.
+    assert sorted(composed.count(job) for job in set(composed)) == [2, 3]
+    assert len(list((tmp_path / "runs").glob("*/run.json"))) == 2
