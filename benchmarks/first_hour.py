@@ -1,8 +1,8 @@
-"""A newcomer's first hour: what README and its quick start promise, typed as it stands there, with the time of each task.
+"""A newcomer's first hour: the commands of README and the quick start, as they stand there, with the time of each task.
 
-Every task is one or more commands in an empty folder, must end with the exit code and the words that are said here, and
-leaves its files to the tasks after it. Seconds are the clock's; processor seconds are what the commands used, and do not
-depend on who else is using the machine.
+Every task is one or more commands in an empty folder. It must end with the exit code and the words that are named here,
+and leaves its files to the tasks after it. Seconds are the clock's; processor seconds are those that the commands used,
+which depend less on what else the machine does.
 
     python benchmarks/first_hour.py                                  # fourteen tasks with this environment
     python benchmarks/first_hour.py --setup                          # clones and installs first, as README says
@@ -141,7 +141,8 @@ def carried_out(task: Task, folder: Path, environment: dict[str, str], known: di
     seconds, now = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
     if not re.search(task.says, said):
         raise RuntimeError(f"{task.name}: nothing like {task.says!r} in\n{said[-2000:]}")
-    known |= {"run": found[1] for found in re.finditer(r"run folder: (\S*stsa-digits\S*)", said)}
+    if found := re.search(r"run folder: (\S*stsa-digits\S*)", said):
+        known["run"] = found[1]
     return seconds, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
 
 
