@@ -261,7 +261,7 @@ bench-scaling: $(VENV)/.run
 	$(BIN)/python benchmarks/scaling.py --markdown outputs/bench/scaling.md $(BENCH)
 
 # Measures a tree of aggregators (transport=tree) beside a flat server, and on paper for up to a million clients:
-# docs/scaling.md; ten minutes; BENCH=--quick takes one, BENCH=--paper seconds.
+# docs/scaling.md; minutes; BENCH=--quick takes one on a free core, BENCH=--paper seconds.
 bench-tree: $(VENV)/.run
 	$(BIN)/python benchmarks/tree.py --markdown outputs/bench/tree.md $(BENCH)
 
