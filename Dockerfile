@@ -1,14 +1,16 @@
 # fcl-bench in a container. The base image decides between CPU and CUDA:
 #   docker build -t fcl-bench .
-#   docker build -t fcl-bench:cuda --build-arg BASE=nvidia/cuda:12.8.1-base-ubuntu24.04 --build-arg TORCH=cu128 .
-#   docker run --rm -v "$PWD/outputs:/work/outputs" fcl-bench method=stsa data=digits
-#   docker run --rm --gpus all -v "$PWD/outputs:/work/outputs" fcl-bench:cuda device=cuda data=cifar100
+#   docker build -t fcl-bench:cuda --build-arg BASE=nvidia/cuda:12.8.1-base-ubuntu24.04 .
+#   docker run --rm -v "$PWD/outputs:/runs/outputs" fcl-bench method=stsa data=digits
+#   docker run --rm --gpus all -v "$PWD/outputs:/runs/outputs" fcl-bench:cuda device=cuda data=cifar100
+# The default index has wheels of PyTorch with CUDA, which also run without a GPU. An index with smaller wheels, for a CPU
+# alone, or with wheels for another version of CUDA, is --build-arg TORCH_INDEX=URL.
 ARG BASE=python:3.12-slim-bookworm
 # hadolint ignore=DL3006
 FROM ${BASE}
 
-# Which wheels of PyTorch: cpu, cu126, cu128, ...
-ARG TORCH=cpu
+# Where the wheels of PyTorch come from; empty: the default index.
+ARG TORCH_INDEX=
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 
 # CUDA's images bring no Python; Python's own have one in /usr/local.
@@ -20,20 +22,21 @@ RUN if ! command -v python3 >/dev/null; then \
     fi \
     && python3 -m venv /opt/fcl-bench \
     && useradd --create-home --uid 10001 bench \
-    && install --directory --owner bench /work
+    && install --directory --owner bench /runs
 ENV PATH=/opt/fcl-bench/bin:$PATH
 
 # PyTorch first: this layer stays when the source changes.
-RUN pip install --no-cache-dir "torch>=2.4" "torchvision>=0.19" --index-url "https://download.pytorch.org/whl/${TORCH}"
+RUN pip install --no-cache-dir ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "torch>=2.4" "torchvision>=0.19"
 
 COPY pyproject.toml README.md LICENSE /src/
 COPY conf /src/conf
+COPY results /src/results
 COPY src /src/src
 RUN pip install --no-cache-dir /src
 
-# Files in /work/outputs belong to this user; `docker run --user "$(id -u)"` makes them yours.
+# Files in /runs/outputs belong to this user; `docker run --user "$(id -u)"` makes them yours.
 USER 10001
-WORKDIR /work
-ENV HF_HOME=/work/outputs/cache/hub MPLCONFIGDIR=/tmp/matplotlib
+WORKDIR /runs
+ENV HF_HOME=/runs/outputs/cache/hub MPLCONFIGDIR=/tmp/matplotlib
 ENTRYPOINT ["fcl-bench"]
 CMD ["--help"]

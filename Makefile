@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables quick results closed-form training heads small-vit vit-study gpu bench bench-compare bench-memory bench-scaling bench-training bench-heads bench-generators bench-extraction bench-partitions faults test lint types site package clean
+.PHONY: run tables quick results closed-form training heads small-vit vit-study gpu privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-heads bench-generators bench-extraction bench-partitions faults test flower lint types site package clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -165,6 +165,15 @@ heads: $(VENV)/.run
 	$(HEADS) $(SHARDS) method=centred_sketch method.rank=32
 	$(BIN)/fcl-tables --out outputs/heads --figures --name heads
 
+# Does the runs behind the figure of docs/noise.md, accuracy against epsilon, and draws it: a quarter of an hour on two
+# cores.
+PRIVATE := $(BIN)/fcl-bench -m data=features data.path=$(FEATURES) tasks=5 clients=100 beta=0.5 out=outputs/privacy \
+	noise=gaussian noise.epsilon=1,2,4,8,16
+privacy-figure: $(VENV)/.dev
+	$(PRIVATE) method=fedncm,fedlda
+	$(PRIVATE) method=afl method.upload=sums
+	$(BIN)/fcl-tables --out outputs/privacy --figures --metrics A_avg,A_T,epsilon --name privacy
+
 # Trains the small vision transformer (conf/backbone/vit_32.yaml) on CIFAR-100's first 75 classes: about an hour on two
 # cores. Streams on it must be of the other classes: data.skip_classes=75.
 VIT_FOLDER ?= outputs/small-vit
@@ -251,6 +260,21 @@ bench-memory: $(VENV)/.dev
 bench-scaling: $(VENV)/.run
 	$(BIN)/python benchmarks/scaling.py --markdown outputs/bench/scaling.md $(BENCH)
 
+# Measures a tree of aggregators (transport=tree) beside a flat server, and on paper for up to a million clients:
+# docs/scaling.md; minutes; BENCH=--quick takes one on a free core, BENCH=--paper seconds.
+bench-tree: $(VENV)/.run
+	$(BIN)/python benchmarks/tree.py --markdown outputs/bench/tree.md $(BENCH)
+
+# Measures runs over two ranks (transport=ranks) beside the same runs in one process: docs/ranks.md; five minutes on
+# two cores that do nothing else.
+bench-ranks: $(VENV)/.run
+	$(BIN)/python benchmarks/ranks.py $(BENCH)
+
+# Measures what secure=sums costs a client and the server, in processor seconds: docs/secure_sums.md; minutes on one
+# core; BENCH=--quick takes seconds.
+bench-secure: $(VENV)/.dev
+	$(BIN)/python benchmarks/secure_sums.py $(BENCH)
+
 bench-extraction: $(VENV)/.run
 	$(BIN)/python benchmarks/extraction_throughput.py $(BENCH)
 
@@ -279,6 +303,14 @@ faults: $(VENV)/.dev
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
+# Runs the tests of transport=flower with Flower itself, in an environment of its own that takes what it can from $(VENV),
+# PyTorch above all: half a minute to install, and two minutes. FLOWER=tests/flower/test_job.py is the one federation with
+# a SuperLink and two nodes: a minute.
+FLOWER ?= tests/flower
+FLOWER_VENV ?= $(VENV)-flower
+flower: $(FLOWER_VENV)/.run
+	PATH="$(abspath $(FLOWER_VENV))/bin:$$PATH" $(FLOWER_VENV)/bin/python -m pytest -m 'long or not long' $(FLOWER)
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -300,7 +332,7 @@ package: $(VENV)/.run
 	$(BIN)/python -m twine check --strict dist/*
 
 clean:
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) $(FLOWER_VENV) dist build
 
 $(VENV)/.run: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -309,4 +341,13 @@ $(VENV)/.run: pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.run
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+# Flower asks for other versions of packages that $(VENV) has: those it gets here, where they come first, and $(VENV)
+# stays as it is. (pip may say that a tool of $(VENV), such as twine, wants the version there; it is not used here.)
+SITE_PACKAGES := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+$(FLOWER_VENV)/.run: pyproject.toml | $(VENV)/.dev
+	$(BIN)/python -m venv --clear $(FLOWER_VENV)
+	$(BIN)/python $(SITE_PACKAGES) > "$$($(FLOWER_VENV)/bin/python $(SITE_PACKAGES))/beside.pth"
+	$(FLOWER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[flower]'
 	touch $@

@@ -16,6 +16,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from report import machine, table, write
 
 #: Width of the features before random ones, for the methods that use those.
 INPUTS = 64
@@ -143,15 +145,20 @@ def features(size: Size, wide: bool, folder: Path) -> Path:
     return path
 
 
+def arguments_of(name: str, size: Size, folder: Path, out: Path, *more: str) -> list[str]:
+    """What the command is given for one run of these sizes; its features are made in `folder`."""
+    wide = METHODS[name].wide
+    return [
+        *("data=features", f"data.path={features(size, wide, folder)}", f"method={name}", *more),
+        *(f"clients={size.K}", f"tasks={size.T}", "partition=iid", f"out={out}", "force=true"),
+        *(() if wide else (f"method.M={size.M}",)),
+    ]
+
+
 def measure(name: str, size: Size, folder: Path) -> Measured:
     """One run of the command. Raises RuntimeError where it does not end well."""
-    method = METHODS[name]
     out = folder / "out"
-    arguments = [
-        *("data=features", f"data.path={features(size, method.wide, folder)}", f"method={name}", *method.overrides),
-        *(f"clients={size.K}", f"tasks={size.T}", "partition=iid", f"out={out}", "force=true"),
-        *(() if method.wide else (f"method.M={size.M}",)),
-    ]
+    arguments = arguments_of(name, size, folder, out, *METHODS[name].overrides)
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen([sys.executable, "-m", "fcl_bench", *arguments], stdout=log, stderr=log)
         _, status, usage = os.wait4(process.pid, 0)
@@ -164,9 +171,7 @@ def measure(name: str, size: Size, folder: Path) -> Measured:
     with (run / "uploads.csv").open() as file:
         uploads = sum(row["stage"] == "statistics" and row["up_bytes"] != "0" for row in csv.DictReader(file))
     runtime, communication = record["runtime"], record["communication"]
-    for file in run.iterdir():
-        file.unlink()
-    run.rmdir()
+    shutil.rmtree(run)
     # Linux counts in KiB, macOS in bytes.
     peak = usage.ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
     return Measured(
@@ -239,23 +244,6 @@ HEADER = [
 ]
 
 
-def machine() -> str:
-    """One line: processor, cores, threads asked for, Python."""
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        found = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
-        model = found[0] if found else model
-    threads = os.environ.get("OMP_NUM_THREADS", "default")
-    return f"{model}, {os.cpu_count()} cores, OMP_NUM_THREADS {threads}, Python {platform.python_version()}"
-
-
-def table(rows: list[list[str]]) -> str:
-    """Rows as a Markdown table."""
-    lines = [HEADER, ["---"] * 3 + ["---:"] * (len(HEADER) - 3), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes, under two minutes on two cores")
@@ -287,11 +275,9 @@ def main() -> None:
                 column = "T" if axis == "long" else axis
                 rows += growth_rows(column, name, [(size, done[name, size]) for size in sizes])
                 kept += [{"method": name, **asdict(size), **asdict(done[name, size])} for size in sizes]
-    print(table(rows))
-    if chosen.markdown:
-        chosen.markdown.parent.mkdir(parents=True, exist_ok=True)
-        chosen.markdown.write_text(f"{machine()}\n\n{table(rows)}\n")
-        chosen.markdown.with_suffix(".json").write_text(json.dumps({"machine": machine(), "runs": kept}, indent=2))
+    text = table(HEADER, rows, words=3)
+    print(text)
+    write(chosen.markdown, text, kept)
 
 
 if __name__ == "__main__":

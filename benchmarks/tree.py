@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from report import machine, table, write
 from safetensors.torch import load_file
-from scaling import METHODS, Size, features, machine
+from scaling import METHODS, Size, arguments_of
 
 CLASSES, WIDTH = 10, 128
 #: A method's overrides beside those of `scaling`, and bytes that a combined upload has beside those of a client's.
@@ -73,21 +75,14 @@ def path(clients: int, fan_in: int, upload: int, rate: float, take: float) -> fl
 
 def run(name: str, size: Size, folder: Path, *way: str) -> tuple[dict[str, Any], Any]:
     """The record of one run of the command, and its classifier."""
-    method, out = METHODS[name], folder / "out"
-    overrides = MORE[name][0] or method.overrides
-    arguments = [
-        *("data=features", f"data.path={features(size, method.wide, folder)}", f"method={name}", *overrides, *way),
-        *(f"clients={size.K}", f"tasks={size.T}", "partition=iid", f"out={out}", "force=true"),
-        *(() if method.wide else (f"method.M={size.M}",)),
-    ]
+    out = folder / "out"
+    arguments = arguments_of(name, size, folder, out, *(MORE[name][0] or METHODS[name].overrides), *way)
     done = subprocess.run([sys.executable, "-m", "fcl_bench", *arguments], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"fcl-bench {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
     [file] = out.glob("runs/*/run.json")
     record, model = json.loads(file.read_text()), load_file(file.parent / "model.safetensors")["W"]
-    for left in file.parent.iterdir():
-        left.unlink()
-    file.parent.rmdir()
+    shutil.rmtree(file.parent)
     return record, model
 
 
@@ -136,12 +131,6 @@ def paper_rows(clients: list[int], fan_ins: list[int], upload: int, rate: float,
                 ]
             )
     return rows
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """Rows as a Markdown table."""
-    lines = [header, ["---:"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 PAPER = ["clients", "fan-in", "levels", "nodes", "messages at the server", "MiB at the server", "MiB inside", "path, s"]
@@ -201,10 +190,7 @@ def main() -> None:
     runs = [table(RUNS, [run_row(one) for one in found])] if found else []
     text = "\n\n".join([*runs, told, table(PAPER, paper)])
     print(text)
-    if chosen.markdown:
-        chosen.markdown.parent.mkdir(parents=True, exist_ok=True)
-        chosen.markdown.write_text(f"{machine()}\n\n{text}\n")
-        chosen.markdown.with_suffix(".json").write_text(json.dumps({"machine": machine(), "runs": found}, indent=2))
+    write(chosen.markdown, text, found)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,14 @@ def test_every_page_is_in_the_sites_tree():
     assert listed == pages - {"index"}
 
 
+def test_no_page_links_to_a_file_that_the_site_does_not_have():
+    """A link out of docs/ is a warning of the build, which only the long test below sees."""
+    links = {(page.name, to) for page in DOCS.glob("*.md") for to in re.findall(r"\]\(([^)#]+)", page.read_text())}
+    outside = {(name, to) for name, to in links if "://" not in to and not (DOCS / to).resolve().is_relative_to(DOCS)}
+    assert links
+    assert outside == set()
+
+
 @pytest.mark.long
 @pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not installed (pip install '.[docs]')")
 def test_the_site_builds_without_a_warning(tmp_path):

@@ -1,0 +1,174 @@
+"""A newcomer's first hour: the commands of README and the quick start, as they stand there, with the time of each task.
+
+Every task is one or more commands in an empty folder. It must end with the exit code and the words that are named here,
+and leaves its files to the tasks after it. Seconds are the clock's; processor seconds are those that the commands used,
+which depend less on what else the machine does.
+
+    python benchmarks/first_hour.py                                  # fourteen tasks with this environment
+    python benchmarks/first_hour.py --setup                          # clones and installs first, as README says
+    python benchmarks/first_hour.py --markdown outputs/bench/first_hour.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from report import machine, table, write
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+#: Seconds after which a command is given up.
+PATIENCE = 3600
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing that a newcomer wants.
+
+    Attributes:
+        name: what, in the table.
+        commands: as typed; {run} is the run folder that an earlier command printed.
+        says: a regular expression that the last command's output matches.
+        code: the last command's exit code. All before it end with 0.
+        writes: files that the reader writes first, name -> content.
+        interrupted: files (a glob) at whose appearance the first command gets a Ctrl-C; it ends with 130 then.
+    """
+
+    name: str
+    commands: tuple[str, ...]
+    says: str
+    code: int = 0
+    writes: Mapping[str, str] = field(default_factory=dict)
+    interrupted: str = ""
+
+
+def block(page: str, words: str) -> str:
+    """The indented or fenced block of a page that has these words in it, as a reader copies it."""
+    text = (REPOSITORY / page).read_text()
+    fenced = re.findall(r"^```\w+\n(.*?)^```", text, flags=re.M | re.S)
+    indented = [textwrap.dedent(found) for found in re.findall(r"(?:^ {4}.*\n(?:[ \t]*\n)*)+", text, flags=re.M)]
+    return next(found for found in (*fenced, *indented) if words in found)
+
+
+FEATURES = """\
+import numpy as np
+from sklearn.datasets import load_digits
+
+x, y = load_digits(return_X_y=True)
+test = np.arange(len(y)) % 5 == 0
+np.savez("my_features.npz", x_train=x[~test], y_train=y[~test], x_test=x[test], y_test=y[test])
+"""
+TRAINED = "fcl-bench method=finetune backbone=tiny"
+SETUP = Task("set up, and a first run", ("git clone --quiet {repository} .", "make run"), "run folder: ")
+TASKS = (
+    Task("a run of another method", ("fcl-bench method=stsa data=digits",), "run folder: "),
+    Task(
+        "go on after a Ctrl-C",
+        (TRAINED, TRAINED),
+        r"going on after task \d+ of \d+",
+        interrupted="outputs/runs/finetune-*/checkpoint/state.json",
+    ),
+    Task("a sweep of 12 runs", ("fcl-bench -m method=stsa,afl,fedran beta=0.1,1 seed=0,1",), r"fcl-tables --sweep \w+"),
+    Task("the table of the sweep", ("fcl-tables --latest",), r"written: .*summary\.\* "),
+    Task("figures, and a page", ("fcl-tables --figures --html",), r"written: .*\bhtml\b"),
+    Task("reference results beside ours", ("fcl-tables --reference",), "reference"),
+    Task("a paper's table in miniature", ("fcl-bench -m experiment=fedran_table3 profile=quick",), "fcl-tables --"),
+    Task("printed numbers beside ours", ("fcl-tables --profile quick --paper fedran",), "Table 3"),
+    Task(
+        "own features",
+        ("python my_features.py", "fcl-bench data=features data.path=my_features.npz"),
+        "run folder: ",
+        writes={"my_features.py": FEATURES},
+    ),
+    Task(
+        "own method",
+        ("PYTHONPATH=.:$PYTHONPATH fcl-bench --config-dir conf method=my_method data=digits",),
+        "run folder: outputs/runs/my_method-",
+        writes={
+            "my_method.py": block("docs/adding.md", "class MyClient("),
+            "conf/method/my_method.yaml": "# My method\n_target_: my_method.MyMethod\nM: 2048\nridge: 1.0\n",
+        },
+    ),
+    Task("a saved model's predictions", ("fcl-bench predict {run} > predictions.csv",), r"accuracy: \d\d\.\d+ %"),
+    Task(
+        "the same in Python",
+        ("python first.py",),
+        r"\d\d\.\d+ \[",
+        writes={"first.py": block("README.md", "import fcl_bench")},
+    ),
+    Task("what a method's keys mean", ("fcl-bench show method=stsa",), "gamma"),
+    Task("a typing error", ("fcl-bench method=stsa clints=5",), "did you mean clients", code=2),
+)
+
+
+def carried_out(task: Task, folder: Path, environment: dict[str, str], known: dict[str, str]) -> tuple[float, float]:
+    """Seconds and processor seconds of a task. Raises RuntimeError where it does not go as it should."""
+    for name, content in task.writes.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    begin, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    said = ""
+    for number, command in enumerate(task.commands):
+        typed = re.sub(r"\{(\w+)\}", lambda found: known[found[1]], command)
+        is_cut = bool(task.interrupted) and number == 0
+        with tempfile.TemporaryFile("w+") as log:
+            # A shell that gets the signal, too, ends by it, whatever the command's own code is.
+            line = f"exec {typed}" if is_cut else typed
+            process = subprocess.Popen(
+                line, shell=True, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+            if is_cut:
+                while process.poll() is None and not list(folder.glob(task.interrupted)):
+                    time.sleep(0.05)
+                os.killpg(process.pid, signal.SIGINT)
+            code = process.wait(PATIENCE)
+            log.seek(0)
+            said = log.read()
+        wanted = 130 if is_cut else task.code if number == len(task.commands) - 1 else 0
+        if code != wanted:
+            raise RuntimeError(f"{task.name}: {typed} ended with {code}, not {wanted}:\n{said[-2000:]}")
+    seconds, now = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if not re.search(task.says, said):
+        raise RuntimeError(f"{task.name}: nothing like {task.says!r} in\n{said[-2000:]}")
+    if found := re.search(r"run folder: (\S*stsa-digits\S*)", said):
+        known["run"] = found[1]
+    return seconds, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--setup", action="store_true", help="clone and install first: gigabytes, and minutes")
+    parser.add_argument("--markdown", type=Path, help="write the table there, too; the numbers beside it as .json")
+    chosen = parser.parse_args()
+    known = {"repository": str(REPOSITORY)}
+    runs = []
+    with tempfile.TemporaryDirectory(prefix="fcl-bench-hour-") as place:
+        folder = Path(place)
+        own = folder / ".venv/bin" if chosen.setup else Path(sys.executable).parent
+        environment = {**os.environ, "PATH": f"{own}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "120"}
+        environment.setdefault("PYTHONPATH", "" if chosen.setup else str(REPOSITORY / "src"))
+        for task in (*((SETUP,) if chosen.setup else ()), *TASKS):
+            seconds, used = carried_out(task, folder, environment, known)
+            print(f"{task.name}: {seconds:.1f} s", file=sys.stderr, flush=True)
+            runs.append({"task": task.name, "commands": len(task.commands), "seconds": seconds, "used": used})
+    header = ["task", "commands", "seconds", "processor seconds"]
+    rows = [[run["task"], str(run["commands"]), f"{run['seconds']:.1f}", f"{run['used']:.1f}"] for run in runs]
+    sums = [sum(run[key] for run in runs) for key in ("commands", "seconds", "used")]
+    rows.append(["together", str(sums[0]), f"{sums[1]:.0f}", f"{sums[2]:.0f}"])
+    print(machine(), text := table(header, rows, words=1), sep="\n\n")
+    write(chosen.markdown, text, runs)
+
+
+if __name__ == "__main__":
+    main()
