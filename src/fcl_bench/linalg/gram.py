@@ -44,7 +44,7 @@ def add_grams(G: torch.Tensor, blocks: Iterable[torch.Tensor], weight: float = 1
             half = True
         else:
             G.addmm_(A.T, A, alpha=weight)
-    return _mirror(G) if half and whole else G
+    return mirror(G) if half and whole else G
 
 
 def _add_upper_half(G: torch.Tensor, A: torch.Tensor, weight: float) -> None:
@@ -58,7 +58,7 @@ def _add_upper_half(G: torch.Tensor, A: torch.Tensor, weight: float) -> None:
         raise ValueError("syrk copied the matrix it was to add to")
 
 
-def _mirror(G: torch.Tensor) -> torch.Tensor:
+def mirror(G: torch.Tensor) -> torch.Tensor:
     """Make a matrix symmetric whose upper triangle is right, in place and by blocks."""
     # Read by columns from a copy whose rows do not lie a power of two apart, where a cache would hold few of them.
     copied = G.new_empty(_TALL, _WIDE + 8)
