@@ -315,8 +315,8 @@ class FedRAN(ClosedFormMethod):
             cut = max(take_summary(merger, upload, limit) for upload in uploads)
             part = merger.result()
             assert part is not None
-            (V, sigma), truncations = part
-            merges = sigma.new_tensor([merger.losses.first, merger.losses.share, truncations, cut])
+            V, sigma = part.summary
+            merges = sigma.new_tensor([merger.losses.first, merger.losses.share, part.truncations, cut])
             return as_one(uploads, {"V": V, "sigma": sigma, "B": total(uploads, "B"), MERGES: merges})
 
         return combined
