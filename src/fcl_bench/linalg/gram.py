@@ -9,7 +9,7 @@ from scipy.linalg import blas
 
 from fcl_bench.linalg.product import by_columns, large
 
-#: Rows from which half a product and its mirror take less time than a whole one, whatever the width (docs/stsa.md).
+#: Rows from which half a product and its mirror take less time than a whole one, whatever the width.
 _ROWS = 64
 #: Rows and columns of a Gram matrix mirrored at a time.
 _TALL, _WIDE = 64, 512
