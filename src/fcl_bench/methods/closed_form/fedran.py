@@ -237,7 +237,7 @@ class FedRANServer(RegularisedServer):
         self.sketch = Spectrum(state["V"].to(self.B).T.contiguous().T, state["sigma"].to(self.B))
         self._rank = int(state["rank"])
         self.truncations, self._cut = int(state["truncations"]), float(state["cut"])
-        self._merged = bool(state["merged"])
+        self._merged = bool(state.get("merged", False))  # a checkpoint from before it was kept is computed whole
         self.losses.first, self.losses.share = float(state["merge_error"]), float(state["merge_share"])
 
 
