@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import platform
@@ -18,6 +19,12 @@ from fcl_bench.errors import UserError
 
 if TYPE_CHECKING:
     import torch
+
+
+#: Of glibc's malloc.h: from which size a block comes from the system, and how much freed memory goes back to it.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+#: The most that glibc takes for the second; the first is twice that.
+_REUSED_BLOCK = 2**25
 
 
 class Environment(TypedDict):
@@ -80,6 +87,21 @@ def exact_kernels() -> AbstractContextManager[object]:
     import torch
 
     return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+
+
+def reuse_freed_memory() -> None:
+    """Have glibc keep freed blocks of up to 32 MiB for the next ones; elsewhere nothing happens.
+
+    By itself it comes to these two thresholds once a block of that size was freed. Until then matrices of some MiB go
+    back to the system with every message and are zeroed page by page when the next one comes: up to a third of STSA's
+    processor time at M 1,024 (docs/benchmarks.md). No result depends on it.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, TypeError, AttributeError):  # another C library
+        return
+    for option, value in ((_MMAP_THRESHOLD, _REUSED_BLOCK), (_TRIM_THRESHOLD, 2 * _REUSED_BLOCK)):
+        mallopt(option, value)
 
 
 def device_kind(device: torch.device) -> str:

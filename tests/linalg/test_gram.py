@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fcl_bench.linalg import gram as updates
 from fcl_bench.linalg import product as module
 from fcl_bench.linalg.gram import add_gram, add_grams, gram
 
@@ -16,6 +17,7 @@ SHAPES = [(40, 30), (30, 40), (1, 7), (600, 513)]
 def way(request, monkeypatch) -> str:
     """Each test by both ways, whatever the size."""
     monkeypatch.setattr(module, "_WORTHWHILE", 0 if request.param == "rank-k update" else 2**62)
+    monkeypatch.setattr(updates, "_ROWS", 0)
     return request.param
 
 
@@ -76,3 +78,40 @@ def test_a_matrix_that_is_a_view_is_added_to_in_place(way):
 
 def test_no_samples_give_zeros(way):
     assert torch.equal(gram(torch.zeros(0, 5)), torch.zeros(5, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("M", [1, 63, 64, 65, 640, 1200])
+def test_the_lower_triangle_is_the_upper_one_to_the_last_bit(way, M, dtype):
+    A = matrix(3, M, dtype, "rows")
+    upper = add_grams(torch.zeros(M, M, dtype=dtype), [A], whole=False).triu()
+    found = add_gram(torch.zeros(M, M, dtype=dtype), A)
+    assert torch.equal(found.triu(), upper)
+    if way == "rank-k update":
+        assert torch.equal(found, upper + upper.triu(1).T)
+
+
+def test_few_rows_are_multiplied_whole_unless_half_is_there_or_enough(monkeypatch):
+    """Half the product of few rows costs more than it saves once it has to be mirrored."""
+    monkeypatch.setattr(module, "_WORTHWHILE", 0)
+    halves: list[int] = []
+    half = updates._add_upper_half
+
+    def counted(G: torch.Tensor, A: torch.Tensor, weight: float) -> None:
+        halves.append(len(A))
+        half(G, A, weight)
+
+    monkeypatch.setattr(updates, "_add_upper_half", counted)
+    few, many = matrix(63, 30, torch.float64, "rows"), matrix(64, 30, torch.float64, "rows")
+    exact = (few.T @ few, many.T @ many)
+    for blocks, whole, expected in (
+        ([few], True, []),
+        ([few], False, [63]),
+        ([many], True, [64]),
+        ([many, few], True, [64, 63]),
+    ):
+        halves.clear()
+        found = add_grams(torch.zeros(30, 30, dtype=torch.float64), blocks, whole=whole)
+        assert halves == expected
+        wanted = sum(exact[0] if block is few else exact[1] for block in blocks)
+        torch.testing.assert_close(found.triu(), wanted.triu(), rtol=1e-13, atol=1e-13)

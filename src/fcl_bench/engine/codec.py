@@ -154,10 +154,10 @@ def _packed(name: str, matrix: torch.Tensor, dtype: torch.dtype) -> dict[str, to
         return {name + PACKED: packed(matrix).to(dtype)}
     scale = matrix.diagonal().sqrt().to(torch.float32)
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-    correlations = matrix / scale / scale.unsqueeze(1)
+    correlations = (matrix / scale).div_(scale.unsqueeze(1))
     return {name + PACKED: packed(correlations).to(dtype), name + SCALE: scale}
 
 
 def _unpacked(triangle: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     matrix = symmetric(triangle)
-    return matrix if scale is None else matrix * scale * scale.unsqueeze(1)
+    return matrix if scale is None else (matrix * scale).mul_(scale.unsqueeze(1))

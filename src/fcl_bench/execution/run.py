@@ -62,6 +62,7 @@ def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
         UserError: the input can't work, or the run's folder holds what another run or another version of the program
             made; the folder is then as it was, but for the log.
     """
+    environment.reuse_freed_memory()
     with settings.transport.connect() as link:
         return _run(settings, tracking, link)
 

@@ -16,6 +16,7 @@ from fcl_bench.engine.keeper import Keeper
 from fcl_bench.engine.remote.census import Census
 from fcl_bench.engine.remote.host import Host
 from fcl_bench.engine.remote.replies import Said, said
+from fcl_bench.environment import reuse_freed_memory
 from fcl_bench.execution.adapt import NoAdaptation, adapted_body, first_stage_clients
 from fcl_bench.execution.clients import clients_of
 from fcl_bench.execution.inputs import training_images
@@ -89,5 +90,6 @@ class Site:
 
 def serve(settings: Settings) -> None:
     """Do the clients' part of the run that `settings` describe, until the server's process says that it is over."""
+    reuse_freed_memory()
     transport = settings.transport
     transport.follow(Site(settings, transport.process, transport.residents).answers)

@@ -9,8 +9,10 @@ from scipy.linalg import blas
 
 from fcl_bench.linalg.product import by_columns, large
 
+#: Rows from which half a product and its mirror take less time than a whole one, whatever the width.
+_ROWS = 64
 #: Rows and columns of a Gram matrix mirrored at a time.
-_BLOCK = 512
+_TALL, _WIDE = 64, 512
 
 
 def gram(A: torch.Tensor) -> torch.Tensor:
@@ -37,12 +39,12 @@ def add_grams(G: torch.Tensor, blocks: Iterable[torch.Tensor], weight: float = 1
     half = False
     for A in blocks:
         A = A.to(G.dtype)
-        if large(A, A.shape[1]) and G.is_contiguous():
+        if large(A, A.shape[1]) and G.is_contiguous() and (half or not whole or len(A) >= _ROWS):
             _add_upper_half(G, A, weight)
             half = True
         else:
             G.addmm_(A.T, A, alpha=weight)
-    return _mirror(G) if half and whole else G
+    return mirror(G) if half and whole else G
 
 
 def _add_upper_half(G: torch.Tensor, A: torch.Tensor, weight: float) -> None:
@@ -56,13 +58,17 @@ def _add_upper_half(G: torch.Tensor, A: torch.Tensor, weight: float) -> None:
         raise ValueError("syrk copied the matrix it was to add to")
 
 
-def _mirror(G: torch.Tensor) -> torch.Tensor:
+def mirror(G: torch.Tensor) -> torch.Tensor:
     """Make a matrix symmetric whose upper triangle is right, in place and by blocks."""
-    for begin in range(0, len(G), _BLOCK):
-        end = begin + _BLOCK
+    # Read by columns from a copy whose rows do not lie a power of two apart, where a cache would hold few of them.
+    copied = G.new_empty(_TALL, _WIDE + 8)
+    for begin in range(0, len(G), _TALL):
+        end = begin + _TALL
         corner = G[begin:end, begin:end]
         corner.copy_(corner.triu() + corner.triu(1).T)
-        G[end:, begin:end] = G[begin:end, end:].T
+        for left in range(end, len(G), _WIDE):
+            block = G[begin:end, left : left + _WIDE]
+            G[left : left + _WIDE, begin:end] = copied[: block.shape[0], : block.shape[1]].copy_(block).T
     return G
 
 

@@ -18,10 +18,12 @@ class Part(NamedTuple):
     Attributes:
         truncations: the most truncating merges that any one of its uploads went through (L_t of FedRAN's Corollary 2 if
             it is made of all uploads).
+        merged: whether a merge made it here, so that no wire has rounded it.
     """
 
     summary: Spectrum
     truncations: int = 0
+    merged: bool = False
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Losses:
     def merged(self, parts: Sequence[Part], rank: int) -> Part:
         """`merge` of the parts' summaries; its losses are recorded."""
         summaries = [part.summary for part in parts]
-        summary, first = merge(summaries, rank)
+        summary, first = merge(summaries, rank, [part.merged for part in parts])
         truncations = max(part.truncations for part in parts)
         self.first += first
         largest = float(summary.sigma[0]) ** 2 if len(summary.sigma) else 0.0
@@ -52,7 +54,9 @@ class Losses:
             before = sum(_trace(part) for part in summaries)
             self.share = max(self.share, (before - _trace(summary)) / before)
             truncations += 1
-        return Part(summary, truncations)
+        # One that was alone is as it was.
+        made = all(summary is not own for own in summaries)
+        return Part(summary, truncations, made or any(part.merged for part in parts if part.summary is summary))
 
 
 def _trace(summary: Spectrum) -> float:
@@ -80,16 +84,20 @@ class Merger(ABC):
 
     def result(self) -> Part | None:
         """The merged summary, of rank at most r. Call it once, after the last summary."""
-        while len(self._held) > 1:
-            self._held[-2:] = [self.losses.merged(self._held[-2:], self.rank)]
-        return self._held[0] if self._held else None
+        return self.losses.merged(self._held, self.rank) if self._held else None
 
 
 class SequentialMerger(Merger):
-    """Pairwise, in order of arrival (the paper): truncates at each arrival, holds one summary."""
+    """Pairwise, in order of arrival (the paper): truncates at each arrival.
+
+    Merges that would drop nothing wait for the next one, since what they make is the same sum: it holds at most r
+    directions, and those that have just come.
+    """
 
     def add(self, summary: Spectrum, truncations: int = 0) -> None:
-        self._held = [self.losses.merged([*self._held, Part(summary, truncations)], self.rank)]
+        self._held.append(Part(summary, truncations))
+        if sum(len(part.summary.sigma) for part in self._held) > self.rank:
+            self._held = [self.losses.merged(self._held, self.rank)]
 
 
 class JointMerger(Merger):
@@ -97,9 +105,6 @@ class JointMerger(Merger):
 
     def add(self, summary: Spectrum, truncations: int = 0) -> None:
         self._held.append(Part(summary, truncations))
-
-    def result(self) -> Part | None:
-        return self.losses.merged(self._held, self.rank) if self._held else None
 
 
 class TreeMerger(Merger):
@@ -115,6 +120,11 @@ class TreeMerger(Merger):
             part = self.losses.merged([self._held.pop(), part], self.rank)
             trees //= 2
         self._held.append(part)
+
+    def result(self) -> Part | None:
+        while len(self._held) > 1:
+            self._held[-2:] = [self.losses.merged(self._held[-2:], self.rank)]
+        return self._held[0] if self._held else None
 
 
 #: `method.merge`

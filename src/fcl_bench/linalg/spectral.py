@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -41,12 +42,17 @@ def summarise(H: torch.Tensor, rank: int) -> tuple[Spectrum, float]:
     Returns:
         the summary, and the spectral norm of what it drops: sigma_{r+1}^2 (0 where nothing is left).
     """
+    return _truncated(H, rank, partial(_gram, H.T if len(H) < H.shape[1] else H))
+
+
+def _truncated(H: torch.Tensor, rank: int, side: Callable[[], torch.Tensor]) -> tuple[Spectrum, float]:
+    """`summarise`, with what makes the upper triangle of the smaller of HH' and H'H in float64."""
     n, M = H.shape
     keep = min(rank, n, M)
     if keep == 0:
         return Spectrum(H.new_zeros(M, 0), H.new_zeros(0)), _largest_eigenvalue(H)
     wide = n < M
-    values, vectors = leading_eigenpairs(_gram(H.T if wide else H), min(keep + 1, n, M))
+    values, vectors = leading_eigenpairs(side(), min(keep + 1, n, M))
     residual = max(float(values[-keep - 1]), 0.0) if keep < len(values) else 0.0
     top = vectors[:, -keep:].T.flip(0).T  # descending, columns together in memory
     mapped = _product(H.T if wide else H, top)
@@ -62,7 +68,7 @@ def summarise(H: torch.Tensor, rank: int) -> tuple[Spectrum, float]:
     return Spectrum(found.V.to(H.dtype), found.sigma.to(H.dtype)), residual
 
 
-def merge(summaries: Sequence[Spectrum], rank: int) -> tuple[Spectrum, float]:
+def merge(summaries: Sequence[Spectrum], rank: int, exact: Sequence[bool] = ()) -> tuple[Spectrum, float]:
     """Merge sketches into the best rank-r sketch of their sum (FedRAN Eq. 16-19), without forming it.
 
     With A = [V_1 diag(s_1), V_2 diag(s_2), ...], the sum is AA': V and sigma are A's leading left singular vectors and
@@ -70,17 +76,41 @@ def merge(summaries: Sequence[Spectrum], rank: int) -> tuple[Spectrum, float]:
     as in `summarise`, at about half the cost. No matrix is larger than A (M, sum of the ranks); an empty sketch leaves
     the other as is.
 
+    Args:
+        exact: which of the sketches `summarise` or `merge` left in float64: their own blocks of A'A are diag(s^2) to
+            its rounding and are not computed. Left out: none. What came over a wire that rounds is not exact.
+
     Returns:
         the merged sketch, and the first dropped eigenvalue of AA' (0 where nothing is dropped).
     """
-    summaries = [summary for summary in summaries if len(summary.sigma)] or list(summaries[:1])
-    if len(summaries) == 1 and len(summaries[0].sigma) <= rank:
-        return summaries[0], 0.0
-    ranks = [len(sigma) for _, sigma in summaries]
-    rows = summaries[0].V.new_empty(sum(ranks), len(summaries[0].V))
-    for (V, sigma), own in zip(summaries, rows.split(ranks), strict=True):
+    exact = exact or [False] * len(summaries)
+    known = [own for own, is_exact in zip(summaries, exact, strict=True) if len(own.sigma) and is_exact]
+    others = [own for own, is_exact in zip(summaries, exact, strict=True) if len(own.sigma) and not is_exact]
+    held = known + others or list(summaries[:1])
+    if len(held) == 1 and len(held[0].sigma) <= rank:
+        return held[0], 0.0
+    ranks = [len(sigma) for _, sigma in held]
+    rows = held[0].V.new_empty(sum(ranks), len(held[0].V))
+    for (V, sigma), own in zip(held, rows.split(ranks), strict=True):
         torch.mul(V.T, sigma.unsqueeze(1), out=own)
-    return summarise(rows, rank)
+    if not known or len(rows) >= rows.shape[1] or rows.dtype != torch.float64:
+        return summarise(rows, rank)
+    return _truncated(rows, rank, partial(_gram_beside, rows, [sigma for _, sigma in known]))
+
+
+def _gram_beside(rows: torch.Tensor, known: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The upper triangle of RR' (n, n) for R (n, M) whose first rows are orthogonal in groups, of these lengths."""
+    G = rows.new_zeros(len(rows), len(rows))
+    begin = 0
+    for lengths in known:
+        end = begin + len(lengths)
+        G[begin:end, begin:end].diagonal().copy_(lengths.square())
+        if end < len(rows):
+            G[begin:end, end:] = product(rows[begin:end], rows[end:].T)
+        begin = end
+    if begin < len(rows):
+        G[begin:, begin:] = _gram(rows[begin:].T)
+    return G
 
 
 def _orthonormalised(A: torch.Tensor) -> Spectrum:

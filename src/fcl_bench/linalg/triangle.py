@@ -4,29 +4,53 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
-
-def upper_half(size: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """(size, size) bool: which entries of a matrix are on or above the diagonal."""
-    return torch.ones(size, size, dtype=torch.bool, device=device).triu()
+from fcl_bench.linalg.gram import mirror
 
 
 def packed(matrix: torch.Tensor) -> torch.Tensor:
     """(d (d + 1) / 2,) the entries of `matrix` (d, d) on and above its diagonal, by rows."""
-    return matrix[upper_half(len(matrix), matrix.device)]
+    if matrix.device.type != "cpu":
+        return matrix[_upper_half(matrix)]
+    size = len(matrix)
+    entries = matrix.new_empty(size * (size + 1) // 2)
+    rows, into, at = _numbers(matrix), _numbers(entries), 0
+    # Row by row: a mask of all entries takes five times as long.
+    for row in range(size):
+        into[at : at + size - row] = rows[row, row:]
+        at += size - row
+    return entries
 
 
 def triangular(entries: torch.Tensor) -> torch.Tensor:
-    """(d, d) the upper triangular matrix whose `packed` entries these are."""
+    """(d, d) the upper triangular matrix whose `packed` entries these are. Raises `ValueError` if they are of none."""
     size = math.isqrt(2 * len(entries))
+    if len(entries) != size * (size + 1) // 2:
+        raise ValueError(f"{len(entries)} entries are no triangle")
     matrix = entries.new_zeros(size, size)
-    matrix[upper_half(size, entries.device)] = entries
+    if matrix.device.type != "cpu":
+        matrix[_upper_half(matrix)] = entries
+        return matrix
+    rows, taken, at = _numbers(matrix), _numbers(entries), 0
+    for row in range(size):
+        rows[row, row:] = taken[at : at + size - row]
+        at += size - row
     return matrix
 
 
 def symmetric(entries: torch.Tensor) -> torch.Tensor:
     """(d, d) the symmetric matrix whose `packed` entries these are."""
-    matrix = triangular(entries)
-    matrix += matrix.triu(1).T
-    return matrix
+    return mirror(triangular(entries))
+
+
+def _upper_half(matrix: torch.Tensor) -> torch.Tensor:
+    """(d, d) bool: which entries of `matrix` (d, d) are on or above the diagonal."""
+    return torch.ones_like(matrix, dtype=torch.bool).triu()
+
+
+def _numbers(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor's memory, to be copied from and to; NumPy has no bfloat16, whose two bytes are moved as they are."""
+    tensor = tensor.detach()
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

@@ -137,6 +137,7 @@ class FedRANServer(RegularisedServer):
         empty = self.zeros(self.dimension, 0)
         self.sketch = Spectrum(empty, empty[0])
         self.truncations, self.losses = 0, Losses()
+        self._merged = False
         self._rank = 0 if method.rank is None else min(method.rank, self.dimension)
         self._cut = 0.0
         self._spatial = MERGERS[self.method.merge](self._rank, self.losses)
@@ -182,8 +183,8 @@ class FedRANServer(RegularisedServer):
     def finish_task(self) -> None:
         spatial = self._spatial.result()
         if spatial is not None:
-            before = Part(self.sketch, self.truncations)
-            self.sketch, self.truncations = self.losses.merged([before, spatial], self._rank)
+            before = Part(self.sketch, self.truncations, self._merged)
+            self.sketch, self.truncations, self._merged = self.losses.merged([before, spatial], self._rank)
         super().finish_task()
 
     def trace(self) -> float:
@@ -225,6 +226,7 @@ class FedRANServer(RegularisedServer):
             "sigma": self.sketch.sigma,
             "rank": torch.tensor(self._rank),
             "truncations": torch.tensor(self.truncations),
+            "merged": torch.tensor(self._merged),
             "merge_error": torch.tensor(self.losses.first, dtype=torch.float64),
             "merge_share": torch.tensor(self.losses.share, dtype=torch.float64),
             "cut": torch.tensor(self._cut, dtype=torch.float64),
@@ -235,6 +237,7 @@ class FedRANServer(RegularisedServer):
         self.sketch = Spectrum(state["V"].to(self.B).T.contiguous().T, state["sigma"].to(self.B))
         self._rank = int(state["rank"])
         self.truncations, self._cut = int(state["truncations"]), float(state["cut"])
+        self._merged = bool(state.get("merged", False))  # a checkpoint from before it was kept is computed whole
         self.losses.first, self.losses.share = float(state["merge_error"]), float(state["merge_share"])
 
 
@@ -312,8 +315,8 @@ class FedRAN(ClosedFormMethod):
             cut = max(take_summary(merger, upload, limit) for upload in uploads)
             part = merger.result()
             assert part is not None
-            (V, sigma), truncations = part
-            merges = sigma.new_tensor([merger.losses.first, merger.losses.share, truncations, cut])
+            V, sigma = part.summary
+            merges = sigma.new_tensor([merger.losses.first, merger.losses.share, part.truncations, cut])
             return as_one(uploads, {"V": V, "sigma": sigma, "B": total(uploads, "B"), MERGES: merges})
 
         return combined
