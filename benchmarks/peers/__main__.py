@@ -12,8 +12,8 @@ import dataclasses
 import json
 from pathlib import Path
 
-from benchmarks.peers.measure import measured
-from benchmarks.peers.settings import CPU, ROWS
+from benchmarks.peers.measure import Measured, measured
+from benchmarks.peers.settings import CPU, ROWS, Row
 from benchmarks.peers.sides import OURS, SIDES
 from benchmarks.peers.table import disagreements, losses, markdown
 from fcl_bench import environment
@@ -26,34 +26,30 @@ def main(argv: list[str] | None = None) -> int:
     wanted = {name for row in names for name in (OURS.name, *size[row].peers)}
     absent = {name: line for name in SIDES if name in wanted and (line := SIDES[name].missing(peers))}
     for line in absent.values():
-        print(line, flush=True)
-    rows = []
+        tell(line)
+    commits = {SIDES[name].repository: SIDES[name].commit(peers) for name in wanted - set(absent)}
+    about = {
+        "environment": {**environment.describe(CPU), "threads": arguments.threads},
+        "commits": {repository: commit for repository, commit in sorted(commits.items()) if repository},
+        "repeats": arguments.repeats,
+    }
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    rows: list[tuple[Row, list[Measured]]] = []
+    told = {}
     for name in names:
         row = size[name]
         sides = [SIDES[own] for own in (OURS.name, *row.peers) if own not in absent]
         at = [(side, side.checkout(peers)) for side in sides]
         found = measured(row, arguments.size, name, at, arguments.repeats, arguments.threads, tell)
         rows.append((row, found))
-        print(f"{row}: {', '.join(f'{SIDES[one.side].title} {one.median:.3g} s' for one in found)}", flush=True)
-    text, apart = markdown(rows), list(disagreements(rows))
-    machine = environment.describe(CPU)
-    commits = {SIDES[name].repository: SIDES[name].commit(peers) for name in wanted - set(absent) if name != OURS.name}
-    result = {
-        "environment": {**machine, "threads": arguments.threads},
-        "commits": {repository: commit for repository, commit in sorted(commits.items()) if repository},
-        "repeats": arguments.repeats,
-        "rows": {
-            name: {"what": str(row), "sides": [dataclasses.asdict(one) for one in found]}
-            for name, (row, found) in zip(names, rows, strict=True)
-        },
-    }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "peers.json").write_text(json.dumps(result, indent=2) + "\n")
-    (arguments.out / "peers.md").write_text(text)
-    print(f"\n{text}")
-    for line in [*losses(rows), *apart]:
-        print(line)
-    print(f"written: {arguments.out / 'peers.json'}")
+        tell(f"{row}: {', '.join(f'{SIDES[one.side].title} {one.median:.3g} s' for one in found)}")
+        told[name] = {"what": str(row), "sides": [dataclasses.asdict(one) for one in found]}
+        # After each row: all of them take long.
+        (arguments.out / "peers.json").write_text(json.dumps({**about, "rows": told}, indent=2) + "\n")
+        (arguments.out / "peers.md").write_text(markdown(rows))
+    apart = list(disagreements(rows))
+    for line in ["", markdown(rows), *losses(rows), *apart, f"written: {arguments.out / 'peers.json'}"]:
+        tell(line)
     return 1 if apart else 0
 
 

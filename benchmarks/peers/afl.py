@@ -30,7 +30,7 @@ def prepared(row: Row, checkout: Path) -> Work:
     vars(np).setdefault("mat", np.asmatrix)
     theirs = importlib.import_module("afl")
     args = SimpleNamespace(feat_size=row.inputs, num_classes=row.classes, gpu=0, rg=row.ridge, num_clients=row.clients)
-    parts = [TensorDataset(row.features[own], row.labels[own]) for own in row.shards]
+    parts = [TensorDataset(*own) for own in row.parts(row.features)]
     backbone, model, learnt = torch.nn.Identity(), theirs.init_local(args), []
 
     def run() -> None:

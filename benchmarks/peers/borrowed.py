@@ -63,7 +63,9 @@ def reading_here(loader: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class SameOrder:
-    """Every `DataLoader` that shuffles takes our clients' order of samples, so that all sides take the same batches.
+    """Every `DataLoader` that is made from now on and shuffles takes our clients' order of samples.
+
+    So all sides take the same batches.
 
     Args:
         row: whose clients.

@@ -51,8 +51,8 @@ def prepared(row: Row, checkout: Path) -> Work:
     fabric = lightning.Fabric(accelerator="cpu", devices=1, strategy="dp", precision="32-true")
     fabric.launch()
     server, *clients = (FedAvg(fabric, Net(), "cpu", optimizer="SGD", lr=row.lr) for _ in range(1 + row.clients))
-    dataset = loaders_of(row)
     SameOrder(row, lambda own: own.client)
+    dataset = loaders_of(row)
     options = arguments(row)
     return Work(
         lambda: training.train(fabric, server, clients, dataset, options, ""), lambda: flat(server.network.parameters())
@@ -75,7 +75,7 @@ def imported(checkout: Path):
 
 def loaders_of(row: Averaging) -> SimpleNamespace:
     """One task, as its data sets present themselves."""
-    parts = [OneClient(client, row.images[own], row.labels[own]) for client, own in enumerate(row.shards)]
+    parts = [OneClient(client, *own) for client, own in enumerate(row.parts(row.images))]
     loaders = [torch.utils.data.DataLoader(part, row.batch, shuffle=True) for part in parts]
     return SimpleNamespace(
         N_TASKS=1,

@@ -24,8 +24,8 @@ def prepared(row: Row, checkout: Path) -> Work:
     stub("ray", "ray.actor", "pynvml")
     modules = {name: importlib.import_module(name) for name in ("src.server.fedavg", "src.utils.models")}
     data = importlib.import_module("data.utils.datasets")
-    server = filled(row, modules["src.server.fedavg"].FedAvgServer, modules["src.utils.models"].DecoupledModel, data)
     SameOrder(row, lambda subset: subset.indices[0] // row.samples)
+    server = filled(row, modules["src.server.fedavg"].FedAvgServer, modules["src.utils.models"].DecoupledModel, data)
     names = [f"{part}.{name}" for part in ("base", "classifier") for name in parameters_of(row, part)]
     return Work(server.train, lambda: flat(server.public_model_params[name] for name in names))
 
@@ -61,7 +61,7 @@ def filled(row: Averaging, FedAvgServer: type, DecoupledModel: type, data):
     server.train_progress_bar = range(row.rounds)
     server.logger = SimpleNamespace(log=lambda *_, **__: None)
     server.testing = False
-    server.dataset = data.BaseDataset(row.images.clone(), row.labels, list(range(row.classes)))
+    server.dataset = data.BaseDataset(row.images, row.labels, list(range(row.classes)))
     # Everything is there to train on; of the rest nobody has anything.
     server.client_data_indices = [{"train": own.tolist(), "val": [], "test": []} for own in row.shards]
     model = DecoupledModel()

@@ -15,7 +15,7 @@ def prepared(row: Row, checkout: Path) -> Work:
     """A deep copy of the model for each client and round, an optimiser, and an average of state dicts."""
     assert isinstance(row, Averaging)
     model = row.model()
-    parts = [(row.images[own], row.labels[own]) for own in map(torch.from_numpy, row.shards)]
+    parts = row.parts(row.images)
 
     def run() -> None:
         for round_ in range(row.rounds):

@@ -53,8 +53,12 @@ class Row:
 
     @cached_property
     def shards(self) -> list[np.ndarray]:
-        """(n,) for each client: which of all samples are its own."""
+        """(n,) for each client: which of all samples are its own, one client's after the other's."""
         return np.split(np.arange(self.clients * self.samples), self.clients)
+
+    def parts(self, inputs: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each client's inputs (n, ...) of those of all (K n, ...), and labels (n,); not copied."""
+        return list(zip(inputs.split(self.samples), self.labels.split(self.samples), strict=True))
 
     def orders(self, client: int, round_: int) -> list[list[int]]:
         """In which order a client goes through its own samples (0 to n - 1), for each epoch of a round."""
@@ -85,7 +89,9 @@ class Averaging(Row):
         assert self.samples % self.batch == 0
 
     def __str__(self) -> str:
-        step = f"batches of {self.batch}, {self.rounds} rounds, tiny network of width {self.width}"
+        step = (
+            f"batches of {self.batch}, {self.rounds} round{'s' * (self.rounds > 1)}, tiny network of width {self.width}"
+        )
         return f"FedAvg, K {self.clients} x {self.samples} samples, {step}"
 
     @cached_property
@@ -186,9 +192,12 @@ class Statistics(Row):
 #: By size: "full" is the table, "smoke" shows that everything runs.
 ROWS: dict[str, dict[str, Row]] = {
     "full": {
-        "large": Averaging(5, 640, batch=64),
-        "k100": Averaging(100, 32, batch=32),
-        "k500": Averaging(500, 20, batch=20),
+        "large": Averaging(5, 640, batch=64, rounds=1),
+        "k100": Averaging(100, 32, batch=32, rounds=1),
+        "k500": Averaging(500, 20, batch=20, rounds=1),
+        # A quarter of the network's width: the step is short, so that what a client's turn costs besides shows.
+        "k100_narrow": Averaging(100, 32, batch=32, width=8),
+        "k500_narrow": Averaging(500, 20, batch=20, rounds=1, width=8),
         "stsa": Statistics(20, 150, M=1024),
         "afl_k10": Statistics(10, 1000, classes=100, method="afl", ridge=1.0),
         "afl_k50": Statistics(50, 200, classes=100, method="afl", ridge=1.0),
@@ -198,6 +207,8 @@ ROWS: dict[str, dict[str, Row]] = {
         "large": Averaging(2, 8, batch=4, width=2, side=8),
         "k100": Averaging(6, 4, batch=4, width=2, side=8),
         "k500": Averaging(8, 2, batch=2, width=2, side=8),
+        "k100_narrow": Averaging(6, 4, batch=4, width=2, side=8),
+        "k500_narrow": Averaging(8, 2, batch=2, rounds=1, width=2, side=8),
         "stsa": Statistics(3, 20, inputs=8, M=24),
         "afl_k10": Statistics(2, 20, inputs=8, method="afl", ridge=1.0),
         "afl_k50": Statistics(5, 20, inputs=8, method="afl", ridge=1.0),
