@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.peers import borrowed
+from benchmarks.peers import borrowed, ours, plain
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.measure import Measured
-from benchmarks.peers.settings import ROWS
-from benchmarks.peers.sides import SIDES
+from benchmarks.peers.settings import ROWS, Statistics
 from benchmarks.peers.table import disagreements, losses, markdown
+from benchmarks.peers.work import flat
 
 #: AFL's interface over least squares on everyone's samples at once, which is what AFL is to give; with a print, and a
 #: GPU that is not there.
@@ -39,37 +39,40 @@ def clean_regularization(W, C, args):
 """
 
 
-@pytest.fixture(scope="module")
-def checkouts(tmp_path_factory) -> Path:
-    """AFL's, and one of PFLlib without a file."""
-    folder = tmp_path_factory.mktemp("checkouts")
-    (folder / "PFLlib").mkdir()
-    (folder / "Analytic-federated-learning").mkdir()
-    (folder / "Analytic-federated-learning" / "afl.py").write_text(AFL)
-    return folder
-
-
-def test_sides_take_turns_and_what_is_missing_is_told(checkouts, tmp_path, capfd):
-    wanted = ["--size", "smoke", "--rows", "k100,afl_k10", "--repeats", "2", "--out", str(tmp_path)]
+def test_sides_take_turns_and_what_is_missing_is_told(tmp_path, monkeypatch, capfd):
+    checkouts, out = tmp_path / "checkouts", tmp_path / "out"
+    (checkouts / "STSA").mkdir(parents=True)
+    (checkouts / "Analytic-federated-learning").mkdir()
+    (checkouts / "Analytic-federated-learning" / "afl.py").write_text(AFL)
+    monkeypatch.setattr(Statistics, "peers", ("afl", "stsa", "fl_bench"))
+    wanted = ["--size", "smoke", "--rows", "afl_k10", "--repeats", "2", "--out", str(out)]
     assert main([*wanted, "--peers", str(checkouts)]) == 0
     said = capfd.readouterr().out
-    for name in ("FL-bench", "fed-mammoth"):
-        repository = next(side.repository for side in SIDES.values() if side.title == name)
-        assert f"{name}: not measured, no {checkouts / name}: git clone https://github.com/{repository}" in said
-    assert "PFLlib: not measured, exit code 1: ModuleNotFoundError: No module named 'flcore'" in said
+    assert f"FL-bench: not measured, no {checkouts / 'FL-bench'}: git clone https://github.com/KarhouTam/FL-b" in said
+    assert "STSA's code: not measured, exit code 1: ModuleNotFoundError: No module named 'methods'" in said
     assert "Training locally!" not in said
-    result = json.loads((tmp_path / "peers.json").read_text())
-    sides = {name: [side["side"] for side in row["sides"]] for name, row in result["rows"].items()}
-    assert sides == {"k100": ["ours", "plain"], "afl_k10": ["ours", "afl"]}
-    assert result["commits"]["ZHUANGHP/Analytic-federated-learning"] == "unknown"
-    for name, row in result["rows"].items():
-        for side in row["sides"]:
-            assert len(side["seconds"]) == 2
-            assert min(side["seconds"]) > 0
-            assert (side["apart"] == 0) == (side["side"] == "ours")
-            # The plain loop takes the same steps, and AFL is least squares.
-            assert side["apart"] < ROWS["smoke"][name].tolerance
-    assert (tmp_path / "peers.md").read_text() in said
+    result = json.loads((out / "peers.json").read_text())
+    assert result["commits"] == {"Yuqin-G/STSA": "unknown", "ZHUANGHP/Analytic-federated-learning": "unknown"}
+    ours_, theirs = result["rows"]["afl_k10"]["sides"]
+    assert (ours_["side"], theirs["side"], ours_["apart"]) == ("ours", "afl", 0)
+    for side in (ours_, theirs):
+        assert len(side["seconds"]) == 2
+        assert min(side["seconds"]) > 0
+    # AFL is least squares; what travels is in float32.
+    assert 0 < theirs["apart"] < 1e-5
+    assert (out / "peers.md").read_text() in said
+
+
+def test_the_plain_loop_takes_our_steps():
+    row = ROWS["smoke"]["large"]
+    first = flat(row.model().parameters())
+    ended = []
+    for side in (ours, plain):
+        work = side.prepared(row, Path())
+        work.run()
+        ended.append(work.result())
+    torch.testing.assert_close(*ended, rtol=0, atol=1e-6)
+    assert (ended[0] - first).abs().max() > 1e-3
 
 
 def test_a_row_that_does_not_exist_is_an_error_with_those_that_do(capsys):
@@ -81,10 +84,10 @@ def test_a_row_that_does_not_exist_is_an_error_with_those_that_do(capsys):
 
 def test_the_table_tells_ratios_of_alternations_and_every_loss():
     row = ROWS["full"]["k100"]
-    ours = Measured("ours", [1.0, 2.0, 4.0], 30 * 2**20)
+    first = Measured("ours", [1.0, 2.0, 4.0], 30 * 2**20)
     faster = Measured("plain", [2.0, 2.0, 2.0], 60 * 2**20, 1e-7)
     slower = Measured("pfllib", [0.8, 1.0, 5.0], 20 * 2**20, 2e-4)
-    rows = [(row, [ours, faster, slower])]
+    rows = [(row, [first, faster, slower])]
     text = markdown(rows).splitlines()
     assert text[3] == "|  | a plain loop | 2 (2 to 2) | 1 (0.5 to 2) | 60 | 0.50 | 1e-07 |"
     assert text[4] == "|  | PFLlib | 1 (0.8 to 5) | 1.2 (0.8 to 2) | 20 | 1.50 | 0.0002 |"
@@ -94,7 +97,7 @@ def test_the_table_tells_ratios_of_alternations_and_every_loss():
     ]
     (only,) = disagreements(rows)
     assert "PFLlib is 0.0002 away" in only
-    assert list(disagreements([(row, [ours, Measured("plain", [1.0], 1, float("nan"))])]))
+    assert list(disagreements([(row, [first, Measured("plain", [1.0], 1, float("nan"))])]))
 
 
 def test_shuffling_loaders_take_our_clients_order_of_samples(monkeypatch):
