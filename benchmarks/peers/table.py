@@ -24,8 +24,8 @@ def markdown(rows: list[tuple[Row, list[Measured]]]) -> str:
                     [
                         str(row) if first else "",
                         SIDES[own.side].title,
-                        spread(own.seconds, 3),
-                        "" if first else spread(own.ratios(ours), 2),
+                        spread(own.seconds, ".3g"),
+                        "" if first else spread(own.ratios(ours), ".2f"),
                         f"{own.bytes / 2**20:.0f}",
                         "" if first else f"{_share(ours.bytes, own.bytes):.2f}",
                         "" if first else f"{own.apart:.1g}",
@@ -57,9 +57,9 @@ def disagreements(rows: list[tuple[Row, list[Measured]]]) -> Iterator[str]:
                 )
 
 
-def spread(values: list[float], digits: int) -> str:
-    """Median (least to most)."""
-    told = (f"{value:.{digits}g}" for value in (statistics.median(values), min(values), max(values)))
+def spread(values: list[float], digits: str) -> str:
+    """Median (least to most), each in this format."""
+    told = (format(value, digits) for value in (statistics.median(values), min(values), max(values)))
     return "{} ({} to {})".format(*told)
 
 

@@ -89,8 +89,8 @@ def test_the_table_tells_ratios_of_alternations_and_every_loss():
     slower = Measured("pfllib", [0.8, 1.0, 5.0], 20 * 2**20, 2e-4)
     rows = [(row, [first, faster, slower])]
     text = markdown(rows).splitlines()
-    assert text[3] == "|  | a plain loop | 2 (2 to 2) | 1 (0.5 to 2) | 60 | 0.50 | 1e-07 |"
-    assert text[4] == "|  | PFLlib | 1 (0.8 to 5) | 1.2 (0.8 to 2) | 20 | 1.50 | 0.0002 |"
+    assert text[3] == "|  | a plain loop | 2 (2 to 2) | 1.00 (0.50 to 2.00) | 60 | 0.50 | 1e-07 |"
+    assert text[4] == "|  | PFLlib | 1 (0.8 to 5) | 1.25 (0.80 to 2.00) | 20 | 1.50 | 0.0002 |"
     assert list(losses(rows)) == [
         f"{row}: fcl-bench needs 1.25 times the processor seconds of PFLlib.",
         f"{row}: fcl-bench needs 1.50 times the memory of PFLlib.",
