@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables quick results closed-form training heads small-vit vit-study gpu privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-heads bench-generators bench-extraction bench-partitions faults test flower lint types site package clean
+.PHONY: run tables quick results closed-form training heads small-vit vit-study gpu privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-generators bench-extraction bench-partitions faults test flower lint types site package clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -281,6 +281,18 @@ bench-extraction: $(VENV)/.run
 # Prints statistics of every split and partition on CIFAR-100, and the seconds that each takes.
 bench-partitions: $(VENV)/.run
 	$(BIN)/python benchmarks/partitions.py $(BENCH)
+
+# Processor seconds of each further job of a sweep: five minutes.
+bench-sweep: $(VENV)/.run
+	$(BIN)/python benchmarks/sweep_cost.py $(BENCH)
+
+# Times FedAvg with many small clients beside a plain loop and the bare steps.
+bench-small: $(VENV)/.run
+	$(BIN)/python benchmarks/small_clients.py $(BENCH)
+
+# Times public code beside ours, from a folder of your checkouts (docs/peers.md): make bench-peers PEERS=FOLDER
+bench-peers: $(VENV)/.run
+	$(BIN)/python -m benchmarks.peers --peers $(PEERS) $(BENCH)
 
 bench-training: $(VENV)/.run
 	$(BIN)/python benchmarks/training_throughput.py $(BENCH)

@@ -220,6 +220,14 @@ def test_what_the_hubs_own_cache_holds_is_used(hub, tmp_path, monkeypatch):
     assert [file.name for file in damaged(Path(cached))] == ["test-00000-of-00001.parquet"]
 
 
+@pytest.mark.parametrize("revision", ["/dev/zero", "../../etc", "-x", "a b"])
+def test_a_revision_is_no_path(hub, tmp_path, revision):
+    made = settings_for(tmp_path, "data=cifar10", f"data.revision='{revision}'").data
+    with pytest.raises(UserError, match=r"^data.revision=.* is no commit, branch or tag \(a commit; null: the newest"):
+        made.load()
+    assert not hub.requests
+
+
 def test_without_a_revision_the_commit_is_told(hub, tmp_path, monkeypatch, caplog):
     COPIES["cifar10"](hub.root)
     made = source("cifar10", hub, tmp_path, "data.revision=null")

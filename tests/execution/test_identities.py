@@ -137,3 +137,14 @@ def refuse(*_):
 
 def test_every_record_says_whose_it_is(first):
     assert first.folder.name.endswith(json.loads((first.folder / "run.json").read_text())["run_id"])
+
+
+def test_a_sealed_record_whose_owner_is_no_text_is_damaged(tmp_path, caplog):
+    done = run_in(tmp_path, *SMALL)
+    file = done.folder / "run.json"
+    record = json.loads(file.read_text())
+    write_json(file, {name: value for name, value in record.items() if name != "checksum"} | {"run_id": True})
+    again = run_in(tmp_path, *SMALL)
+    assert "(run_id is no str); running again" in caplog.text
+    assert again.record["metrics"] == record["metrics"]
+    assert json.loads(file.read_text())["run_id"] == done.record["run_id"]

@@ -110,6 +110,8 @@ def _refuse_others(folder: RunFolder) -> None:
             schema, run = found.get("schema"), found.get(owner, folder.run)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue  # absent or damaged, which is found out and told where it is used
+        if not isinstance(run, str):
+            continue
         if schema != SCHEMA:
             raise UserError(
                 f"run folder {folder.path} is of schema {schema}, and this version of fcl-bench writes schema {SCHEMA}",

@@ -37,6 +37,9 @@ class Repository:
         revision: commit, branch or tag; None: whatever the main branch holds.
         splits: which splits' files.
         place: where a user can put the files instead, as `data.path` or below it.
+
+    Raises:
+        UserError: the revision is no name that git knows. Both caches have it in a path, and would follow "/dev/zero".
     """
 
     data: str
@@ -44,6 +47,10 @@ class Repository:
     revision: str | None
     splits: tuple[str, ...]
     place: str = "data.path=FOLDER"
+
+    def __post_init__(self) -> None:
+        if self.revision is not None and (".." in self.revision or not re.fullmatch(r"\w[\w./+-]*", self.revision)):
+            raise UserError(f"data.revision={self.revision} is no commit, branch or tag", "a commit; null: the newest")
 
 
 @dataclass(frozen=True)
