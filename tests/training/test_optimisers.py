@@ -9,7 +9,7 @@ import torch
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network, feature_start
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.optimisers import PlainSGD, ServerOptimiser, average, client_optimiser
+from fcl_bench.training.optimisers import SGD, ServerOptimiser, average, client_optimiser
 from fcl_bench.training.samples import Samples
 from fcl_bench.training.trainer import Trainer, rows
 
@@ -78,7 +78,7 @@ def test_plain_sgd_is_torchs_bit_for_bit():
     torch.manual_seed(0)
     ours = [torch.nn.Parameter(torch.randn(5, 3)) for _ in range(4)]
     theirs = [torch.nn.Parameter(value.detach().clone()) for value in ours]
-    plain = PlainSGD([{"params": ours[:2], "lr": 0.3}, {"params": ours[2:], "lr": 0.07}])
+    plain = SGD([{"params": ours[:2], "lr": 0.3}, {"params": ours[2:], "lr": 0.07}])
     torchs = torch.optim.SGD([{"params": theirs[:2], "lr": 0.3}, {"params": theirs[2:], "lr": 0.07}])
     for _ in range(5):
         plain.zero_grad()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, ItemsView, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -66,6 +67,16 @@ class Message(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self.tensors)
+
+    # What a mapping has of these goes through exceptions and `__getitem__`, name by name.
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def items(self) -> ItemsView[str, torch.Tensor]:
+        return self.tensors.items()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.tensors.get(name, default)
 
     def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Message:
         """The same message, saying the same about other tensors."""
