@@ -106,6 +106,10 @@ def decoded(message: Message, dtype: torch.dtype | None = None, device: torch.de
         message: what `encoded` returned.
         dtype, device: None: those of each tensor.
     """
+    if travels_whole(message):
+        if dtype is None and device is None:
+            return message
+        return message.with_tensors({name: _moved(sent, dtype, device) for name, sent in message.items()})
     received: dict[str, torch.Tensor] = {}
     for name, sent in message.items():
         if name.endswith((SCALE, HELD)):
@@ -129,9 +133,12 @@ def decoded(message: Message, dtype: torch.dtype | None = None, device: torch.de
     return dataclasses.replace(message, tensors=received)
 
 
+def travels_whole(message: Message) -> bool:
+    """Whether each tensor of an encoded message is one of the message itself."""
+    return not message.factors and not any(name.endswith((SCALE, PACKED, HELD)) for name in message)
+
+
 def _moved(tensor: torch.Tensor, dtype: torch.dtype | None, device: torch.device | None) -> torch.Tensor:
-    if dtype is None and device is None:
-        return tensor
     return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
 
 

@@ -93,5 +93,5 @@ class Message(Mapping[str, torch.Tensor]):
 
     def nbytes_without(self, there: Collection[str]) -> int:
         """The payload in bytes for a receiver that keeps the tensors named in `there`."""
-        values = sum(tensor.numel() * tensor.element_size() for name, tensor in self.items() if name not in there)
+        values = sum(tensor.nbytes for name, tensor in self.items() if name not in there)
         return values + (0 if self.samples is None else _SAMPLES) + (0 if self.clients == 1 else _CLIENTS)

@@ -54,6 +54,8 @@ class Network(torch.nn.Module):
         self._size = start.size
         self._called: set[str] | None = None
         self._found: _Parts | None = None
+        #: The mode of all modules but of norms; None: who knows.
+        self._mode: bool | None = None
         self.put_body(start.build())
         # Says where the network is, even of a body without parameters; no part of its state.
         self.register_buffer("_here", torch.empty(0), persistent=False)
@@ -62,7 +64,7 @@ class Network(torch.nn.Module):
     def put_body(self, body: torch.nn.Module) -> None:
         """Take `body`, such as the first one with prompts in it; what of it requires no gradient never trains."""
         self.body = body
-        self._found = None
+        self._found = self._mode = None
         #: Parameters that stay as everyone has them from the start.
         self.never_trains = {name for name, value in self.named_parameters() if not value.requires_grad}
 
@@ -97,12 +99,12 @@ class Network(torch.nn.Module):
         """
         for task in range(len(self.heads), len(sizes)):
             self.heads.append(self.new_head(sizes[task], seed + task).to(self.device))
-        self._found = None
+        self._found = self._mode = None
 
     def keep_heads(self, count: int) -> None:
         """Forget the heads behind the first `count`."""
         self.heads = self.heads[:count]
-        self._found = None
+        self._found = self._mode = None
 
     def new_head(self, classes: int, seed: int) -> torch.nn.Module:
         """Features (n, d) to scores (n, classes), on the CPU: weights are uniform in +-1/sqrt(d), biases 0."""
@@ -138,6 +140,7 @@ class Network(torch.nn.Module):
             training = self.body.training
             with torch.inference_mode():
                 self.body.eval()(torch.zeros(1, 3, self._size, self._size, device=self._here.device))
+            self._mode = None
             self.train(training)
             for hook in hooks:
                 hook.remove()
@@ -166,10 +169,12 @@ class Network(torch.nn.Module):
 
     def train(self, mode: bool = True) -> Network:
         """As any module, but frozen batch norms stay in evaluation mode."""
-        super().train(mode)
+        if self._mode is not mode:
+            super().train(mode)
+            self._mode = mode
         for norm in self._parts.norms.values():
-            if not any(own is not None and own.requires_grad for own in (norm.weight, norm.bias)):
-                norm.eval()
+            trains = any(own is not None and own.requires_grad for own in (norm.weight, norm.bias))
+            norm.training = mode and trains
         return self
 
     def training_parameters(self) -> dict[str, torch.nn.Parameter]:
