@@ -7,7 +7,7 @@ once per client weighs as much as it can. One run measures all sides, alternatin
 - plain: federated averaging as a tutorial has it: a deep copy of the model for each client, `torch.optim.SGD`,
   `cross_entropy`, a weighted sum of state dicts;
 - loaded: the same with one local model that loads the global state dict for each client;
-- bare: forward, backward and step on ready batches of the same sizes; nothing else.
+- bare: forward, backward, decay and step on a ready batch of the same size; nothing else.
 
 The first three take the same steps: the same batches in the same order, and their models agree to rounding.
 """
@@ -28,6 +28,7 @@ from training_throughput import CLASSES, federation_of, images_of, network_of
 
 from fcl_bench import environment
 from fcl_bench.data.images.batches import Standardise, epoch_batches
+from fcl_bench.engine.federation import Federation
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.half import head_seed
 from fcl_bench.randomness import derived_seed
@@ -64,7 +65,7 @@ class Setting:
         self.parts = [(shard.inputs, shard.labels) for shard in shards]
         self.standardise = Standardise(self.start.size, self.start.mean, self.start.std)
 
-    def _federation(self):
+    def _federation(self) -> Federation:
         return federation_of(FineTune(training=self.training), self.data, self.start, self.clients, CPU)
 
     def network(self) -> Network:
@@ -77,7 +78,7 @@ class Setting:
         """As the engine runs them."""
         federation = self._federation()
         federation.run(lambda _: None)
-        return federation.server.network.state()  # type: ignore[attr-defined, no-any-return]
+        return dict(federation.server.network.state())  # type: ignore[attr-defined]
 
     def plain(self, copied: bool = True) -> dict[str, torch.Tensor]:
         """Federated averaging; `copied`: by a deep copy for each client, else by one that loads the state dict."""
@@ -106,7 +107,7 @@ class Setting:
             model.load_state_dict(sums)
         return model.state()
 
-    def bare(self) -> None:
+    def bare(self) -> dict[str, torch.Tensor]:
         """As many steps on a ready batch, of a network that no client takes over."""
         network = self.network().to(memory_format=torch.channels_last).train()
         weights = list(network.parameters())
@@ -117,7 +118,20 @@ class Setting:
                 weight.grad = None
             torch.nn.functional.cross_entropy(network(batch), labels).backward()
             with torch.no_grad():
-                torch._foreach_add_(weights, [weight.grad for weight in weights], alpha=-self.training.lr)
+                steps = [weight.grad for weight in weights]
+                torch._foreach_add_(steps, weights, alpha=self.training.weight_decay)
+                torch._foreach_add_(weights, steps, alpha=-self.training.lr)
+        return {}
+
+
+def sides_of(setting: Setting) -> dict[str, Callable[[], dict[str, torch.Tensor]]]:
+    """What is timed, by name; each gives the model with which it ends, but for the bare steps."""
+    return {
+        "rounds": setting.rounds,
+        "plain": setting.plain,
+        "loaded": lambda: setting.plain(copied=False),
+        "bare": setting.bare,
+    }
 
 
 def measured(setting: Setting, repeats: int) -> dict[str, list[float]]:
@@ -126,27 +140,24 @@ def measured(setting: Setting, repeats: int) -> dict[str, list[float]]:
     Raises:
         SystemExit: two sides have not trained the same model.
     """
-    sides: dict[str, Callable[[], dict[str, torch.Tensor] | None]] = {
-        "rounds": setting.rounds,
-        "plain": setting.plain,
-        "loaded": lambda: setting.plain(copied=False),
-        "bare": setting.bare,
-    }
-    found: dict[str, list[float]] = {name: [] for name in sides}
+    found: dict[str, list[float]] = {name: [] for name in sides_of(setting)}
     models = {}
     for repeat in range(repeats + 1):
-        for name, side in sides.items():
+        for name, side in sides_of(setting).items():
             begin = time.process_time()
             models[name] = side()
             if repeat:
                 found[name].append((time.process_time() - begin) / setting.turns)
-    ours = models["rounds"] or {}
     for name in ("plain", "loaded"):
-        theirs = models[name] or {}
-        apart = max(float((value - theirs[key]).abs().max()) for key, value in ours.items())
-        if not apart <= AGREE:
-            sys.exit(f"small_clients: error: rounds and {name} end with models that are {apart:.2g} apart")
+        far = apart(models["rounds"], models[name])
+        if not far <= AGREE:
+            sys.exit(f"small_clients: error: rounds and {name} end with models that are {far:.2g} apart")
     return found
+
+
+def apart(model: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The largest difference between two weights."""
+    return max(float((value - other[name]).abs().max()) for name, value in model.items())
 
 
 def row(case: str, found: dict[str, list[float]]) -> str:
