@@ -126,7 +126,7 @@ def test_true_labels_of_unlabelled_samples_are_not_among_the_clients_data():
     method, problem = FedRAN(M=4, rank=2), problem_of(2)
     transport = InProcess.of(method, problem, [[np.arange(4)]], columns, labelled, torch.zeros(4, 2))
     data = transport.everything
-    assert data._columns.tolist() == [3, UNKNOWN, 2, UNKNOWN]
+    assert data._labels.tolist() == [3, UNKNOWN, 2, UNKNOWN]
     shard = data.shard(0, 0)
     assert (shard.labels.tolist(), len(shard.unlabelled)) == ([3, 2], 2)
     assert [indices.tolist() for indices in data.samples(0, 0)] == [[0, 2], [1, 3]]
