@@ -49,7 +49,8 @@ class SGD:
         for group in self.param_groups:
             moving = [weight for weight in group["params"] if weight.grad is not None]
             if moving:
-                steps = self._velocities(moving) if self.momentum else [weight.grad for weight in moving]
+                gradients = [weight.grad for weight in moving]
+                steps = self._velocities(moving) if self.momentum else gradients
                 torch._foreach_add_([weight.data for weight in moving], steps, alpha=-group["lr"])
 
     def _velocities(self, moving: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -58,7 +59,7 @@ class SGD:
         if known:
             velocities = [self._velocity[weight] for weight in known]
             torch._foreach_mul_(velocities, self.momentum)
-            torch._foreach_add_(velocities, [weight.grad for weight in known])
+            torch._foreach_add_(velocities, [weight.grad for weight in known if weight.grad is not None])
         for weight in moving:
             if weight not in self._velocity:
                 assert weight.grad is not None
