@@ -40,10 +40,10 @@ from fcl_bench.training.network import Network
 CLASSES, SIDE = 10, 32
 
 
-def images_of(samples: int, seed: int = 0) -> Dataset:
-    """Random images of CIFAR's size: what they show does not change how long they take."""
+def images_of(samples: int, side: int = SIDE, seed: int = 0) -> Dataset:
+    """Random images, of CIFAR's size if not told: what they show does not change how long they take."""
     rng = np.random.default_rng(seed)
-    pixels = rng.integers(0, 256, (samples, SIDE, SIDE, 3), dtype=np.uint8)
+    pixels = rng.integers(0, 256, (samples, side, side, 3), dtype=np.uint8)
     split = image_split(np.arange(samples) % CLASSES, ArrayImages(pixels))
     return Dataset("random", split, image_split(split.labels[:CLASSES], ArrayImages(pixels[:CLASSES])))
 

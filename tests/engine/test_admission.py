@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.admission import BadUpload
+from fcl_bench.engine.admission import BadUpload, first_objection
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.middleware import Chain, Middleware
@@ -28,6 +28,7 @@ from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.fot import FOT
 from fcl_bench.methods.gradient.joint_training import JointTraining
 from fcl_bench.methods.gradient.mfcl import MFCL, Generation
+from fcl_bench.protocol.expected import real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method
 from fcl_bench.protocol.wire import WIRE_DTYPES
@@ -370,3 +371,21 @@ def test_uploads_of_the_methods_that_train_are_admitted_in_every_stage(method, s
     for task in range(3):
         found = {row.round: row.stage for row in sent if row.task == task}
         assert [found[round_] for round_ in range(len(stages))] == stages
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0.9, None), (-0.9, None), (1.1, "above 1"), (-1.1, "below -1"), (torch.nan, "finite"), (-torch.inf, "finite")],
+)
+@pytest.mark.parametrize("rows", [1, 400])
+def test_a_norm_out_of_range_says_nothing_of_the_values(value, said, rows):
+    """The norm of 400 rows of 0.9 is 18; that of one row with one value is the value."""
+    expected = {"W": real(rows, 1, least=-1, most=1), "free": real(2), "positive": real(1, least=0)}
+    W = torch.full((rows, 1), 0.9)
+    W[-1] = value
+    found = first_objection({"W": W, "free": torch.full((2,), 1e30), "positive": torch.zeros(1)}, expected)
+    assert found is None if said is None else found[0] == "W" and said in found[2].replace("no value ", "")
+    refused = first_objection({"W": torch.zeros(rows, 1), "free": torch.ones(2), "positive": -torch.ones(1)}, expected)
+    assert refused[0] == "positive"
+    too_large = first_objection({"free": torch.full((2,), 1e30)}, {"free": real(2)}, largest=1e18)
+    assert too_large[0] == "free"

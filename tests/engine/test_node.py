@@ -10,6 +10,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.node import UNKNOWN, ClientData, Node, samples_in, stored_bytes
@@ -125,7 +126,7 @@ def test_true_labels_of_unlabelled_samples_are_not_among_the_clients_data():
     method, problem = FedRAN(M=4, rank=2), problem_of(2)
     transport = InProcess.of(method, problem, [[np.arange(4)]], columns, labelled, torch.zeros(4, 2))
     data = transport.everything
-    assert data._columns.tolist() == [3, UNKNOWN, 2, UNKNOWN]
+    assert data._labels.tolist() == [3, UNKNOWN, 2, UNKNOWN]
     shard = data.shard(0, 0)
     assert (shard.labels.tolist(), len(shard.unlabelled)) == ([3, 2], 2)
     assert [indices.tolist() for indices in data.samples(0, 0)] == [[0, 2], [1, 3]]
@@ -326,3 +327,43 @@ def test_a_view_that_a_client_keeps_does_not_keep_what_it_is_a_part_of():
     state = made.run(lambda _: None)
     assert state.client_storage_bytes == {"images": 2 * 3 * 4}
     assert {value.untyped_storage().nbytes() for value in made.transport.state_dict().values()} == {2 * 3 * 4}
+
+
+# Small turns ----------------------------------------------------------------------------------------------------------
+
+
+def test_shards_are_the_clients_own_in_any_order_of_tasks():
+    problem = tiny_problem()
+    columns, images = np.array([0, 1, 2, UNKNOWN, 4, 5]), torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1)
+    holdings = [[np.array([4, 0]), np.array([1])], [np.array([5]), np.array([3, 2])]]
+    data = ClientData(problem, holdings, columns, images)
+    for task, client in [(0, 0), (0, 1), (1, 1), (0, 0), (1, 0), (1, 1)]:
+        shard, held = data.shard(task, client), holdings[task][client].tolist()
+        known = [index for index in held if columns[index] != UNKNOWN]
+        assert shard.inputs.flatten().tolist() == known
+        assert shard.labels.tolist() == columns[known].tolist()
+        assert shard.unlabelled.flatten().tolist() == [index for index in held if index not in known]
+
+
+class Counting(TorchDispatchMode):
+    """Counts what torch is asked to compute."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.calls += 1
+        return function(*args, **(kwargs or {}))
+
+
+def calls_of(clients: int) -> int:
+    """What torch is asked to compute in a round of so many clients, and by the server once per round."""
+    tasks = image_tasks(np.random.default_rng(0), [2], [[8] * clients])
+    federation = federation_of(FineTune(training=FAST), tiny_problem(), tasks)
+    with Counting() as counting:
+        federation.run(lambda _: None)
+    return counting.calls
+
+
+def test_a_round_of_a_small_client_asks_for_few_operations():
+    """Calls are counted, since seconds depend on what else the machine does. The bare step has 85."""
+    assert (calls_of(6) - calls_of(2)) / 4 < 290

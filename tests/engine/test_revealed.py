@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 
-import numpy as np
 import pytest
 import torch
 
@@ -60,8 +59,8 @@ def test_labels_that_clients_give_themselves_make_sums_larger():
     for ssl, alone in ((False, 2), (True, 0)):
         federation = federation_of(FedRAN(M=None, rank=2, ssl=ssl, tau=0.9), problem_of(3), tasks)
         data = federation.transport.everything
-        data._columns = np.array([0, 1, -1, -1, -1])
-        data._known = data._columns >= 0
+        data._labels = torch.tensor([0, 1, -1, -1, -1])
+        data._known = (data._labels >= 0).numpy()
         federation.run(lambda _: None)
         assert federation.state.ledger.labels()["accepted"] == (3 if ssl else 0)
         assert federation.state.ledger.told_alone()["told_samples"] == alone
@@ -81,8 +80,8 @@ def test_a_pseudo_labelled_sample_that_is_alone_is_told_by_its_own_number():
     tasks = [[(torch.rand(3, 4, dtype=torch.float64), torch.tensor([0, 1, 0]))]]
     federation = federation_of(Guessing(), problem_of(4), tasks)
     data = federation.transport.everything
-    data._columns = np.array([0, -1, 0])
-    data._known = data._columns >= 0
+    data._labels = torch.tensor([0, -1, 0])
+    data._known = (data._labels >= 0).numpy()
     federation.run(lambda _: None)
     assert federation.state.ledger.told._rows.array.tolist() == [1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -243,3 +244,73 @@ def test_what_is_frozen_has_no_gradient_left():
     network(torch.ones(1, 3)).sum().backward()
     network.freeze(["heads.0.weight"])
     assert [name for name, own in network.named_parameters() if own.grad is None] == ["heads.0.weight"]
+
+
+def by_walking(network: Network) -> dict[str, list[str]]:
+    """What the network's own lists should name, found anew."""
+    norms = [name for name, module in network.named_modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    known = network.never_trains
+    return {
+        "training_parameters": [name for name, own in network.named_parameters() if own.requires_grad],
+        "state": [name for name, own in network.state_dict().items() if own.is_floating_point() and name not in known],
+        "norms in training": [name for name in norms if network.get_submodule(name).weight.requires_grad],
+    }
+
+
+def told(network: Network) -> dict[str, list[str]]:
+    """The same as the network says it, looking at the tensors that it has now."""
+    network.train()
+    own = network.state_dict()
+    for name, value in {**network.changing(), **network.state()}.items():
+        assert value.data_ptr() == own[name].data_ptr(), name
+    norms = {name: module for name, module in network.named_modules() if isinstance(module, torch.nn.BatchNorm2d)}
+    return {
+        "training_parameters": list(network.training_parameters()),
+        "state": list(network.state()),
+        "norms in training": [name for name, module in norms.items() if module.training],
+    }
+
+
+def test_what_a_network_has_looked_up_is_found_anew_after_every_change():
+    network = tiny([2])
+    assert told(network) == by_walking(network)
+    changes = [
+        lambda: network.grow([2, 3], 5),
+        lambda: network.freeze(stage_names(1) | head_names(0)),
+        lambda: network.freeze(()),
+        lambda: network.requires_grad_(False),
+        lambda: network.to(torch.float64),
+        lambda: network.keep_heads(1),
+        lambda: network.put_body(tiny_problem().network.build()),
+        lambda: network.eval(),
+    ]
+    for change in changes:
+        change()
+        assert told(network) == by_walking(network)
+        assert all(value.dtype == next(network.body.parameters()).dtype for value in network.state().values())
+
+
+def test_a_copy_has_looked_up_its_own_tensors():
+    network = tiny([2])
+    before = {name: value.clone() for name, value in network.state().items()}
+    twin = copy.deepcopy(network)
+    assert told(twin) == by_walking(twin)
+    twin.load({name: value + 1 for name, value in before.items()})
+    assert all(torch.equal(value, before[name]) for name, value in network.state().items())
+    assert all(torch.equal(value, before[name] + 1) for name, value in twin.state().items())
+
+
+def test_only_known_names_are_loaded():
+    network = tiny([2])
+    network.load_known(
+        {"heads.0.bias": torch.tensor([3.0, 4.0]), "heads.1.bias": torch.ones(2), "rate": torch.ones(())}
+    )
+    assert network.state()["heads.0.bias"].tolist() == [3, 4]
+    with pytest.raises(KeyError):
+        network.load({"heads.1.bias": torch.ones(2)})
+
+
+def test_a_new_head_takes_nothing_from_everyones_generator():
+    before = torch.get_rng_state()
+    tiny([2, 0])
+    assert torch.equal(torch.get_rng_state(), before)

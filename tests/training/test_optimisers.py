@@ -9,7 +9,7 @@ import torch
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network, feature_start
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.optimisers import PlainSGD, ServerOptimiser, average, client_optimiser
+from fcl_bench.training.optimisers import SGD, ServerOptimiser, average, client_optimiser
 from fcl_bench.training.samples import Samples
 from fcl_bench.training.trainer import Trainer, rows
 
@@ -74,17 +74,20 @@ def test_parameters_of_a_prefix_have_a_step_size_of_their_own_on_the_same_schedu
     close(trained(knobs, rate=0.01), by_torch(groups, 4, 0.1))  # half the first rate, so half of all
 
 
-def test_plain_sgd_is_torchs_bit_for_bit():
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_is_torchs_bit_for_bit(momentum):
     torch.manual_seed(0)
     ours = [torch.nn.Parameter(torch.randn(5, 3)) for _ in range(4)]
     theirs = [torch.nn.Parameter(value.detach().clone()) for value in ours]
-    plain = PlainSGD([{"params": ours[:2], "lr": 0.3}, {"params": ours[2:], "lr": 0.07}])
-    torchs = torch.optim.SGD([{"params": theirs[:2], "lr": 0.3}, {"params": theirs[2:], "lr": 0.07}])
-    for _ in range(5):
+    plain = SGD([{"params": ours[:2], "lr": 0.3}, {"params": ours[2:], "lr": 0.07}], momentum)
+    torchs = torch.optim.SGD([{"params": theirs[:2], "lr": 0.3}, {"params": theirs[2:], "lr": 0.07}], 1, momentum)
+    for step in range(5):
         plain.zero_grad()
         torchs.zero_grad()
         assert all(value.grad is None for value in ours)
-        for mine, other in zip(ours[1:], theirs[1:], strict=True):
+        # The first never has a gradient, and the second none at first.
+        moving = slice(2 if step == 0 else 1, None)
+        for mine, other in zip(ours[moving], theirs[moving], strict=True):
             mine.grad = torch.randn(5, 3)
             other.grad = mine.grad.clone()
         plain.step()

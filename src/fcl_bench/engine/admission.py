@@ -150,6 +150,7 @@ def first_objection(
         if name not in tensors and not wanted.optional:
             return name, "is missing", f"the fields {', '.join(expected)}"
     sides: dict[str, int] = {}
+    small = _surely_small(tensors, expected, largest)
     for name, tensor in tensors.items():
         if name not in expected:
             return name, "is no field of this upload", f"the fields {', '.join(expected)}"
@@ -161,7 +162,7 @@ def first_objection(
         if not fits:
             shape = ", ".join(f"{side}={sides[side]}" if side in sides else str(side) for side in wanted.shape)
             return name, f"has the shape {tuple(tensor.shape)}", f"({shape})"
-        if problem := _values(tensor, wanted, largest):
+        if name not in small and (problem := _values(tensor, wanted, largest)):
             return name, *problem
     rounding = dict.fromkeys(expected, torch.finfo(torch.float64).eps) if rounding is None else rounding
     # Dearer than the above, so only once all that is there is as it should be.
@@ -198,6 +199,29 @@ def _values(tensor: torch.Tensor, wanted: Expected, largest: float) -> tuple[str
     if wanted.most is not None and most > wanted.most:
         return f"holds {most:g}", f"no value above {wanted.most:g}"
     return None
+
+
+def _surely_small(tensors: Mapping[str, torch.Tensor], expected: Expectation, largest: float) -> set[str]:
+    """Names of the real tensors whose norms tell already that their values are in range: none exceeds its tensor's.
+
+    One look at all of them; the others are looked at one by one.
+    """
+    most = {
+        name: min([largest, *(abs(end) for end in (wanted.least, wanted.most) if end is not None)])
+        for name, wanted in expected.items()
+        if wanted.kind == "real" and wanted.below is None and wanted.widest is None and _around_zero(wanted)
+    }
+    names = [name for name in most if name in tensors and tensors[name].is_floating_point()]
+    if not names:
+        return set()
+    norms = torch.stack([norm.double() for norm in torch._foreach_norm([tensors[name] for name in names])]).tolist()
+    # Half of it, since the norm is rounded too. One that is infinite or no number is below nothing.
+    return {name for name, norm in zip(names, norms, strict=True) if norm < most[name] / 2}
+
+
+def _around_zero(wanted: Expected) -> bool:
+    """Whether small enough numbers of either sign are in range."""
+    return (wanted.least is None or wanted.least < 0) and (wanted.most is None or wanted.most > 0)
 
 
 def _largest(problem: Problem | None) -> float:

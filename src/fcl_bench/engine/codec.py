@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import torch
 
@@ -78,15 +79,24 @@ def encoded(message: Message, wire: WireFormat) -> Message:
             parts = {name + HELD: numbers, **_scaled(name, tensor[:, held], wire.dtype)}
         else:
             parts = _scaled(name, tensor, wire.dtype)
-        if not all(map(all_finite, parts.values())):
-            if not all_finite(tensor):
-                raise FloatingPointError(f"the upload's {name} is not finite")
-            raise UserError(
-                f"wire.dtype={wire} can't hold the upload's {name}: out of the type's range",
-                "wire.dtype=float64, or features of a smaller scale",
-            )
         sent.update(parts)
+    # One look at all of them, since one per tensor costs more than what is looked at.
+    if not all_finite(*(part for part in sent.values() if part.is_floating_point())):
+        raise _not_finite(message, sent, wire)
     return message.with_tensors(sent)
+
+
+def _not_finite(message: Message, sent: Mapping[str, torch.Tensor], wire: WireFormat) -> Exception:
+    """What to raise of the first tensor of which `sent` has a part that is not finite."""
+    for name, tensor in message.items():
+        if not all_finite(tensor):
+            return FloatingPointError(f"the upload's {name} is not finite")
+        if not all_finite(*(sent[name + part] for part in ("", SCALE, PACKED) if name + part in sent)):
+            break
+    return UserError(
+        f"wire.dtype={wire} can't hold the upload's {name}: out of the type's range",
+        "wire.dtype=float64, or features of a smaller scale",
+    )
 
 
 def decoded(message: Message, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Message:
@@ -96,6 +106,10 @@ def decoded(message: Message, dtype: torch.dtype | None = None, device: torch.de
         message: what `encoded` returned.
         dtype, device: None: those of each tensor.
     """
+    if travels_whole(message):
+        if dtype is None and device is None:
+            return message
+        return message.with_tensors({name: _moved(sent, dtype, device) for name, sent in message.items()})
     received: dict[str, torch.Tensor] = {}
     for name, sent in message.items():
         if name.endswith((SCALE, HELD)):
@@ -117,6 +131,11 @@ def decoded(message: Message, dtype: torch.dtype | None = None, device: torch.de
             tensor = whole
         received[name] = tensor
     return dataclasses.replace(message, tensors=received)
+
+
+def travels_whole(message: Message) -> bool:
+    """Whether each tensor of an encoded message is one of the message itself."""
+    return not message.factors and not any(name.endswith((SCALE, PACKED, HELD)) for name in message)
 
 
 def _moved(tensor: torch.Tensor, dtype: torch.dtype | None, device: torch.device | None) -> torch.Tensor:

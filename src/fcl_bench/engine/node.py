@@ -48,9 +48,12 @@ class ClientData:
     ) -> None:
         self._problem = problem
         self.holdings = [Holdings.of(clients) for clients in holdings]
-        self._columns, self._known = columns, columns != UNKNOWN
+        self._known = columns != UNKNOWN
         self._inputs = inputs.to(problem.device)
+        self._labels = torch.from_numpy(columns).to(problem.device)
         self._numbers = numbers
+        #: A task, and the indices of all clients' samples of it on the device.
+        self._dealt: tuple[int, torch.Tensor] | None = None
 
     @property
     def clients(self) -> int:
@@ -75,8 +78,19 @@ class ClientData:
     def shard(self, task: int, client: int) -> Shard:
         """What a client has of a task."""
         known, unknown = self.samples(task, client)
-        labels = torch.from_numpy(self._columns[known]).to(self._problem.device)
-        return Shard(client, task, self.inputs(known), labels, self.inputs(unknown))
+        chosen = torch.from_numpy(known).to(self._problem.device) if len(unknown) else self._own(task, client)
+        labels = self._labels.index_select(0, chosen)
+        return Shard(
+            client, task, of_problem(self._inputs.index_select(0, chosen), self._problem), labels, self.inputs(unknown)
+        )
+
+    def _own(self, task: int, client: int) -> torch.Tensor:
+        """Indices of a client's samples of a task, on the device."""
+        held = self.holdings[task]
+        # Of all clients at once, since a task has many rounds, and a copy in each turn costs more than a small one's.
+        if self._dealt is None or self._dealt[0] != task:
+            self._dealt = task, torch.from_numpy(held.indices).to(self._problem.device)
+        return self._dealt[1][held.ends[client] : held.ends[client + 1]]
 
     def inputs(self, indices: np.ndarray) -> torch.Tensor:
         """Samples on the device."""
@@ -89,8 +103,12 @@ class ClientData:
 
 def on_device(samples: torch.Tensor, indices: np.ndarray, problem: Problem) -> torch.Tensor:
     """A choice of samples on the device: images as they are, features in the statistics' type."""
-    chosen = samples.index_select(0, torch.from_numpy(indices).to(samples.device))
-    return chosen if chosen.dtype == torch.uint8 else chosen.to(problem.device, problem.dtype)
+    return of_problem(samples.index_select(0, torch.from_numpy(indices).to(samples.device)), problem)
+
+
+def of_problem(samples: torch.Tensor, problem: Problem) -> torch.Tensor:
+    """Images as they are, features in the statistics' type."""
+    return samples if samples.dtype == torch.uint8 else samples.to(problem.device, problem.dtype)
 
 
 @dataclass(frozen=True)

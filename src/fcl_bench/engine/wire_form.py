@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fcl_bench.engine.codec import HELD, PACKED, SCALE
+from fcl_bench.engine.codec import HELD, PACKED, SCALE, travels_whole
 from fcl_bench.protocol.expected import Expectation, Expected
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.wire import HALF, WireFormat
@@ -18,8 +18,10 @@ def form_objection(upload: Message, expected: Expectation, wire: WireFormat | No
         expected: of each field, decoded.
         wire: in which form it was to travel; None: any.
     """
+    suffixes = (PACKED, SCALE, HELD)
+    whole_only = travels_whole(upload)
     for name, wanted in expected.items():
-        packed, scale, held = (upload.get(name + suffix) for suffix in (PACKED, SCALE, HELD))
+        packed, scale, held = (None if whole_only else upload.get(name + suffix) for suffix in suffixes)
         whole = upload.get(name) if packed is None else packed
         if whole is None:
             continue

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, ItemsView, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -67,6 +68,16 @@ class Message(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self.tensors)
 
+    # What a mapping has of these goes through exceptions and `__getitem__`, name by name.
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def items(self) -> ItemsView[str, torch.Tensor]:
+        return self.tensors.items()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.tensors.get(name, default)
+
     def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Message:
         """The same message, saying the same about other tensors."""
         return dataclasses.replace(self, tensors=tensors)
@@ -82,5 +93,5 @@ class Message(Mapping[str, torch.Tensor]):
 
     def nbytes_without(self, there: Collection[str]) -> int:
         """The payload in bytes for a receiver that keeps the tensors named in `there`."""
-        values = sum(tensor.numel() * tensor.element_size() for name, tensor in self.items() if name not in there)
+        values = sum(tensor.nbytes for name, tensor in self.items() if name not in there)
         return values + (0 if self.samples is None else _SAMPLES) + (0 if self.clients == 1 else _CLIENTS)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 
 from fcl_bench.backbones.trainable import Trainable
+from fcl_bench.training.layers import linear_to_fill
 
 #: Every layer that normalises by statistics of the batch, and keeps running ones.
 _NORMS = torch.nn.modules.batchnorm._BatchNorm
@@ -17,6 +18,20 @@ def feature_start(inputs: int) -> Trainable:
     """What training on cached features (n, d) starts from: no body, `inputs` = d."""
     none = (0.0, 0.0, 0.0)
     return Trainable("features", torch.nn.Identity, inputs, 0, none, none, (), {})
+
+
+class _Parts(NamedTuple):
+    """What a network is made of, by name. To look for it takes as long as a small network's step.
+
+    Attributes:
+        parameters: all of them.
+        own: those and the buffers, as in the state dict.
+        norms: the layers that normalise batches.
+    """
+
+    parameters: dict[str, torch.nn.Parameter]
+    own: dict[str, torch.Tensor]
+    norms: dict[str, torch.nn.modules.batchnorm._BatchNorm]
 
 
 class Network(torch.nn.Module):
@@ -38,15 +53,18 @@ class Network(torch.nn.Module):
         self.stages = start.stages
         self._size = start.size
         self._called: set[str] | None = None
+        self._found: _Parts | None = None
+        #: The mode of all modules but of norms; None: who knows.
+        self._mode: bool | None = None
         self.put_body(start.build())
         # Says where the network is, even of a body without parameters; no part of its state.
         self.register_buffer("_here", torch.empty(0), persistent=False)
         self.heads = torch.nn.ModuleList()
-        self._frozen: set[str] = set()
 
     def put_body(self, body: torch.nn.Module) -> None:
         """Take `body`, such as the first one with prompts in it; what of it requires no gradient never trains."""
         self.body = body
+        self._found = self._mode = None
         #: Parameters that stay as everyone has them from the start.
         self.never_trains = {name for name, value in self.named_parameters() if not value.requires_grad}
 
@@ -57,7 +75,20 @@ class Network(torch.nn.Module):
     @property
     def normalises_batches(self) -> bool:
         """Whether training mode takes the statistics of the batch, so that it needs more than one sample."""
-        return any(isinstance(module, _NORMS) for module in self.modules())
+        return bool(self._parts.norms)
+
+    @property
+    def _parts(self) -> _Parts:
+        """Looked for again after each change of what the network is made of."""
+        if self._found is None:
+            norms = {name: module for name, module in self.named_modules() if isinstance(module, _NORMS)}
+            self._found = _Parts(dict(self.named_parameters()), self.state_dict(keep_vars=True), norms)
+        return self._found
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Network:
+        """As any module: on the way to another device buffers become other tensors."""
+        self._found = None
+        return super()._apply(fn, recurse)
 
     def grow(self, sizes: list[int], seed: int) -> None:
         """Add heads until there is one of each of `sizes`.
@@ -68,14 +99,16 @@ class Network(torch.nn.Module):
         """
         for task in range(len(self.heads), len(sizes)):
             self.heads.append(self.new_head(sizes[task], seed + task).to(self.device))
+        self._found = self._mode = None
+
+    def keep_heads(self, count: int) -> None:
+        """Forget the heads behind the first `count`."""
+        self.heads = self.heads[:count]
+        self._found = self._mode = None
 
     def new_head(self, classes: int, seed: int) -> torch.nn.Module:
         """Features (n, d) to scores (n, classes), on the CPU: weights are uniform in +-1/sqrt(d), biases 0."""
-        # Not its own initial weights: they would come from everyone's generator.
-        with warnings.catch_warnings():
-            # A task without a new class has a head without a row, which torch finds worth a warning.
-            warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
-            head = torch.nn.utils.skip_init(torch.nn.Linear, self.dimension, classes)
+        head = linear_to_fill(self.dimension, classes)
         with torch.no_grad():
             drawn = torch.rand(head.weight.shape, generator=torch.Generator().manual_seed(seed))
             head.weight.copy_((2 * drawn - 1) / self.dimension**0.5)
@@ -107,6 +140,7 @@ class Network(torch.nn.Module):
             training = self.body.training
             with torch.inference_mode():
                 self.body.eval()(torch.zeros(1, 3, self._size, self._size, device=self._here.device))
+            self._mode = None
             self.train(training)
             for hook in hooks:
                 hook.remove()
@@ -127,28 +161,34 @@ class Network(torch.nn.Module):
 
         A batch norm without a parameter to train keeps its running statistics too.
         """
-        self._frozen = self.never_trains | set(names)
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad_(name not in self._frozen)
-            if name in self._frozen:
+        frozen = self.never_trains | set(names)
+        for name, parameter in self._parts.parameters.items():
+            parameter.requires_grad_(name not in frozen)
+            if name in frozen:
                 parameter.grad = None  # of the last task that trained it
 
     def train(self, mode: bool = True) -> Network:
         """As any module, but frozen batch norms stay in evaluation mode."""
-        super().train(mode)
-        for module in self.modules():
-            if isinstance(module, _NORMS) and not any(own.requires_grad for own in module.parameters(recurse=False)):
-                module.eval()
+        if self._mode is not mode:
+            super().train(mode)
+            self._mode = mode
+        for norm in self._parts.norms.values():
+            trains = any(own is not None and own.requires_grad for own in (norm.weight, norm.bias))
+            norm.training = mode and trains
         return self
+
+    def training_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that train, by name."""
+        return {name: own for name, own in self._parts.parameters.items() if own.requires_grad}
 
     def changing(self) -> dict[str, torch.Tensor]:
         """What training changes: the parameters that train, and the running statistics of their batch norms."""
-        found: dict[str, torch.Tensor] = {
-            name: parameter.data for name, parameter in self.named_parameters() if parameter.requires_grad
-        }
-        for name, module in self.named_modules():
-            if isinstance(module, _NORMS) and f"{name}.weight" in found:
-                found |= {f"{name}.{own}": value for own, value in module.named_buffers() if value.is_floating_point()}
+        found: dict[str, torch.Tensor] = {name: own.data for name, own in self.training_parameters().items()}
+        own = self._parts.own
+        for name in self._parts.norms:
+            if f"{name}.weight" in found:
+                statistics = (f"{name}.running_mean", f"{name}.running_var")
+                found |= {name: own[name] for name in statistics if name in own}
         return found
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -157,14 +197,19 @@ class Network(torch.nn.Module):
         # The running statistics of a norm are known with its weight.
         beside = tuple(name.removesuffix("weight") + "running_" for name in known if name.endswith(".weight"))
         return {
-            name: value
-            for name, value in self.state_dict().items()
+            name: value.detach()
+            for name, value in self._parts.own.items()
             if value.is_floating_point() and name not in known and not name.startswith(beside)
         }
 
     @torch.no_grad()
     def load(self, values: dict[str, torch.Tensor]) -> None:
         """Copy `values` into the parameters and buffers of those names."""
-        own = self.state_dict()
-        for name, value in values.items():
-            own[name].copy_(value)
+        if values:
+            own = self._parts.own
+            torch._foreach_copy_([own[name] for name in values], list(values.values()))
+
+    def load_known(self, values: Mapping[str, torch.Tensor]) -> None:
+        """The same of those of `values` whose names are the network's own."""
+        own = self._parts.own
+        self.load({name: value for name, value in values.items() if name in own})

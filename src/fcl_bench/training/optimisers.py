@@ -24,15 +24,19 @@ class Optimiser(Protocol):
     def step(self) -> object: ...
 
 
-class PlainSGD:
-    """Torch's SGD without momentum, bit for bit. Its own bookkeeping takes longer than the step of a small head.
+class SGD:
+    """Torch's SGD, bit for bit. Its own bookkeeping takes longer than a small step, and its first use imports torch's
+    compiler, which takes more than a second.
 
     Args:
         groups: `params` and `lr` of each.
+        momentum: m in v <- m v + gradient, weight -= rate v; v is the gradient at first.
     """
 
-    def __init__(self, groups: list[dict[str, Any]]) -> None:
+    def __init__(self, groups: list[dict[str, Any]], momentum: float = 0.0) -> None:
         self.param_groups = groups
+        self.momentum = momentum
+        self._velocity: dict[torch.Tensor, torch.Tensor] = {}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients."""
@@ -41,12 +45,26 @@ class PlainSGD:
                 weight.grad = None
 
     def step(self) -> None:
-        """weight -= rate * gradient."""
+        """weight -= rate * gradient, or rate * v."""
         for group in self.param_groups:
             moving = [weight for weight in group["params"] if weight.grad is not None]
             if moving:
                 gradients = [weight.grad for weight in moving]
-                torch._foreach_add_([weight.data for weight in moving], gradients, alpha=-group["lr"])
+                steps = self._velocities(moving) if self.momentum else gradients
+                torch._foreach_add_([weight.data for weight in moving], steps, alpha=-group["lr"])
+
+    def _velocities(self, moving: list[torch.Tensor]) -> list[torch.Tensor]:
+        """v of these parameters, with the gradient at hand."""
+        known = [weight for weight in moving if weight in self._velocity]
+        if known:
+            velocities = [self._velocity[weight] for weight in known]
+            torch._foreach_mul_(velocities, self.momentum)
+            torch._foreach_add_(velocities, [weight.grad for weight in known if weight.grad is not None])
+        for weight in moving:
+            if weight not in self._velocity:
+                assert weight.grad is not None
+                self._velocity[weight] = weight.grad.clone()
+        return [self._velocity[weight] for weight in moving]
 
 
 def client_optimiser(network: Network, knobs: Training, rate: float) -> Optimiser:
@@ -58,9 +76,8 @@ def client_optimiser(network: Network, knobs: Training, rate: float) -> Optimise
         rate: step size of the round for parameters without a rate of their own; the others follow its schedule.
     """
     groups: dict[str, list[torch.nn.Parameter]] = {prefix: [] for prefix in ["", *knobs.rates]}
-    for name, parameter in network.named_parameters():
-        if parameter.requires_grad:
-            groups[_longest_prefix(name, knobs)].append(parameter)
+    for name, parameter in network.training_parameters().items():
+        groups[_longest_prefix(name, knobs)].append(parameter)
     made = [
         {"params": parameters, "lr": own_rate(prefix, knobs, rate)}
         for prefix, parameters in groups.items()
@@ -70,9 +87,7 @@ def client_optimiser(network: Network, knobs: Training, rate: float) -> Optimise
         return torch.optim.Adam(made)
     if knobs.optimizer == "adamw":
         return torch.optim.AdamW(made, weight_decay=knobs.weight_decay)
-    if knobs.momentum == 0 and made:
-        return PlainSGD(made)
-    return torch.optim.SGD(made, lr=rate, momentum=knobs.momentum)
+    return SGD(made, knobs.momentum)
 
 
 def own_rate(name: str, knobs: Training, rate: float) -> float:

@@ -17,7 +17,7 @@ import torch
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.linear_heads import LinearHeads, defined_last
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.optimisers import PlainSGD
+from fcl_bench.training.optimisers import SGD
 from fcl_bench.training.samples import Samples
 
 
@@ -26,7 +26,8 @@ def repeats_one_batch(linear: LinearHeads, objective: Objective, samples: Sample
     return (
         linear.closed
         and type(samples) is Samples
-        and isinstance(optimiser, PlainSGD)
+        and isinstance(optimiser, SGD)
+        and not optimiser.momentum
         and len(optimiser.param_groups) == 1
         and len(optimiser.param_groups[0]["params"]) == 2 * len(linear.heads)
         and defined_last(objective, "direction") is Objective

@@ -78,9 +78,8 @@ class GradientClient(Half, Client):
     def take_over(self, shard: Shard, broadcast: Message) -> None:
         """Bring the network to the broadcast model."""
         self.prepare(Heads.from_message(broadcast))
-        own = self.network.state_dict()
-        sent = {name.removeprefix(final_prefix(shard.task)): value for name, value in broadcast.items()}
-        self.network.load({name: value for name, value in sent.items() if name in own})
+        prefix = final_prefix(shard.task)
+        self.network.load_known({name.removeprefix(prefix): value for name, value in broadcast.items()})
 
     def teacher(self, shard: Shard, broadcast: Message) -> Network | None:
         """The model with which the last task ended, frozen, with the heads that it had; None in the first task."""
@@ -100,6 +99,6 @@ class GradientClient(Half, Client):
         network = copy.deepcopy(self.network)
         if values is not None:
             heads = {name.split(".")[1] for name in values if name.startswith("heads.")}
-            network.heads = network.heads[: len(heads)]
+            network.keep_heads(len(heads))
             network.load(dict(values))
         return network.eval().requires_grad_(False)

@@ -55,7 +55,7 @@ class ClientSumServer(GradientServer):
 
     def parameters(self) -> list[str]:
         """The names of the parameters that the task trains, without running statistics."""
-        return [name for name, own in self.network.named_parameters() if own.requires_grad]
+        return list(self.network.training_parameters())
 
     def add(self, name: str, change: torch.Tensor) -> None:
         """s_k of one client has changed by `change`."""

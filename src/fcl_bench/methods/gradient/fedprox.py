@@ -26,7 +26,7 @@ Weights = dict[str, torch.Tensor]
 
 def training_weights(network: Network) -> Weights:
     """Copies of the parameters that train."""
-    return {name: own.detach().clone() for name, own in network.named_parameters() if own.requires_grad}
+    return {name: own.detach().clone() for name, own in network.training_parameters().items()}
 
 
 class Proximal(Objective):
@@ -44,7 +44,9 @@ class Proximal(Objective):
 
     def direction(self, network: Network) -> None:
         pulled = [
-            (own.grad, own.data, self._centre[name]) for name, own in network.named_parameters() if own.grad is not None
+            (own.grad, own.data, self._centre[name])
+            for name, own in network.training_parameters().items()
+            if own.grad is not None
         ]
         gradients, weights, centres = (list(column) for column in zip(*pulled, strict=True))
         torch._foreach_add_(gradients, torch._foreach_sub(weights, centres), alpha=self._strength)

@@ -72,7 +72,7 @@ class JointTrainingServer(GradientServer):
         self._images, self._labels = [torch.cat(self._images)], [torch.cat(self._labels)]
         if self.method.restart:
             self.network.load({f"body.{name}": value for name, value in self.start.build().state_dict().items()})
-            self.network.heads = torch.nn.ModuleList()
+            self.network.keep_heads(0)
             self.prepare(self.heads)
         training, seed = self.method.training, self.problem.seed
         with progress(training.rounds, f"training on tasks 1 to {self.task + 1}", "round") as bar:

@@ -24,6 +24,7 @@ from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import Notices
 from fcl_bench.training.heads import Heads
+from fcl_bench.training.layers import linear_to_fill
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.optimisers import with_prefix
@@ -173,7 +174,7 @@ def projecting(start: Trainable, width: int, seed: int) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(seed)
     layers = []
     for inputs in (start.dimension, width):
-        layer = torch.nn.utils.skip_init(torch.nn.Linear, inputs, width)
+        layer = linear_to_fill(inputs, width)
         with torch.no_grad():
             layer.weight.copy_((2 * torch.rand(width, inputs, generator=generator) - 1) / inputs**0.5)
             layer.bias.zero_()

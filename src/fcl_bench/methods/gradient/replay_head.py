@@ -23,6 +23,7 @@ from fcl_bench.protocol.expected import Expectation, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.network import Network
+from fcl_bench.training.optimisers import SGD
 
 #: The stage in which clients send their classes' moments.
 MOMENTS = "moments"
@@ -161,7 +162,7 @@ class ReplayHead:
         generator = torch.Generator().manual_seed(seed + 1)
         weight.requires_grad_()
         bias.requires_grad_()
-        optimiser = torch.optim.SGD([weight, bias], lr=knobs.lr, momentum=_MOMENTUM)
+        optimiser = SGD([{"params": [weight, bias], "lr": knobs.lr}], _MOMENTUM)
         batches = [
             batch for _ in range(knobs.epochs) for batch in epoch_batches(len(places), knobs.batch_size, generator)
         ]

@@ -56,7 +56,7 @@ class Corrected(Objective):
     def direction(self, network: Network) -> None:
         self._weight = 1 + self._momentum * self._weight
         self.length += self._weight
-        for name, own in network.named_parameters():
+        for name, own in network.training_parameters().items():
             if name in self._correction and own.grad is not None:
                 own.grad += self._correction[name]
         super().direction(network)

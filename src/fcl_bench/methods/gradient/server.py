@@ -156,12 +156,11 @@ class GradientServer(Half, Server):
             return
         # In the sum of all uploads the models have their weights already.
         factor = 1.0 if self.problem.sums else weight
-        for name in self.sent:
-            value = upload[name].double()
-            if name in self._sums:
-                self._sums[name].add_(value, alpha=factor)
-            else:
-                self._sums[name] = value * factor
+        values = [upload[name].double() for name in self.sent]
+        if self._sums:
+            torch._foreach_add_(list(self._sums.values()), values, alpha=factor)
+        else:
+            self._sums = {name: value * factor for name, value in zip(self.sent, values, strict=True)}
 
     def absorb_answer(self, client: int, upload: Message) -> None:
         """Take in an upload of a stage that is no training; only for methods with such stages."""
@@ -261,8 +260,7 @@ class GradientServer(Half, Server):
         self.tasks = [task.columns for task in tasks]
         self.columns = [self.method.head_columns(task) for task in tasks]
         self.method.grow(self.network, self.heads.sizes, head_seed(self.problem))
-        own = self.network.state_dict()
-        self.network.load({name: value for name, value in model.items() if name in own})
+        self.network.load_known(model)
         weight, bias = model["W"].T, model["bias"]
         if self.method.replay_head == "none":
             self.network.load_classifier(weight, bias)
@@ -285,8 +283,7 @@ class GradientServer(Half, Server):
         told = "task_sizes" in state
         self.tasks = parts(state["task_columns"], state["task_sizes"].tolist()) if told else list(self.columns)
         self.method.grow(self.network, self.heads.sizes, head_seed(self.problem))
-        own = self.network.state_dict()
-        self.network.load({name: value for name, value in state.items() if name in own})
+        self.network.load_known(state)
         on_device = {name: value.to(self.problem.device) for name, value in state.items()}
         self._teacher = {name: value for name, value in on_device.items() if name.startswith("teacher.")}
         self._optimiser.load_state_dict(with_prefix(on_device, _OPTIMISER))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from fcl_bench.training.layers import linear_to_fill
+
 
 class FeatureGenerator(torch.nn.Module):
     """G(y, eps): Linear(C + N, h) of [one-hot y, eps], batch norm, ReLU, Linear(h, d).
@@ -25,9 +27,9 @@ class FeatureGenerator(torch.nn.Module):
         self._seed = seed
         generator = torch.Generator().manual_seed(seed)
         self.classes = torch.nn.Parameter(torch.empty(0, hidden))
-        self.noise = torch.nn.utils.skip_init(torch.nn.Linear, noise, hidden)
+        self.noise = linear_to_fill(noise, hidden)
         self.norm = torch.nn.BatchNorm1d(hidden)
-        self.out = torch.nn.utils.skip_init(torch.nn.Linear, hidden, dimension)
+        self.out = linear_to_fill(hidden, dimension)
         with torch.no_grad():
             for layer in (self.noise, self.out):
                 for parameter in layer.parameters():
