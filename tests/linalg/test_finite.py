@@ -23,3 +23,21 @@ def test_every_place_of_small_and_large_tensors_is_looked_at():
             tensors = [torch.ones(n) for n in sizes]
             tensors[sizes.index(size)][-1] = bad
             assert not all_finite(*tensors), (size, bad)
+
+
+class Elsewhere(torch.Tensor):
+    """On another device, as far as it says; torch joins no tensors of two devices."""
+
+    device = torch.device("meta")
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        assert function is not torch.cat or all(isinstance(tensor, cls) for tensor in args[0])
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_tensors_of_two_devices_are_looked_at():
+    here, there = torch.ones(3), torch.ones(3).as_subclass(Elsewhere)
+    assert all_finite(here, there, here)
+    assert all_finite(there, here, there)
+    assert not all_finite(here, torch.tensor([torch.nan]).as_subclass(Elsewhere))
