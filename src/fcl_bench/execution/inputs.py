@@ -103,7 +103,8 @@ def _features(plan: Plan, extractor: Extractor, cache: FeatureCache | None, link
     sides = [split.fingerprint for split in (dataset.train, dataset.test)]
     # Where several processes extract together, one that does not would leave the others waiting.
     key = [extractor.identity, *sides] if settings.transport.sees_everything else None
-    features = shared("features", key, make, lambda found: found.train.nbytes + found.test.nbytes)
+    # What is logged is of the pass and of the cache, which a job that takes features over has nothing to do with.
+    features = shared("features", key, make, lambda found: found.train.nbytes + found.test.nbytes, of_value=False)
     return features if made else replace(features, seconds=0.0, cache_hit=True)
 
 
