@@ -20,6 +20,7 @@ from fcl_bench.data.sources.feature_file import FeatureFile
 from fcl_bench.data.sources.image_folder import ImageFolder
 from fcl_bench.data.sources.loading import loaded
 from tests.conftest import write_features
+from tests.data.sources_harness import write_folder
 
 
 def aged(path, seconds=60.0):
@@ -87,6 +88,14 @@ def test_whoever_takes_a_value_over_hears_what_was_said_of_it(caplog):
     said = [(record.name, record.levelname, record.getMessage()) for record in caplog.records]
     one = [("fcl_bench.data.x", "WARNING", "3 classes are odd"), ("fcl_bench", "INFO", "done")]
     assert said == 3 * one
+
+
+def test_what_is_said_of_one_making_is_said_once(caplog):
+    make = lambda: logging.getLogger("fcl_bench.backbones.x").warning("damaged; extracting again")  # noqa: E731
+    with sharing(), caplog.at_level("DEBUG", logger="fcl_bench"):
+        for _ in range(3):
+            shared("kind", [], make, lambda _: 1, of_value=False)
+    assert len(caplog.records) == 1
 
 
 def test_any_change_of_a_file_shows(tmp_path, settled):
@@ -172,6 +181,14 @@ def test_a_source_that_does_not_say_what_it_reads_is_loaded_each_time():
     with sharing():
         assert loaded(Digits()) is loaded(Digits())
         assert loaded(Unknown()) is not loaded(Unknown())
+
+
+def test_paths_of_images_count_in_the_bytes_of_a_data_set(tmp_path):
+    from fcl_bench.data.sources.loading import _bytes
+
+    source = ImageFolder("folder", path=str(write_folder(tmp_path)))
+    data = source.load()
+    assert _bytes(data) >= 400 * (len(data.train) + len(data.test))
 
 
 def test_the_bytes_of_a_data_set_are_those_of_its_arrays():

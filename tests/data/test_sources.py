@@ -6,6 +6,7 @@ import contextlib
 import io
 import shutil
 import socket
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import numpy as np
@@ -47,10 +48,14 @@ def own_hub_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub-cache")
 
 
-def test_digits_are_those_of_scikit_learn():
-    """Which reads them itself; the source does not import it, since that takes long."""
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["its file", "its function"])
+def test_digits_are_those_of_scikit_learn(elsewhere, tmp_path, monkeypatch):
+    """Which reads them itself; the source does not import it, since that takes long, where its file is as known."""
     from sklearn.datasets import load_digits
 
+    if elsewhere:
+        found = ModuleSpec("sklearn", None, origin=str(tmp_path / "__init__.py"))
+        monkeypatch.setattr("fcl_bench.data.sources.digits.find_spec", lambda _: found)
     theirs, ours = load_digits(), Digits().load()
     for side in (ours.train, ours.test):
         rows = np.flatnonzero(np.isin(np.arange(1797), _places(theirs.target, side is ours.test)))

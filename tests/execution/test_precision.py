@@ -9,10 +9,14 @@ from fcl_bench import environment
 from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.backbones.tiny import Tiny
 from fcl_bench.data.sources.digits import Digits
+from fcl_bench.engine.remote.replies import heard, said
 from fcl_bench.execution import precision
+from fcl_bench.execution.adapt import adapted_extractor
 from fcl_bench.execution.precision import tell_of_extraction, tell_of_training
+from fcl_bench.execution.serve import Site
+from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
-from tests.small_runs import run_in
+from tests.small_runs import run_in, settings_for
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -71,6 +75,22 @@ def test_a_first_stage_and_the_features_after_it(asked, used, tmp_path, amx, cap
     assert record["precision"] == {"method": None, "adapt": used, "features": used}
     keys = [key for key in ("adapt.training", "backbone") if f"{key}.precision=bfloat16 is another run" in caplog.text]
     assert keys == (["adapt.training", "backbone"] if used == "float32" else [])
+
+
+def test_a_process_of_clients_extracts_in_the_servers_precision(tmp_path):
+    stage = ("adapt=fedavg", "adapt.training.rounds=1", "adapt.training.epochs=1", "backbone.precision=bfloat16")
+    settings = settings_for(tmp_path, "method=afl", *TRAINED[1:], *stage)
+    site = Site(settings, "rank 1", range)
+    plan = site.plan
+    assert plan.problem.network is not None
+    body = plan.problem.network.build()
+    trained = {f"body.{name}": value for name, value in body.state_dict().items() if value.is_floating_point()}
+    assert [heard(answer).kind for answer in site.answers(heard(said("network", Message(trained))))] == ["taken"]
+    asked = heard(said("extract", side="test", start=0, end=9))
+    [features] = (heard(answer).message["features"] for answer in site.answers(asked))
+    server = adapted_extractor(settings.backbone, body, plan.problem.network, CPU)
+    assert server.identity["precision"] == "bfloat16"
+    torch.testing.assert_close(features, next(iter(server.batches(plan.dealt.dataset.test))), rtol=0, atol=0)
 
 
 def test_runs_without_a_network_have_no_precision(tmp_path):

@@ -32,7 +32,9 @@ OTHERS = {
     "plain means": ("method=fedfecam", "method.first_task=euclidean", "tasks=1"),
     "published PILoRA": ("method=pilora", "method.variant=published"),
     "classes that come back": ("method=fedprotip", "method.columns=8", "split=class_overlap"),
-    "an adapted network": ("method=stsa", "method.M=64", "adapt=fedavg", "adapt.training.rounds=1"),
+    "an adapted network": (
+        *("method=stsa", "method.M=64", "adapt=fedavg", "adapt.training.rounds=1", "backbone.precision=bfloat16"),
+    ),
     "a network adapted by low-rank updates": ("method=stsa", "method.M=64", "adapt=pilora", "adapt.training.rounds=1"),
     "clipped samples": ("method=fedlda", "noise=gaussian", "noise.multiplier=0", "noise.clip=2"),
     "noisy statistics": ("method=ranpac", "noise=gaussian", "noise.epsilon=8", "noise.clip=0.5"),

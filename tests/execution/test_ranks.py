@@ -96,6 +96,7 @@ LONG = (
         "method=stsa",
         "backbone=tiny",
         "backbone.width=4",
+        "backbone.precision=bfloat16",
         "adapt=fedavg",
         "adapt.training.rounds=2",
         "adapt.training.epochs=1",

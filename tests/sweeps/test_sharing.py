@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import traceback
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from fcl_bench.data import shared as module
+from fcl_bench.execution import plan
 from tests.conftest import write_features
+from tests.data.split_cases import dataset_of
+from tests.small_runs import settings_for
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -68,8 +72,6 @@ def test_a_file_that_changed_between_two_jobs_is_read_again(command, tmp_path, m
     monkeypatch.setattr(module, "_SETTLED", -1.0)
     path = write_features(tmp_path / "f.npz")
     loads = []
-    from fcl_bench.execution import plan
-
     before = plan.loaded
 
     def changing(source):
@@ -101,6 +103,19 @@ def test_jobs_take_over_what_others_made_and_say_so(command, tmp_path):
     assert not module.is_sharing()
 
 
+def test_tasks_follow_the_names_of_the_domains(tmp_path, monkeypatch):
+    """Two copies of the same samples may name their domains differently, and `split.order` goes by names."""
+    labels, domains = ([0, 1, 0], [0, 1]), ([0, 0, 1], [0, 1])
+    settings = settings_for(tmp_path, "split=domain_incremental", "split.order=[a,b]", "tasks=2", "clients=1")
+    firsts = []
+    with module.sharing():
+        for names in (("a", "b"), ("b", "a"), ("a", "b")):
+            dataset = dataset_of(*labels, domains, names)
+            monkeypatch.setattr(plan, "loaded", lambda _, dataset=dataset: dataset)
+            firsts.append(plan.deal(settings).stream.train[0].tolist())
+    assert firsts == [[0, 1], [2], [0, 1]]
+
+
 def test_each_job_is_composed_once(command, tmp_path, monkeypatch):
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
@@ -117,3 +132,20 @@ def test_each_job_is_composed_once(command, tmp_path, monkeypatch):
     # The one that may wait, once; the others, to check them and to run them.
     assert sorted(composed.count(job) for job in set(composed)) == [2, 3]
     assert len(list((tmp_path / "runs").glob("*/run.json"))) == 2
+
+
+def test_batches_of_jobs_are_composed_by_hydra_itself(command, tmp_path, monkeypatch):
+    """Not through what stood in for it in all batches before, which ends at Python's limit of recursion."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+
+    through = []
+    before = ConfigLoaderImpl.load_sweep_config
+
+    def counted(self, master_config, sweep_overrides):
+        through.append(sum(call.name == "load_sweep_config" for call in traceback.extract_stack()))
+        return before(self, master_config, sweep_overrides)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", counted)
+    jobs = ("-m", "method=afl", "seed=0,1,2", "preview=true", "hydra.sweeper.max_batch_size=1")
+    assert command(*jobs, *SMALL, f"out={tmp_path}")[0] == 0
+    assert through == 3 * [0]

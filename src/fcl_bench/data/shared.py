@@ -26,7 +26,7 @@ class Shared:
     """Values that are kept by key, the longest unused ones going first.
 
     Whoever gets a value must not change it. What the package logged while a value was made is logged again whenever it
-    is taken over, so that each job says what it would say alone.
+    is taken over, if it is of the value, so that each job says what it would say alone.
 
     Args:
         limit: bytes that are kept at most.
@@ -37,8 +37,8 @@ class Shared:
         self.bytes = 0
         self._kept: OrderedDict[str, tuple[Any, int, list[logging.LogRecord]]] = OrderedDict()
 
-    def get(self, key: str, make: Callable[[], Value], size: Callable[[Value], int]) -> Value:
-        """The value of `key`: what is kept, or what `make` makes; `size` says how many bytes it has."""
+    def get(self, key: str, make: Callable[[], Value], size: Callable[[Value], int], of_value: bool = True) -> Value:
+        """The value of `key`: what is kept, or what `make` makes; see `shared`."""
         if key in self._kept:
             self._kept.move_to_end(key)
             value, _, said = self._kept[key]
@@ -49,7 +49,7 @@ class Shared:
             value = make()
         count = size(value)
         if count <= self.limit:
-            self._kept[key] = value, count, said
+            self._kept[key] = value, count, said if of_value else []
             self.bytes += count
             while self.bytes > self.limit:
                 self.bytes -= self._kept.popitem(last=False)[1][1]
@@ -112,7 +112,9 @@ def sharing() -> Iterator[None]:
         stop_sharing()
 
 
-def shared(kind: str, key: Any, make: Callable[[], Value], size: Callable[[Value], int]) -> Value:
+def shared(
+    kind: str, key: Any, make: Callable[[], Value], size: Callable[[Value], int], of_value: bool = True
+) -> Value:
     """What `make` makes, or an earlier job of this process made; to be read only.
 
     Args:
@@ -120,10 +122,11 @@ def shared(kind: str, key: Any, make: Callable[[], Value], size: Callable[[Value
         key: everything that determines it, in JSON's types; None: nobody knows, so it is always made.
         make: has no other effect than what it logs.
         size: bytes of what it made.
+        of_value: whether what it logs is of the value, or else of this one making of it.
     """
     if key is None or not _current:
         return make()
-    return _current[0].get(json_hash([kind, key]), make, size)
+    return _current[0].get(json_hash([kind, key]), make, size, of_value)
 
 
 def described(choice: Any) -> list[Any]:

@@ -13,6 +13,9 @@ import numpy as np
 import torch
 
 from fcl_bench import environment
+from fcl_bench.backbones.backbone import Backbone
+from fcl_bench.backbones.network_extractor import NetworkExtractor
+from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.config import counting
 from fcl_bench.engine.checkpoint import Checkpoint
 from fcl_bench.engine.clients import Clients
@@ -217,6 +220,20 @@ def adapted_body(
     method.grow(network, [len(method.head_columns(first))], head_seed(problem))
     network.load(trained)
     return network.body.eval().requires_grad_(False)
+
+
+def adapted_extractor(
+    backbone: Backbone, body: torch.nn.Module, network: Trainable, device: torch.device
+) -> NetworkExtractor:
+    """The network that a first stage left, frozen, in the precision that the backbone's key says.
+
+    Args:
+        backbone: what the run names.
+        body: `Adapted.body`.
+        network: which network it started from.
+        device: where it runs.
+    """
+    return NetworkExtractor(body, network, device, getattr(backbone, "precision", "auto"))
 
 
 def first_stage_clients(plan: Plan) -> Clients:

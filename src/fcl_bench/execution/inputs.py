@@ -12,13 +12,13 @@ import torch
 from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.backbones.cache import FeatureCache
 from fcl_bench.backbones.extract import Features, extract_features
-from fcl_bench.backbones.network_extractor import FrozenNetwork, NetworkExtractor
+from fcl_bench.backbones.network_extractor import FrozenNetwork
 from fcl_bench.data.images.pixels import load_pixels
 from fcl_bench.data.shared import shared
 from fcl_bench.data.sources.base import Split
 from fcl_bench.engine.transports.base import Link
 from fcl_bench.errors import UserError
-from fcl_bench.execution.adapt import Adapted, adapt
+from fcl_bench.execution.adapt import Adapted, adapt, adapted_extractor
 from fcl_bench.execution.plan import Plan
 from fcl_bench.execution.precision import tell_of_extraction, tell_of_training
 from fcl_bench.files import user_path, writable
@@ -75,8 +75,7 @@ def prepare_inputs(plan: Plan, folder: Path, link: Link) -> Inputs:
             return load_images(plan)
 
         adapted = adapt(plan, images, kept or folder / "checkpoint", link)
-        asked = getattr(settings.backbone, "precision", "auto")
-        extractor = NetworkExtractor(adapted.body, network, device, asked)
+        extractor = adapted_extractor(settings.backbone, adapted.body, network, device)
         link.hand_on(adapted.trained)
     cache = None if kept is None else FeatureCache(kept)
     features = _features(plan, extractor, cache, link)
@@ -104,7 +103,8 @@ def _features(plan: Plan, extractor: Extractor, cache: FeatureCache | None, link
     sides = [split.fingerprint for split in (dataset.train, dataset.test)]
     # Where several processes extract together, one that does not would leave the others waiting.
     key = [extractor.identity, *sides] if settings.transport.sees_everything else None
-    features = shared("features", key, make, lambda found: found.train.nbytes + found.test.nbytes)
+    # What is logged is of the pass and of the cache, which a job that takes features over has nothing to do with.
+    features = shared("features", key, make, lambda found: found.train.nbytes + found.test.nbytes, of_value=False)
     return features if made else replace(features, seconds=0.0, cache_hit=True)
 
 

@@ -228,7 +228,9 @@ def deal(settings: Settings) -> Dealt:
     """Load the data set, cut it into tasks, deal each task's samples out to the clients, and hide labels."""
     scalars = settings.scalars
     dataset = loaded(settings.data)
-    key = [dataset.name, dataset.fingerprint, *described(settings.split), *described(settings.partition)]
+    # Messages name the data set, and `split.order` its domains.
+    key = [dataset.name, dataset.class_names, dataset.domain_names, dataset.fingerprint]
+    key += [*described(settings.split), *described(settings.partition)]
     key += [scalars.tasks, scalars.clients, scalars.seed, scalars.label_rate]
     return Dealt(dataset, *shared("shards", key, lambda: _dealt(settings, dataset), _bytes_dealt))
 

@@ -12,7 +12,6 @@ import torch
 
 from fcl_bench import environment
 from fcl_bench.backbones.backbone import Backbone, Extractor
-from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.config import target_class
 from fcl_bench.data.images.pixels import load_pixels
 from fcl_bench.data.images.stored import ArrayImages
@@ -22,7 +21,7 @@ from fcl_bench.data.sources.samples import samples_of
 from fcl_bench.engine.examination import chosen, test_batches
 from fcl_bench.engine.node import on_device
 from fcl_bench.errors import UserError
-from fcl_bench.execution.adapt import NoAdaptation, adapted_body
+from fcl_bench.execution.adapt import NoAdaptation, adapted_body, adapted_extractor
 from fcl_bench.execution.model_file import ADAPTED, read_model, tasks_of
 from fcl_bench.protocol.problem import Prediction, Problem, TestBatch
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
@@ -194,7 +193,7 @@ class Model:
             network = backbone.trainable(self._like(), seed)
             trained = {n.removeprefix(ADAPTED): v for n, v in self._tensors.items() if n.startswith(ADAPTED)}
             body = adapted_body(stage.method(), self._problem_of(network), self._tasks[0], trained)
-            found = NetworkExtractor(body, network, self._device)
+            found = adapted_extractor(backbone, body, network, self._device)
         if self._has_other_weights(found):
             raise UserError(
                 f"backbone={self.about['backbone']} has other weights than the model was made with"

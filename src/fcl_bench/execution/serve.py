@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from fcl_bench.backbones.backbone import Extractor
-from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.config import Settings
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.keeper import Keeper
@@ -17,7 +16,7 @@ from fcl_bench.engine.remote.census import Census
 from fcl_bench.engine.remote.host import Host
 from fcl_bench.engine.remote.replies import Said, said
 from fcl_bench.environment import reuse_freed_memory
-from fcl_bench.execution.adapt import NoAdaptation, adapted_body, first_stage_clients
+from fcl_bench.execution.adapt import NoAdaptation, adapted_body, adapted_extractor, first_stage_clients
 from fcl_bench.execution.clients import clients_of
 from fcl_bench.execution.inputs import training_images
 from fcl_bench.execution.plan import Plan, make_plan
@@ -53,7 +52,7 @@ class Site:
             assert not isinstance(stage, NoAdaptation)
             assert problem.network is not None
             body = adapted_body(stage.method(), problem, self.plan.dealt.stream.tasks[0], dict(request.message))
-            self._network = NetworkExtractor(body, problem.network, problem.device)
+            self._network = adapted_extractor(self._settings.backbone, body, problem.network, problem.device)
             yield said("taken")
         elif request.kind == "extract":
             yield said("features", Message({"features": self._features(**request.beside)}))

@@ -48,6 +48,7 @@ def jobs_that_compose(refuse: Refuse, explain: Explain) -> Iterator[None]:
         if type(self).__name__ != "BasicSweeper":  # what others make of a shorter batch is not known
             return before(self, batch)
         loader = self.hydra_context.config_loader
+        vars(loader).pop("load_sweep_config", None)  # of the batch before
         good: list[Sequence[str]] = []
         refused: list[tuple[tuple[str, ...], UserError]] = []
         first: Exception | None = None

@@ -10,6 +10,9 @@ from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.shared import described, is_sharing, shared, state_of
 from fcl_bench.data.sources.base import Dataset, Source, Split
 
+#: Bytes of one image's place on the disk: a path, at most.
+_PLACE = 500
+
 
 def loaded(source: Source) -> Dataset:
     """What `source.load()` returns, or returned to an earlier job while all that it reads is as it was."""
@@ -28,7 +31,8 @@ def _bytes(dataset: Dataset) -> int:
 
 
 def _side_bytes(split: Split) -> int:
-    """Of the arrays; encoded images stay in their files."""
+    """Of the arrays, and of the images' places; encoded images stay in their files."""
     inputs = split.inputs.pixels if isinstance(split.inputs, ArrayImages) else split.inputs
     arrays = (split.labels, split.domains, inputs)
-    return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+    places = 0 if isinstance(inputs, np.ndarray) else _PLACE * len(split)
+    return places + sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
