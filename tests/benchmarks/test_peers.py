@@ -75,6 +75,13 @@ def test_the_plain_loop_takes_our_steps():
     assert (ended[0] - first).abs().max() > 1e-3
 
 
+def test_ours_keeps_freed_memory_as_the_command_does(monkeypatch):
+    calls: list[bool] = []
+    monkeypatch.setattr(ours, "reuse_freed_memory", lambda: calls.append(True))
+    ours.prepared(ROWS["smoke"]["stsa"], Path())
+    assert calls
+
+
 def test_a_row_that_does_not_exist_is_an_error_with_those_that_do(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--rows", "k100,k7"])
