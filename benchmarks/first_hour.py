@@ -131,7 +131,8 @@ def carried_out(task: Task, folder: Path, environment: dict[str, str], known: di
             if is_cut:
                 while process.poll() is None and not list(folder.glob(task.interrupted)):
                     time.sleep(0.05)
-                os.killpg(process.pid, signal.SIGINT)
+                if process.returncode is None:  # else it ended by itself, which is told below
+                    os.killpg(process.pid, signal.SIGINT)
             code = process.wait(PATIENCE)
             log.seek(0)
             said = log.read()

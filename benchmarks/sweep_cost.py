@@ -6,7 +6,8 @@
 
 A sweep of n jobs and one of its first job alone take turns, each in a process and a folder of its own. The difference
 of their processor seconds (all threads, and what they start), over n - 1, is what one further job takes: neither the
-start of Python nor the first use of a library is in it. Processor seconds say the same on a busy machine.
+start of Python nor the first use of a library is in it (but for what only the later ones of several methods use).
+Processor seconds say the same on a busy machine.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ def main() -> None:
         return
     methods = given.methods.split(",")
     jobs = len(methods) * given.seeds
+    if given.seeds < 1 or jobs < 2:
+        parser.error(f"--seeds={given.seeds}: there is no further job (an integer from 2)")
     first = ["-m", f"method={methods[0]}", "seed=0", *shared]
     whole = ["-m", f"method={given.methods}", seeds, *shared]
     found: dict[str, list[float]] = {"first": [], "whole": [], "further": []}

@@ -12,7 +12,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from benchmarks.peers.measure import Measured, measured
+from benchmarks.peers.measure import Failed, Measured, measured
 from benchmarks.peers.settings import CPU, ROWS, Row
 from benchmarks.peers.sides import OURS, SIDES
 from benchmarks.peers.table import disagreements, losses, markdown
@@ -40,7 +40,10 @@ def main(argv: list[str] | None = None) -> int:
         row = size[name]
         sides = [SIDES[own] for own in (OURS.name, *row.peers) if own not in absent]
         at = [(side, side.checkout(peers)) for side in sides]
-        found = measured(row, arguments.size, name, at, arguments.repeats, arguments.threads, tell)
+        try:
+            found = measured(row, arguments.size, name, at, arguments.repeats, arguments.threads, tell)
+        except Failed as failure:  # ours, beside which all others stand
+            raise SystemExit(f"{row}: {failure}") from None
         rows.append((row, found))
         tell(f"{row}: {', '.join(f'{SIDES[one.side].title} {one.median:.3g} s' for one in found)}")
         told[name] = {"what": str(row), "sides": [dataclasses.asdict(one) for one in found]}

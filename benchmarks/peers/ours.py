@@ -12,6 +12,7 @@ from benchmarks.peers.work import Work, flat
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.transport import InProcess
+from fcl_bench.environment import reuse_freed_memory
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
@@ -23,6 +24,7 @@ from fcl_bench.training.knobs import Training
 
 def prepared(row: Row, checkout: Path) -> Work:
     """A federation of the row's clients; one sample is tested at the end."""
+    reuse_freed_memory()  # as the command does
     if isinstance(row, Averaging):
         federation = federation_of(row, averaging(row), row.pixels)
         network = federation.server.network  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -34,6 +35,12 @@ def test_the_commands_are_those_of_the_pages(task):
 def test_a_command_that_does_something_else_ends_the_script(command, says, code, trouble, tmp_path):
     with pytest.raises(RuntimeError, match=trouble):
         first_hour.carried_out(first_hour.Task("x", (command,), says, code), tmp_path, {}, {})
+
+
+def test_a_command_that_ends_before_it_is_interrupted_is_told(tmp_path):
+    task = first_hour.Task("x", ("sh -c 'echo broken; exit 1'", "true"), "", interrupted="never")
+    with pytest.raises(RuntimeError, match="ended with 1, not 130:\nbroken"):
+        first_hour.carried_out(task, tmp_path, {"PATH": os.environ["PATH"]}, {})
 
 
 @pytest.mark.long

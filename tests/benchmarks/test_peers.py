@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.peers import __main__ as command
 from benchmarks.peers import borrowed, ours, plain
 from benchmarks.peers.__main__ import main
-from benchmarks.peers.measure import Measured
+from benchmarks.peers.measure import Failed, Measured
 from benchmarks.peers.settings import ROWS, Statistics
 from benchmarks.peers.table import disagreements, losses, markdown
 from benchmarks.peers.work import flat
@@ -73,6 +74,22 @@ def test_the_plain_loop_takes_our_steps():
         ended.append(work.result())
     torch.testing.assert_close(*ended, rtol=0, atol=1e-6)
     assert (ended[0] - first).abs().max() > 1e-3
+
+
+def test_our_own_failure_is_a_line(tmp_path, monkeypatch):
+    def killed(*_: object) -> None:
+        raise Failed("fcl-bench: not measured, exit code -9: no message")
+
+    monkeypatch.setattr(command, "measured", killed)
+    with pytest.raises(SystemExit, match="exit code -9"):
+        main(["--size", "smoke", "--rows", "stsa", "--out", str(tmp_path)])
+
+
+def test_ours_keeps_freed_memory_as_the_command_does(monkeypatch):
+    calls: list[bool] = []
+    monkeypatch.setattr(ours, "reuse_freed_memory", lambda: calls.append(True))
+    ours.prepared(ROWS["smoke"]["stsa"], Path())
+    assert calls
 
 
 def test_a_row_that_does_not_exist_is_an_error_with_those_that_do(capsys):

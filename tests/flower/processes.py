@@ -48,11 +48,15 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def waited_for(what: Callable[[], object], least: float = 0.2) -> None:
+def waited_for(what: Callable[[], object], folder: Path, needed: Mapping[str, subprocess.Popen]) -> None:
+    """Wait until something is so; a process that it needs may not end before, and its log in the folder says why."""
     until = time.monotonic() + PATIENCE
     while not what():
-        assert time.monotonic() < until
-        time.sleep(least)
+        for name, process in needed.items():
+            code = process.poll()
+            assert code is None, f"{name} ended with {code}: {(folder / f'{name}.log').read_text()[-2000:]}"
+        assert time.monotonic() < until, f"{', '.join(needed)}: nothing within {PATIENCE} s"
+        time.sleep(0.2)
 
 
 def answers(port: int) -> bool:

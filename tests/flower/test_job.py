@@ -30,15 +30,17 @@ def test_a_federation_gives_the_bits_of_one_process_though_its_server_is_killed(
     port = free_port()
     link = str(Path(sys.executable).with_name("flower-superlink"))
     options = ("--insecure", "--port", str(port), "--disable-runtime-dependency-installation")
-    started("link", link, *options, "--database", str(tmp_path / "link.db"))
-    waited_for(lambda: answers(port))
+    needed = {"link": started("link", link, *options, "--database", str(tmp_path / "link.db"))}
+    waited_for(lambda: answers(port), tmp_path, needed)
     for clients in ("0", "1,2"):
         node = (sys.executable, "-m", "fcl_bench.cli.node", f"link=127.0.0.1:{port}")
-        started(f"node{clients}", *node, f"clients={clients}", f"out={tmp_path / clients}")
+        name = f"node{clients}"
+        needed[name] = started(name, *node, f"clients={clients}", f"out={tmp_path / clients}")
     reached = ("transport=flower", f"transport.link=127.0.0.1:{port}", f"out={tmp_path / 'there'}")
     server = (sys.executable, "-m", "fcl_bench", *GIVEN, *reached)
     first = started("server", *server)
-    waited_for(lambda: list(tmp_path.glob("there/runs/*/checkpoint/state.json")) or first.poll() is not None)
+    needed["server"] = first
+    waited_for(lambda: list(tmp_path.glob("there/runs/*/checkpoint/state.json")), tmp_path, needed)
     first.send_signal(signal.SIGKILL)
     first.wait()
     assert not list(tmp_path.glob("there/runs/*/run.json"))

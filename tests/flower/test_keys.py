@@ -60,8 +60,8 @@ def test_the_pages_commands_make_a_federation_that_takes_known_nodes_only(tmp_pa
     shell("ssh-keygen -q -t ecdsa -b 384 -N '' -f stranger")
     with commands(tmp_path, path) as start:
         [link] = page["flower-superlink"]
-        start("link", *link.split(), "--port", str(port))
-        waited_for(lambda: answers(port))
+        needed = {"link": start("link", *link.split(), "--port", str(port))}
+        waited_for(lambda: answers(port), tmp_path, needed)
         for line in (*page["mkdir"], *page["FLWR_HOME=flwr"]):
             shell(line)
         [node] = page["fcl-bench-node"]
