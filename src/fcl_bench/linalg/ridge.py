@@ -55,7 +55,7 @@ def residual_sums(spectrum: Spectrum, squares: float, ridges: torch.Tensor) -> t
     """(k,) RSS = |Y|^2 - 2 tr(W'B) + tr(W'G W) of W = (G + ridge I)^-1 B for each ridge, exact for one-hot labels.
 
     The RSS of the first ridge is a difference of large numbers. What each further ridge adds to it is a sum of positive
-    terms, exact however small, so a perfect fit differs from an almost perfect one.
+    terms, exact however small, so a perfect fit can be told from an almost perfect one.
 
     Args:
         spectrum: of G and B, in float64.
