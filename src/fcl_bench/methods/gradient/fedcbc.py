@@ -62,6 +62,10 @@ class VAETraining:
     lr: float = knob(0.001, above=0)
     weight_decay: float = knob(0.001, least=0)
 
+    def forward_precision(self, device: str) -> str:
+        """float32 on every device: autoencoders are small."""
+        return "float32"
+
 
 @dataclass
 class FedCBC(Method):
