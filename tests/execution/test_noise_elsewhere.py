@@ -44,7 +44,15 @@ def test_sums_on_the_way_are_solved_with_the_noise_of_all_who_are_in_them(tmp_pa
 @pytest.mark.parametrize(
     "given",
     [
-        ("method=stsa", *NOISE, "faults=listed", "faults.late=[1@0]", "faults.silent=[2@1]", "predictions=true"),
+        (
+            "method=stsa",
+            "method.M=64",
+            *NOISE,
+            "faults=listed",
+            "faults.late=[1@0]",
+            "faults.silent=[2@1]",
+            "predictions=true",
+        ),
         (*TRAINED, *UPDATES, "faults=listed", "faults.silent=[2@1]", "evaluate_rounds=1"),
     ],
 )

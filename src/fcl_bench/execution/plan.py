@@ -229,7 +229,7 @@ def deal(settings: Settings) -> Dealt:
     scalars = settings.scalars
     dataset = loaded(settings.data)
     # Messages name the data set, and `split.order` its domains.
-    key = [dataset.name, dataset.class_names, dataset.domain_names, dataset.fingerprint]
+    key: list[object] = [dataset.name, dataset.class_names, dataset.domain_names, dataset.fingerprint]
     key += [*described(settings.split), *described(settings.partition)]
     key += [scalars.tasks, scalars.clients, scalars.seed, scalars.label_rate]
     return Dealt(dataset, *shared("shards", key, lambda: _dealt(settings, dataset), _bytes_dealt))
