@@ -1,4 +1,4 @@
-"""What compares a method with the truth: it sees everything, so it is no part of the method."""
+"""Audits compare a method with the truth. An audit sees all data, so it is not part of the method."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fcl_bench.protocol.task import Task
 
 @dataclass(frozen=True)
 class Everything:
-    """The data, as nobody in the federation sees them.
+    """All data at once; nobody in the federation sees this much.
 
     Attributes:
         tests: returns batches (n, ...) of the test samples of all tasks so far.
@@ -35,7 +35,7 @@ class Audit(ABC):
     round, and `report` after each task.
 
     Attributes:
-        rows: what was measured so far, as JSON; a part of the run's checkpoint.
+        rows: the measurements so far, as JSON; they are part of the run's checkpoint.
     """
 
     rows: list[dict[str, Any]]

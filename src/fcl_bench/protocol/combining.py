@@ -1,8 +1,8 @@
-"""How a node of a tree makes one upload of several, so that the server absorbs one in their place.
+"""How a node of a tree combines several uploads into one, which the server absorbs in their place.
 
-What a node sends on has the form of an upload: the same fields, and the server's expectation and objections hold for
-it. It says what one client would say that held the samples of all, but for rounding and for what the method declares to
-be an approximation; `Message.clients` says how many they are.
+A node's message has the form of an upload: it has the same fields, and the server checks it in the same way. It equals
+the upload of one client that holds the samples of all of them, up to rounding and up to what the method declares to be
+an approximation. `Message.clients` is their number.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch
 
 from fcl_bench.protocol.message import Message
 
-#: Of two or more uploads of one stage, decoded and admitted, in order of their clients: one in their place.
+#: Combines two or more uploads of one stage, decoded and admitted, in order of their clients, into one upload.
 Combination = Callable[[Sequence[Message]], Message]
 
 
 def added_up(uploads: Sequence[Message]) -> Message:
-    """The sum, of uploads whose fields are all `summed`.
+    """The sum of uploads whose fields are all `summed`.
 
     Raises:
-        TypeError: a field is not, so the method is wrong to say that its uploads add up.
+        TypeError: a field is not `summed`, so the method is wrong to say that its uploads add up.
     """
     first = uploads[0]
     if left := sorted(name for name in first if name not in first.summed):
@@ -39,7 +39,7 @@ def total(uploads: Sequence[Message], name: str) -> torch.Tensor:
 
 
 def as_one(uploads: Sequence[Message], tensors: Mapping[str, torch.Tensor]) -> Message:
-    """An upload with these tensors in place of several, of all their samples and clients."""
+    """One upload with these tensors that stands for several; its samples and clients are the sums of theirs."""
     told = [upload.samples for upload in uploads if upload.samples is not None]
     return dataclasses.replace(
         uploads[0],

@@ -12,8 +12,8 @@ import torch
 #: same length wherever it stands in one upload.
 Side = int | str
 
-#: No weight of a network is larger. A training that diverges comes to such numbers too, and is told by its client, who
-#: knows the step size, once they are no longer finite.
+#: No weight of a network is larger. A training that diverges reaches such numbers too; its client, which knows the step
+#: size, reports it once they are no longer finite.
 LARGEST_WEIGHT = 1e30
 
 
@@ -29,15 +29,15 @@ class Expected:
         below: every value is below it; None: no bound.
         most: no value is above it; None: no bound.
         optional: whether the upload may come without it.
-        form: what the numbers together are, to the wire's rounding: "gram" (the sum of h h' over samples, so symmetric
-            and positive semidefinite), "noisy gram" (one with noise on it), "packed grams" (a column for each Gram
-            matrix, its upper triangle by rows), "orthonormal" (columns), "descending", "distinct"; "": nothing.
-        per_sample: the most that one sample adds to a value, in absolute terms; None: nobody knows.
-        of: of sums over samples, the name of the Gram matrix of the same samples; "": there is none.
-        by: of these sums, the name of the numbers of samples, one for each column or one for all; "": those that the
-            client announced.
-        speaks_for: whose samples counts are: "task" (the client's of the task at hand), "run" (of all tasks so far),
-            "" (they count something else).
+        form: the joint property of the numbers, up to the wire's rounding: "gram" (the sum of h h' over samples, so
+            symmetric and positive semidefinite), "noisy gram" (a Gram matrix with noise), "packed grams" (one column
+            per Gram matrix, its upper triangle by rows), "orthonormal" (columns), "descending", "distinct"; "": none.
+        per_sample: the most that one sample adds to a value, in absolute terms; None: unknown.
+        of: for sums over samples, the name of the Gram matrix of the same samples; "": there is none.
+        by: for these sums, the name of the field with the numbers of samples, one per column or one for all; "": the
+            numbers that the client announced.
+        speaks_for: which samples a field of counts refers to: "task" (the client's samples of the current task), "run"
+            (those of all tasks so far), "" (it counts something else).
         widest: the most columns of a matrix whose columns the sender chooses; None: no bound.
         among: the only values that may occur; None: no such list.
         noise: standard deviation of the noise that clients add to each number (see `protocol.release`); 0: none.
@@ -96,7 +96,7 @@ def descending(length: Side) -> Expected:
 
 
 def counts(*shape: Side, optional: bool = False, speaks_for: str = "task") -> Expected:
-    """Whole numbers, 0 or more, together no more than the samples that they are of."""
+    """Whole numbers, 0 or more; their sum is at most the number of samples that they count."""
     return Expected(shape, "whole", 0, None, optional, speaks_for=speaks_for)
 
 

@@ -1,4 +1,4 @@
-"""What a client and the server exchange: named tensors, and what is to be known about them."""
+"""The messages that clients and the server exchange: named tensors, and their properties."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ class Message(Mapping[str, torch.Tensor]):
 
     Attributes:
         tensors: what is sent.
-        stage: what the exchange is for; the ledger counts the bytes of each stage apart.
-        samples: how many samples the sender speaks for, where it says so; 8 bytes. None: it does not.
-        clients: how many clients' uploads this one is made of: 1, or more where a node of a tree combined them (see
-            `protocol.combining`), and then 8 bytes, or where it is the sum that masks leave (`Problem.sums`).
+        stage: what the exchange is for; the ledger counts the bytes of each stage separately.
+        samples: how many samples the message is about, if the sender says so (8 bytes); None: it does not say.
+        clients: how many clients' uploads this one is made of: 1; more if a node of a tree combined them (see
+            `protocol.combining`), and then it takes 8 bytes; or more if it is the unmasked sum (`Problem.sums`).
         symmetric: names of the matrices that are symmetric and positive semidefinite.
         per_class: names of the matrices that have a column for each class.
         factors: names of the matrices whose columns are unit vectors.
         summed: names of the tensors of which the server only needs the sum over the clients, so that secure aggregation
             or a tree may add them up on the way.
-        kept: names of the tensors of a broadcast that never change again: a client that has had one keeps it, and it
-            is sent, and counted, only once.
+        kept: names of the tensors of a broadcast that never change again: a client that has received one keeps it, so
+            it is sent, and counted, only once.
         task, round: of the exchange, from 0.
-        sums_of: of an upload, which of its tensors are sums over samples (or means, extremes, the samples themselves),
-            and in which sum each of the client's labelled samples is: whole numbers (n,), -1 for none; None: all are in
-            one. A sum of one sample is that sample: the engine counts these (docs/privacy.md), and nothing of this
-            leaves the client. Entries beyond the shard's n samples are of samples that the client keeps.
-        moments_of: the same of second moments: Gram matrices, covariances, their diagonals, bases of such.
+        sums_of: for an upload, which of its tensors are sums over samples (or means, extremes, the samples themselves),
+            and which sum each of the client's labelled samples is in: whole numbers (n,), -1 for none; None: all are in
+            one sum. A sum of one sample is that sample: the engine counts these (docs/privacy.md). This information
+            never leaves the client. Entries beyond the shard's n samples belong to samples that the client keeps.
+        moments_of: like `sums_of`, for second moments: Gram matrices, covariances, their diagonals, bases of these.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -68,7 +68,7 @@ class Message(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self.tensors)
 
-    # What a mapping has of these goes through exceptions and `__getitem__`, name by name.
+    # `Mapping`'s own versions of these call `__getitem__` and catch exceptions, name by name, which is slower.
     def __contains__(self, name: object) -> bool:
         return name in self.tensors
 
@@ -79,11 +79,11 @@ class Message(Mapping[str, torch.Tensor]):
         return self.tensors.get(name, default)
 
     def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Message:
-        """The same message, saying the same about other tensors."""
+        """The same message with other tensors and unchanged properties."""
         return dataclasses.replace(self, tensors=tensors)
 
     def to_be_sent(self) -> Message:
-        """The same message without what is for its sender's side only."""
+        """The same message without the fields that only its sender's side may read."""
         return dataclasses.replace(self, sums_of={}, moments_of={})
 
     @property

@@ -16,7 +16,7 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Prediction, Problem, Shard, State, TestBatch
 from fcl_bench.protocol.task import Task
 
-#: The client of an upload that is the sum of all clients'.
+#: Stands for the client of an upload that is the sum of all clients' uploads.
 EVERYONE = -1
 
 
@@ -26,8 +26,8 @@ class Picture:
 
     Attributes:
         images: (n, 3, h, w) uint8.
-        labels: (n,) the columns of the classes that they stand for.
-        tasks: (n,) of which task each is, ascending.
+        labels: (n,) the column of the class that each image stands for.
+        tasks: (n,) the task of each image, ascending.
     """
 
     images: torch.Tensor
@@ -42,9 +42,9 @@ class Client(ABC):
     """
 
     def pseudo_labels(self, shard: Shard) -> torch.Tensor | None:
-        """Labels (m,) that the client gives its unlabelled samples, -1 for none; None: it leaves them all alone.
+        """Labels (m,) that the client gives its unlabelled samples, -1 for none; None: it uses none of them.
 
-        It is asked once in each round, and timed as the client's work.
+        The engine calls this once per round and counts its time as the client's.
         """
         return None
 
@@ -67,9 +67,9 @@ class Server(ABC):
     task after its `model_rounds`.
 
     Attributes:
-        pure_batches: None: test samples are classified one by one, whatever comes beside them. A number: in batches of
-            so many that are known to be of one task, which tells the method more than a task-agnostic test does, and is
-            said beside the results.
+        pure_batches: None: test samples are classified one by one, independently of the others in their batch. A
+            number: they are classified in batches of this size that are known to be of one task. This tells the method
+            more than a task-agnostic test does, so the results say so.
     """
 
     pure_batches: int | None = None
@@ -83,7 +83,7 @@ class Server(ABC):
         return 1
 
     def model_rounds(self, task: Task) -> Sequence[int]:
-        """The task's rounds, ascending, after which `classify` is valid too: those of a model that is trained."""
+        """The rounds of the task, ascending, after which `classify` is valid too: those that train a model."""
         return ()
 
     def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
@@ -99,7 +99,7 @@ class Server(ABC):
     def may_return(self, task: Task, refused: int, round_: int) -> bool:
         """Whether a client whose upload of the task's round `refused` was left out may take part in a later round.
 
-        Not where the later round builds on the earlier one's uploads, as statistics on a registration.
+        It may not if the later round builds on the earlier one's uploads, as statistics build on a registration.
         """
         return False
 
@@ -119,22 +119,22 @@ class Server(ABC):
     def absorb(self, client: int, upload: Message) -> None:
         """Take in one upload, already in the statistics' dtype on the device.
 
-        Of a method with a `combination`, also one that was made of several (`upload.clients`); `client` is then the
-        first of them.
+        For a method with a `combination`, the upload may be a combination of several (`upload.clients`); `client` is
+        then the first of them.
         With `Problem.sums` it is the sum of all uploads of the round, and `client` is `EVERYONE`.
         """
 
     def finish_round(self) -> None:  # noqa: B027
-        """All uploads of the round are in."""
+        """Called when all uploads of the round are in."""
 
     def await_late(self, task: Task) -> None:  # noqa: B027
-        """An upload of the round at hand will come later: whatever it takes to absorb it then is to be kept."""
+        """An upload of the current round will come later: keep whatever is needed to absorb it then."""
 
     def lose_late(self, task: Task) -> None:  # noqa: B027
-        """One of the uploads that `await_late` told of has come and was refused."""
+        """One of the uploads that `await_late` announced has arrived and was refused."""
 
     def expects_late(self, task: Task, round_: int) -> Expectation | None:
-        """The fields of an upload of an earlier task or round that arrives now; None: it is of no use any more."""
+        """The fields of an upload of an earlier task or round that arrives now; None: it is no longer of use."""
         return None
 
     def absorb_late(self, client: int, upload: Message, task: Task) -> None:
@@ -154,19 +154,19 @@ class Server(ABC):
         return Prediction(self.predict(batch.inputs))
 
     def embed(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Features (n, d) under the backbone as it is now; a frozen one's are the inputs."""
+        """Features (n, d) from the current backbone; with a frozen backbone they are the inputs."""
         return inputs
 
     @abstractmethod
     def model(self) -> dict[str, torch.Tensor]:
-        """What prediction needs, as tensors: the classifier `W` (M, C) and whatever comes before it."""
+        """The tensors that prediction needs: the classifier `W` (M, C) and whatever comes before it."""
 
     def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
-        """Classify as the server did whose `model` this is; for a server before its first task, which then learns none.
+        """Classify like the server whose `model` this is. Only for a server before its first task; it learns no more.
 
         Args:
             model: what `model` returned, on the device.
-            tasks: all that this server had learnt.
+            tasks: all tasks that the saved server had learnt.
 
         Raises:
             UserError: the server half has no such method.
@@ -174,15 +174,15 @@ class Server(ABC):
         raise UserError(f"{type(self).__name__} takes up no saved model", "a server half that has load_model")
 
     def report(self) -> dict[str, Any]:
-        """What this method adds to the run record, as JSON (run.json: `report`)."""
+        """The method's own entries in the run record, as JSON (run.json: `report`)."""
         return {}
 
     def pictures(self) -> dict[str, Picture]:
-        """Images to be drawn beside the run, by the names of their files."""
+        """Images to be drawn in the run's folder, by file name."""
         return {}
 
     def privacy(self) -> dict[str, int]:
-        """How much the server made, or came to know, of samples: run.json's `privacy`; what is left out is 0."""
+        """Counts of what the server made or learnt of samples: run.json's `privacy`; missing keys count as 0."""
         return {}
 
     @abstractmethod
@@ -198,12 +198,12 @@ class Method(ABC):
     """What `method=...` names: a dataclass of the method's knobs that makes both halves.
 
     Attributes:
-        name: what tables call it.
+        name: its name in tables.
         revision: to be raised when a change to the method changes its numbers; part of the run id, so that runs of the
             old code are not taken for runs of the new.
         resumes_within_tasks: whether its server's state is whole after every round, not only after a task.
         adds_up: whether every field of its uploads is `Message.summed`, in every stage.
-        stages_apart: stages whose uploads the server needs one by one, where it can do with sums in all others.
+        stages_apart: stages whose uploads the server needs one by one, while sums are enough in all others.
     """
 
     name: ClassVar[str]
@@ -214,15 +214,15 @@ class Method(ABC):
 
     @property
     def trains_network(self) -> bool:
-        """Whether it trains the backbone itself, on images, rather than take a frozen one's features."""
+        """Whether it trains the backbone itself, on images, instead of using a frozen backbone's features."""
         return False
 
     @property
     def summands(self) -> Mapping[str, str]:
-        """What one sample adds to each field of an upload (see `protocol.release`), where that is all its share in it.
+        """What one sample adds to each field of an upload (see `protocol.release`), if it has no other effect on it.
 
-        Empty: the upload holds something else as well, or nobody has bounded it, and noise would promise nothing. The
-        samples of a task go into one upload.
+        Empty: the upload holds something else as well, or its sensitivity has no known bound, so noise would guarantee
+        nothing. The samples of a task go into one upload.
         """
         return {}
 
@@ -239,9 +239,9 @@ class Method(ABC):
         return added_up if self.adds_up else None
 
     def needs_each_upload(self) -> tuple[str, str] | None:
-        """Why the server cannot do with the sum of a round's uploads, and what would work; None: it can.
+        """Why the sum of a round's uploads is not enough for the server, and what would work; None: it is enough.
 
-        Where it can, both halves obey `Problem.sums`.
+        If it is enough, both halves obey `Problem.sums`.
         """
         return (
             f"the server of method={self.name} needs each upload by itself",

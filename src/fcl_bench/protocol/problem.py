@@ -1,4 +1,4 @@
-"""What both halves of a method are given: the problem before the stream starts, and a client's samples of a task."""
+"""The inputs of a method's two halves: the problem before the stream starts, and a client's samples of a task."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fcl_bench.protocol.wire import WireFormat
 if TYPE_CHECKING:
     from fcl_bench.backbones.trainable import Trainable
 
-#: What one client keeps between its turns, by name. The part of a name before its first dot says what kind of thing it
-#: is ("images.3", "model.body.weight"): run.json reports the bytes of each kind (`client_storage_bytes`).
+#: The tensors that one client keeps between its turns, by name. The part of a name before its first dot is its kind
+#: ("images.3", "model.body.weight"): run.json reports the bytes of each kind (`client_storage_bytes`).
 State = dict[str, torch.Tensor]
-#: The kinds that hold something of single samples, one in each row: what a client keeps of them is raw data.
+#: The kinds whose rows each describe a single sample: a client that keeps these keeps raw data.
 SAMPLE_KINDS = ("images", "features", "inputs")
 
 
@@ -29,15 +29,16 @@ class Problem:
     Attributes:
         inputs: d, the number of features of a sample.
         seed: the run's seed, for generators derived from it.
-        dtype: in which statistics are accumulated and solved.
-        device: where they are.
+        dtype: the type in which statistics are accumulated and solved.
+        device: the device on which they are.
         wire: how messages travel.
         network: what a method that trains the backbone starts from; None for the methods that take its features.
-        clients: K; None where nobody says.
+        clients: K; None if it is not known.
         recurring: whether classes of a task may come back in later ones.
-        release: of clients that clip their samples and add noise to their statistics; None: they do not.
-        sums: whether the server gets the sum of a round's uploads in place of the uploads: clients then send what adds
-            up (`Message.summed`), and the server absorbs one message, which says of how many uploads it is.
+        release: how clients clip their samples and add noise to their statistics; None: they do not.
+        sums: whether the server gets the sum of a round's uploads in place of the uploads: clients then send only
+            fields that can be summed (`Message.summed`), and the server absorbs one message, which has the number of
+            uploads in it.
     """
 
     inputs: int
@@ -72,7 +73,7 @@ class Shard:
     unlabelled: torch.Tensor
 
     def with_pseudo_labels(self, labels: torch.Tensor) -> Shard:
-        """The shard in which the unlabelled samples whose entry in `labels` (m,) is not -1 have that label."""
+        """The shard with these labels (m,) on its unlabelled samples; those whose entry is -1 get none."""
         accepted = labels >= 0
         return Shard(
             self.client,
@@ -88,10 +89,10 @@ class TestBatch:
     """Test samples to be classified.
 
     Attributes:
-        load: returns them, as `Shard.inputs` has its samples; called when `inputs` is first asked for.
+        load: returns the samples in the form of `Shard.inputs`; called when `inputs` is first read.
         one_task: whether they are known to be of one task.
-        number: of a batch that comes back after every task with the same samples, so that a server may keep what it
-            has made of them; None for a batch that comes once.
+        number: the number of a batch that comes back after every task with the same samples, so that a server may keep
+            what it computed from them; None for a batch that comes once.
     """
 
     __test__ = False  # no test case for pytest
@@ -107,17 +108,17 @@ class TestBatch:
 
     @classmethod
     def of(cls, inputs: torch.Tensor, one_task: bool = False) -> TestBatch:
-        """A batch of samples that are at hand."""
+        """A batch of samples that are already loaded."""
         return cls(lambda: inputs, one_task)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the server says of n samples.
+    """The server's prediction for n samples.
 
     Attributes:
         scores: (n, C_t) over the classes seen so far.
-        tasks: (n,) int64, the task whose classes alone are to compete; None: all compete.
+        tasks: (n,) int64, the task whose classes alone compete; None: all classes compete.
         heads: per task, (n, c) scores of the task's classes, ascending, by a head of its own; None: those in `scores`.
     """
 

@@ -1,4 +1,4 @@
-"""What both halves know of noise in uploads of statistics: how large a sample is in them, and how noisy they are."""
+"""What both halves know about noise in uploads of statistics: the norm bound of a sample, and the noise per field."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from fcl_bench.protocol.expected import Expectation, Expected
 from fcl_bench.protocol.message import Message
 
-#: What one sample, h of class y, adds to a field: h h', h in the column of y, 1 at y. Of nothing else the share of one
-#: sample is bounded (`Method.summands`, docs/noise.md).
+#: What one sample, h of class y, adds to a field: h h', h in the column of y, 1 at y. The share of one sample is
+#: bounded for nothing else (`Method.summands`, docs/noise.md).
 SQUARE, COLUMN, COUNT = "square", "column", "count"
-#: How many standard deviations noise never reaches: once in 10^15 draws.
+#: Noise practically never exceeds this many standard deviations: once in 10^15 draws.
 _NEVER = 8.0
 
 
@@ -23,12 +23,13 @@ class Release:
     """Statistics of clipped samples, and the Gaussian noise that each client adds to its own.
 
     Attributes:
-        clip: no |h| is above it.
-        summands: what each field adds up.
-        deviation: standard deviation of the noise in each number of a field; of a "square" on its diagonal, and
-            1/sqrt(2) of that beside it.
+        clip: upper bound of |h|.
+        summands: what each field sums.
+        deviation: standard deviation of the noise in each number of a field; for a "square" it holds on the diagonal,
+            and off the diagonal the deviation is 1/sqrt(2) of it.
         ridge: how many times the noise of a Gram matrix is added to its eigenvalues before a system is solved with it.
-        shared: whether `deviation` is of a share of the noise, and only sums of uploads have all of it.
+        shared: whether `deviation` is that of one client's share of the noise, so that only sums of uploads have all
+            of the noise.
     """
 
     clip: float
@@ -40,12 +41,12 @@ class Release:
     def edge(self, rows: int, uploads: int) -> float:
         """The spectral norm of the noise in a sum of Gram matrices (rows, rows) of `uploads` clients; 0: none is sent.
 
-        By Wigner's semicircle law 2 sqrt(rows) times the standard deviation beside the diagonal.
+        By Wigner's semicircle law it is 2 sqrt(rows) times the standard deviation off the diagonal.
         """
         return math.sqrt(2 * rows * uploads) * self.of(SQUARE)
 
     def of(self, kind: str) -> float:
-        """The deviation of the field of a kind; 0: there is none."""
+        """The deviation of the field of this kind; 0 if there is no such field."""
         return next((self.deviation[name] for name, own in self.summands.items() if own == kind), 0.0)
 
     def counted(self, total: Message) -> Message:
@@ -59,11 +60,11 @@ class Release:
         )
 
     def loosened(self, expected: Expectation, uploads: int = 1) -> Expectation:
-        """What can still be asked of an upload: noise leaves the ranges by little, and the forms altogether.
+        """The expectation of a noisy upload: noise exceeds the ranges a little, and the forms no longer hold.
 
         Args:
-            expected: without noise.
-            uploads: how many clients' uploads, each with noise of its own, it is the sum of.
+            expected: the expectation without noise.
+            uploads: how many clients' uploads, each with its own noise, are in the sum.
         """
         return {name: self._loosened(name, wanted, uploads) for name, wanted in expected.items()}
 
@@ -78,5 +79,5 @@ class Release:
 
 
 def noise_room(deviation: float, rows: int) -> float:
-    """More than the spectral norm of the noise in one Gram matrix (rows, rows), all but surely."""
+    """An upper bound, almost certainly, of the spectral norm of the noise in one Gram matrix (rows, rows)."""
     return deviation * (math.sqrt(2 * rows) + _NEVER)

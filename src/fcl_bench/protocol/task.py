@@ -14,7 +14,7 @@ class Task:
         new_columns: the columns of the label matrix that classes which are new in this task take (columns are in order
             of first appearance in the stream).
         columns_seen: C_t, the number of classes seen up to and including this task.
-        columns: of all classes that the task has training samples of, ascending; by default those that are new.
+        columns: the columns of all classes that have training samples in the task, ascending; by default the new ones.
         classes: the data set's own numbers of the classes in `new_columns`; by default the columns.
     """
 

@@ -1,4 +1,4 @@
-"""`wire`: in which form messages travel."""
+"""`wire`: the form in which messages travel."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class WireFormat:
-    """How messages travel. All but `dtype` and `factors` is free of loss in float64 and float32.
+    """How messages travel. All settings but `dtype` and `factors` are lossless in float64 and float32.
 
     Attributes:
-        dtype: of uploaded floating-point tensors. (Broadcasts travel in the types they have.)
-        factors: matrices whose columns are unit vectors: "dtype" sends them as `dtype` says; "int8" each column in
-            units of its largest entry / 127, without the unit, for the receiver restores the length 1.
-        gram: "full" sends symmetric matrices whole; "packed" their upper triangle, about half the bytes.
+        dtype: type of uploaded floating-point tensors. (Broadcasts travel in the types they have.)
+        factors: how matrices of unit columns travel: "dtype" sends them in `dtype`; "int8" sends each column in units
+            of its largest entry / 127, without that unit, because the receiver restores the length 1.
+        gram: "full" sends symmetric matrices whole; "packed" sends their upper triangle, about half the bytes.
         columns: "task" sends per-class matrices with a column for every class of the task; "held" only the columns
             that are not zero (those of the classes that the client holds), and their numbers, 4 bytes each.
         projection: "seed" broadcasts the random projection as 8 bytes; "matrix" as d x M numbers in float64.
@@ -46,7 +46,7 @@ def factor_bytes(rows: int, wire: WireFormat) -> int:
 def column_bytes(rows: int | None, dtype: torch.dtype) -> int:
     """Bytes on the wire of one column of a matrix with `rows` rows, or (None) of one entry of a vector.
 
-    In a 16-bit type a column brings its float32 scale and a vector stays in float32 (see `engine.codec`).
+    In a 16-bit type each column comes with a float32 scale, and a vector stays in float32 (see `engine.codec`).
     """
     half = dtype in HALF
     if rows is None:
