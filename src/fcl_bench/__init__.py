@@ -17,7 +17,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    # Only now, and by name: a command that prints a version does not wait for torch, and no room below `api` needs it.
+    # Imported only now, and by name: a command that prints a version need not wait for torch, and no package below
+    # `api` needs it.
     if name in __all__:
         return getattr(import_module("fcl_bench.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What Hydra makes of a command line: composed configurations, the presets, and the runs of a sweep."""
+"""Composing a command line with Hydra: configurations, presets, and the runs of a sweep."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fcl_bench.config import GROUPS, YAML_LOADER
 
 
 def composed(overrides: Iterable[str] = ()) -> DictConfig:
-    """What Hydra composes of `overrides`, as typed after `fcl-bench`. Raises Hydra's errors for what cannot be."""
-    # Only now, and so below: not every command composes, and Hydra takes a while.
+    """The configuration that Hydra composes from `overrides`, typed as after `fcl-bench`. Raises Hydra's own errors."""
+    # Imported only here and in the functions below: not every command composes, and Hydra takes a while to load.
     from hydra import compose, initialize_config_dir
 
     register_presets()
@@ -27,8 +27,8 @@ def composed(overrides: Iterable[str] = ()) -> DictConfig:
 def register_presets() -> list[str]:
     """Make the presets in conf/experiment/settings choices of Hydra's group `experiment/preset`; their names.
 
-    A preset says what a command line would: `group: choice` and `key: value`. Has to be called before Hydra composes;
-    launchers hand the choices on to their workers.
+    A preset says what a command line would: `group: choice` and `key: value`. Call this before Hydra composes.
+    Launchers hand the choices on to their workers.
     """
     from hydra.core.config_store import ConfigStore
 
@@ -47,7 +47,8 @@ def register_presets() -> list[str]:
 def combinations(overrides: Iterable[str]) -> list[tuple[str, ...]]:
     """The runs of `fcl-bench -m overrides...`, in the order of Hydra's own sweeper: the overrides of each.
 
-    The last of several overrides of one key counts. Raises Hydra's errors for what is no key=value, no list of values.
+    The last of several overrides of one key counts. Hydra's errors pass through for what is not key=value or a list of
+    values.
     """
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser

@@ -1,4 +1,4 @@
-"""What Hydra composed, as typed dataclasses: converted once and checked here, so nothing later meets a wrong value."""
+"""The composed configuration as typed dataclasses, converted and checked once, so later code meets no wrong value."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ GROUPS = ("method", "backbone", "data", "split", "partition", "adapt", "faults",
 STATISTICS_DTYPES = ("float64", "float32")
 #: `wire.dtype`, by torch's names.
 WIRE_DTYPES = ("float64", "float32", "bfloat16", "float16")
-#: What a class of each group does, by which one of another group is told apart; `track` is a group of no run.
+#: The attribute by which a class of each group is recognised; `track` is not a group of a run.
 _DOES = {"method": "server", "backbone": "open", "data": "load", "split": "cut", "partition": "deal"}
 _DOES |= {"adapt": "trains_network", "faults": "fails", "noise": "noisy", "secure": "sums", "transport": "connect"}
 _DOES |= {"track": "start"}
-#: Keys that are no part of a run: what else is to run, and who is told.
+#: Keys that are not part of a run: other things to run, and loggers.
 _OUTSIDE = ("hydra", "grid", "track")
-#: The C parser, in a tenth of OmegaConf's time.
+#: The C parser takes a tenth of OmegaConf's time.
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _of_variant(working: Any, published: Any, _parent_: Any) -> Any:
-    """`${variant:a,b}` in a YAML: a if the knob `variant`, in this mapping or one around it, is working, else b.
+    """`${variant:a,b}` in a YAML: a if the knob `variant`, in this or an enclosing mapping, is "working", else b.
 
-    Hydra composes it like any other value, so that a key that is typed counts whatever the variant.
+    Hydra composes it like any other value, so a key that the user types wins over either variant.
     """
     node = _parent_
     while "variant" not in node:
@@ -78,17 +78,17 @@ def knob(
 ) -> Any:
     """A dataclass field whose value `typed_instance` checks.
 
-    Null passes where the field's type allows it. Of a list or a mapping, each entry is checked.
+    Null passes if the field's type allows it. Each entry of a list or a mapping is checked.
 
     Args:
         default: the default, or a function such as `list` that makes one; left out: the field has to be given.
         least, above, most, below: limits of a number, which also has to be finite.
-        words: what the limits mean ("a share, 0 to 1"); "": what they say.
-        choices: what a text may be; with limits of a number, for a field that takes both.
-        filled: whether a text has to hold more than blanks; `words` are then an example.
-        identity: whether the value determines the result. A path or a number of workers does not, and is no part of
+        words: the limits in words ("a share, 0 to 1"); "": the limits themselves are printed.
+        choices: the allowed texts; together with limits for a field that takes both texts and numbers.
+        filled: whether a text has to hold more than blanks; `words` is then an example.
+        identity: whether the value determines the result. A path or a number of workers does not, so it is not part of
             the run id.
-        added: whether runs from before there was this knob had its default: they keep their ids.
+        added: whether the knob is newer than some runs, which behaved like its default and keep their ids.
     """
     bounds = {"least": least, "above": above, "most": most, "below": below}
     given = {name: limit for name, limit in bounds.items() if limit is not None}
@@ -129,10 +129,10 @@ class _Scalars:
     profile: str
     wire: Wire
     out: str = knob(filled=True, words="a folder, such as out=outputs")
-    # Below `out`, whose folder it takes over: errors name the key that was typed.
+    # Declared below `out`, whose folder it takes over, so that errors name the key that was typed.
     cache: Cache = knob()
     seed: int = knob(least=0)
-    # For the partitions that have a beta, which take it from here.
+    # Partitions that have a beta take it from here.
     beta: float = knob(above=0)
     clients: int = knob(least=1)
     tasks: int = knob(least=1)
@@ -152,7 +152,7 @@ class _Scalars:
 
     @property
     def drops(self) -> bool:
-        """Whether a bad upload is left out, rather than end the run."""
+        """Whether a bad upload is left out instead of ending the run."""
         return self.on_bad_upload == "drop"
 
 
@@ -189,7 +189,7 @@ class Settings:
         left_out = {"faults": not self.faults.fails, "noise": not self.noise.noisy, "secure": not self.secure.sums}
         groups = [group for group in GROUPS if group != "transport" and not left_out.get(group)]
         chosen = {group: _identity(getattr(self, group)) for group in groups}
-        # All transports give the same bits; what lets a round go on without some clients does not.
+        # All transports give the same bits; a knob that lets a round go on without some clients may not.
         if partial := self.transport.identity():
             chosen["transport"] = partial
         plain = {key: scalars[key] for key in counted} | {"wire": counting(self.scalars.wire)}
@@ -197,7 +197,8 @@ class Settings:
 
 
 def _identity(choice: Any) -> dict[str, Any]:
-    # Not the module, so that a class can move. A name that is a knob tells data sets or networks of one class apart.
+    # The module is left out, so that a class can move. A name that is a knob distinguishes data sets or networks that
+    # share a class.
     named = any(field.name == "name" for field in dataclasses.fields(choice))
     kind = type(choice).__qualname__ if named else choice.name
     revision = {"revision": choice.revision} if hasattr(choice, "revision") else {}
@@ -205,7 +206,7 @@ def _identity(choice: Any) -> dict[str, Any]:
 
 
 def counting(choice: Any) -> dict[str, Any]:
-    """The knobs of a dataclass that are part of a run's identity, those of dataclasses in it too."""
+    """The knobs of a dataclass, nested ones included, that are part of a run's identity."""
     found = {}
     for field in dataclasses.fields(choice):
         value = getattr(choice, field.name)
@@ -221,14 +222,14 @@ def _counts(field: dataclasses.Field[Any], value: Any) -> bool:
 
 
 def added_knobs(schema: type) -> dict[str, Any]:
-    """The `added` knobs of a dataclass with their defaults; of dataclasses in it as mappings, by the field's name."""
+    """The `added` knobs of a dataclass with their defaults; those of a nested dataclass are a mapping by its field."""
     parts = {name: added_knobs(part) for name, declared in types_of(schema).items() if (part := nested(declared))}
     added = {field.name: field.default for field in dataclasses.fields(schema) if field.metadata.get("added", False)}
     return {**parts, **added}
 
 
 def load_settings(config: DictConfig) -> Settings:
-    """Convert a composed configuration; a `UserError` for an unknown key, a wrong type or an impossible value."""
+    """Convert a composed configuration. Raises a `UserError` for an unknown key, wrong type or impossible value."""
     try:
         resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
@@ -240,7 +241,8 @@ def load_settings(config: DictConfig) -> Settings:
         ) from error
     assert isinstance(resolved, dict)
     plain: dict[str, Any] = {str(key): value for key, value in resolved.items() if key not in _OUTSIDE}
-    # Before the groups, which take over some of their values: errors name the keys that the user typed.
+    # They are checked before the groups, which take over some of their values, so that errors name the keys that the
+    # user typed.
     scalars = typed_instance(_Scalars, {key: value for key, value in plain.items() if key not in GROUPS}, "")
     groups = {}
     for group in GROUPS:
@@ -264,7 +266,7 @@ def target_class(group: str, path: Any) -> type:
     try:
         found = getattr(import_module(module), name, None)
     except ModuleNotFoundError as error:
-        # Only the module that was asked for; one that it imports in turn is another matter.
+        # Handled only if the named module itself is missing; a module missing inside it is a different error.
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise UserError(f"{group}._target_={path} cannot be imported: {error}", remedy) from error
@@ -282,7 +284,7 @@ def target_class(group: str, path: Any) -> type:
 
 def text(value: Any) -> str:
     """A value as the user types it (0.1, 2048, true, null); "" where a run has no such key (None, NaN, NA)."""
-    # Only now: whoever composes a run or asks for help does not wait for pandas.
+    # Imported only now: composing a run or asking for help need not wait for pandas.
     from pandas import isna
     from pandas.api.types import is_bool
 
@@ -295,7 +297,7 @@ def text(value: Any) -> str:
 
 
 def number_text(typed: str) -> str:
-    """What stands for a finite number (0.10, 1e-1) as `text` writes it: 0.1; anything else as it is."""
+    """A typed finite number (0.10, 1e-1) as `text` writes it (0.1); anything else unchanged."""
     try:
         number = float(typed)
     except ValueError:
@@ -304,5 +306,5 @@ def number_text(typed: str) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a finite number, numpy's included, and no truth value."""
+    """Whether `value` is a finite number (NumPy's included) and not a boolean."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

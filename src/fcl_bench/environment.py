@@ -1,4 +1,4 @@
-"""What a run runs on: cores, device, versions, threads, commit, peak memory. To import it does not import torch."""
+"""The environment of a run: cores, device, versions, threads, commit, peak memory. Importing it imports no torch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import torch
 
 
-#: Of glibc's malloc.h: from which size a block comes from the system, and how much freed memory goes back to it.
+#: From glibc's malloc.h: the size from which a block comes from the system, and how much freed memory goes back to it.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-#: The most that glibc takes for the second; the first is twice that.
+#: The largest value that glibc accepts for the second; the first is twice that.
 _REUSED_BLOCK = 2**25
 
 
@@ -43,7 +43,7 @@ class Environment(TypedDict):
     threads: int  # of torch on the CPU
 
 
-#: A look into the folders of all packages takes milliseconds.
+#: Cached, since a look into the folders of all packages takes milliseconds.
 _version = functools.cache(version)
 
 
@@ -53,7 +53,7 @@ def available_cores() -> int:
 
 
 def choose_device(name: str) -> torch.device:
-    """`device=`: auto takes the first GPU where there is one. Raises a `UserError` for one that is not there."""
+    """`device=`: auto takes the first GPU if there is one. Raises a `UserError` for a device that is not there."""
     import torch
 
     if name == "auto":
@@ -71,7 +71,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this CPU multiplies matrices of bfloat16 in hardware (AMX), as Linux tells."""
+    """Whether this CPU multiplies bfloat16 matrices in hardware (AMX), according to Linux."""
     try:
         told = cpuinfo.read_text(errors="replace")
     except OSError:
@@ -80,7 +80,7 @@ def multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def exact_kernels() -> AbstractContextManager[object]:
-    """For a block with a network in it: the same command gives the same numbers, and float32 means float32.
+    """Context for a block that runs a network: the same command gives the same numbers, and float32 means float32.
 
     TF32 would make a GPU's features differ from a CPU's in the third digit, and autotuning picks other algorithms.
     """
@@ -90,11 +90,11 @@ def exact_kernels() -> AbstractContextManager[object]:
 
 
 def reuse_freed_memory() -> None:
-    """Have glibc keep freed blocks of up to 32 MiB for the next ones; elsewhere nothing happens.
+    """Make glibc keep freed blocks of up to 32 MiB for reuse; with another C library this does nothing.
 
-    By itself it comes to these two thresholds once a block of that size was freed. Until then matrices of some MiB go
-    back to the system with every message and are zeroed page by page when the next one comes: up to a third of STSA's
-    processor time at M 1,024 (docs/benchmarks.md). No result depends on it.
+    glibc itself raises the two thresholds to this only once a block of that size has been freed. Until then matrices of
+    some MiB go back to the system with every message and are zeroed page by page when the next one comes: up to a third
+    of STSA's processor time at M 1,024 (docs/benchmarks.md). No result depends on it.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -105,7 +105,7 @@ def reuse_freed_memory() -> None:
 
 
 def device_kind(device: torch.device) -> str:
-    """What seconds depend on: "cpu", or the GPU's model."""
+    """The kind of device, on which measured seconds depend: "cpu", or the GPU's model."""
     import torch
 
     return f"cuda {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
@@ -134,7 +134,7 @@ def describe(device: torch.device) -> Environment:
 def git_commit() -> str | None:
     """The commit of the source checkout that is running (with `-dirty` for uncommitted changes); None if installed.
 
-    As it is when this is first asked: what has changed since then is not what runs.
+    It is read on the first call: later changes of the checkout are not in the running code.
     """
     package = Path(fcl_bench.__file__).parent
 
@@ -162,7 +162,7 @@ def reset_peak_memory(device: torch.device) -> None:
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
-        # Not Linux: the process's peak since its start is all there is.
+        # Not Linux: only the process's peak since its start is known.
         return
 
 

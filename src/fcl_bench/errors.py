@@ -1,16 +1,16 @@
-"""The one kind of error that is the user's to mend."""
+"""The one kind of error that the user can fix."""
 
 import difflib
 import os
 import re
 from collections.abc import Iterable
 
-#: Most characters of a word, and of a whole message, that a terminal gets.
+#: The largest number of characters of a word, and of a whole message, that are printed.
 _WORD, _MESSAGE = 240, 2000
 
 
 class UserError(Exception):
-    """Wrong input, told in one line: what is wrong, with its key and value, and what would work.
+    """Wrong input, reported in one line: what is wrong, with its key and value, and what would work.
 
     The command prints it as `fcl-bench: error: <what> (<remedy>)` and exits with 2. Long values in it are shortened,
     and what cannot be printed is escaped.
@@ -41,7 +41,7 @@ def _shortened(text: str) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    """The start and the end of `text`, `most` characters with what tells how many are left out."""
+    """The start and the end of `text` around a note of how many characters are left out: `most` characters in all."""
     end = most // 4
     left_out = f"[{len(text) - most + 30} more]"
     return f"{text[: most - end - 30]}{left_out}{text[-end:]}"
@@ -63,12 +63,12 @@ def require_choice(key: str, value: str, options: Iterable[str], others: Iterabl
 
 
 def installing(extra: str) -> str:
-    """The remedy where the packages of an extra are missing; fcl-bench is in no package index, so by its checkout."""
+    """The remedy if packages of an extra are missing: a checkout, since fcl-bench is in no package index."""
     return f"in the checkout of fcl-bench: pip install '.[{extra}]'"
 
 
 def require_memory(key: str, size: int, what: str) -> None:
-    """Raise a `UserError` if `size` bytes are more than the machine has (where the system tells)."""
+    """Raise a `UserError` if `size` bytes are more than the machine has (on systems that report it)."""
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent, and the checksums that show which."""
+"""Files that are either whole or absent, and the checksums that show which of the two."""
 
 import errno
 import hashlib
@@ -20,9 +20,9 @@ from fcl_bench.errors import UserError
 
 log = logging.getLogger(__name__)
 
-#: What network file systems answer that can't write a folder's entries out.
+#: The errors of network file systems that can't write a folder's entries out.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)
-#: What is there in place of a file, by the type in its mode.
+#: The name of what is there in place of a file, by the type in its mode.
 _SPECIAL = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a FIFO",
@@ -37,17 +37,17 @@ Hash = hashlib.blake2b
 
 
 def content_hash(content: Any = b"") -> Hash:
-    """The hash behind every fingerprint and checksum (BLAKE2b, 128 bits), of these bytes and of what is added."""
+    """The hash behind every fingerprint and checksum (BLAKE2b, 128 bits), of these bytes and of those added later."""
     return hashlib.blake2b(content, digest_size=16)
 
 
 def json_hash(content: Any) -> str:
-    """Hash of what `content` says, whatever the order of its keys; what JSON has no form for counts as its text."""
+    """Hash of `content`, independent of the order of its keys; a value that JSON has no form for counts as its text."""
     return content_hash(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def file_checksum(path: Path, digest: Any = None) -> str:
-    """Hash of a file's bytes, by `digest` or else `content_hash`. Raises OSError if it can't be read, or is no file."""
+    """Hash of a file's bytes, by `digest` or else `content_hash`. Raises OSError if it is unreadable or not a file."""
     digest = digest or content_hash()
     with regular(path).open("rb") as file:
         while block := file.read(1 << 20):
@@ -56,7 +56,7 @@ def file_checksum(path: Path, digest: Any = None) -> str:
 
 
 def user_path(key: str, given: str) -> Path:
-    """The path that a user typed, its `~` expanded. Raises a UserError for what no path can be."""
+    """The path that a user typed, with `~` expanded. Raises a UserError for a text that cannot be a path."""
     try:
         path = Path(given).expanduser()
         path.lstat()
@@ -82,7 +82,7 @@ def special(path: Path) -> str:
 
 
 def regular(path: Path) -> Path:
-    """`path` itself. Raises OSError if a FIFO, a device or the like is there: to open one may wait for ever."""
+    """`path` itself. Raises OSError if a FIFO, a device or the like is there: opening one may block for ever."""
     if found := special(path):
         raise OSError(errno.EISDIR if found == "a folder" else errno.EINVAL, f"it is {found}", str(path))
     return path
@@ -114,7 +114,7 @@ def replacing(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")
     temporary.touch()
-    mode = temporary.stat().st_mode  # of a file that the user makes; some libraries would let nobody else read theirs
+    mode = temporary.stat().st_mode  # the user's usual mode; some libraries would create files only the owner can read
     try:
         yield temporary
         temporary.chmod(mode)
@@ -127,15 +127,15 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def appending(path: Path, size: int) -> Iterator[BinaryIO]:
-    """The file at `path`, made if need be, cut to its first `size` bytes, to be written on; on disk when it ends.
+    """The file at `path`, made if needed and cut to its first `size` bytes, open for appending; on disk at the end.
 
     Raises:
-        OSError: it has fewer.
+        OSError: the file has fewer bytes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = not path.exists()
     with path.open("r+b" if not fresh else "w+b") as file:
-        # Only where there is more: on some file systems it takes as long as the rest, even to the size that it has.
+        # Only if there is more: on some file systems truncation takes as long as the rest, even to the current size.
         there = file.seek(0, os.SEEK_END)
         if there < size:
             raise OSError(errno.EIO, f"{size - there} bytes of it are gone", str(path))
@@ -149,7 +149,7 @@ def appending(path: Path, size: int) -> Iterator[BinaryIO]:
 
 
 def writable(key: str, folder: Path) -> Path:
-    """`folder`, made if need be; a UserError if nothing can be written there."""
+    """`folder`, created if needed. Raises a UserError if nothing can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -160,7 +160,7 @@ def writable(key: str, folder: Path) -> Path:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Delete the temporary files that a killed process left of `path`. Only for the holder of its lock."""
+    """Delete the temporary files that a killed process left for `path`. Only the holder of its lock may call this."""
     for leftover in path.parent.glob(f".{path.stem}-*{path.suffix}"):
         leftover.unlink(missing_ok=True)
 
@@ -181,10 +181,10 @@ def locked(path: Path, what: str) -> Iterator[None]:
 
 
 def _to_disk(path: Path) -> None:
-    """Have the system write a file or a folder's entries out, so that a rename never precedes its content.
+    """Make the system write out a file or a folder's entries, so that a rename never precedes its content.
 
     Raises:
-        OSError: it could not, so that nobody knows what is on the disk.
+        OSError: this failed, so it is not known what is on the disk.
     """
     handle = os.open(path, os.O_RDONLY)
     try:

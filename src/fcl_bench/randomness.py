@@ -11,7 +11,7 @@ import numpy as np
 
 def _entropy(seed: int, purpose: str, indices: tuple[int, ...]) -> np.random.SeedSequence:
     tag = int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "little")
-    # The count keeps () apart from (0,): short entropy is padded with zeros.
+    # The count distinguishes () from (0,): short entropy is padded with zeros.
     return np.random.SeedSequence([seed, tag, len(indices), *indices])
 
 

@@ -1,4 +1,4 @@
-"""What the config.yaml of a run says, also where the run is older than some keys of today."""
+"""Reading a run's config.yaml, also if the run is older than some of today's keys."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fcl_bench.errors import UserError
 
 log = logging.getLogger(__name__)
 
-#: What `adapt._target_` of older runs begins with, and what it is called today.
+#: The start of `adapt._target_` in older runs, and its name today.
 _MOVED = ("fcl_bench.runs.", "fcl_bench.execution.")
-#: What every run did before there were these groups.
+#: The behaviour of every run before these groups existed.
 _GROUPS_BEFORE = {
     "faults": {"_target_": "fcl_bench.engine.faults.base.NoFaults"},
     "transport": {"_target_": "fcl_bench.engine.transports.in_process.InOneProcess"},
@@ -26,9 +26,9 @@ _GROUPS_BEFORE = {
 
 
 def resolved_config(path: Path) -> dict[str, Any]:
-    """A run's config.yaml; a group or a knob that is newer than the run is there, with what all runs had before it.
+    """A run's config.yaml; groups and knobs newer than the run are filled in with the behaviour of runs before them.
 
-    It holds no interpolation, so it needs no OmegaConf.
+    The file holds no interpolation, so OmegaConf is not needed.
     """
     config = {**_GROUPS_BEFORE, **yaml.load(path.read_text(), Loader=YAML_LOADER)}
     for group in GROUPS:
@@ -41,14 +41,14 @@ def resolved_config(path: Path) -> dict[str, Any]:
 
 
 def _of_today(node: dict[str, Any]) -> dict[str, Any]:
-    """`node`, naming its class where that is today."""
+    """`node` with the path that its class has today."""
     target = str(node.get("_target_"))
     return {**node, "_target_": target.replace(*_MOVED, 1)} if target.startswith(_MOVED[0]) else node
 
 
 @functools.cache
 def _added(group: str, path: str) -> dict[str, Any]:
-    """The newer knobs of the class that a group names; none of a class that is here no more."""
+    """The newer knobs of the class that a group names; none if the class no longer exists."""
     try:
         return added_knobs(target_class(group, path))
     except (UserError, ImportError) as error:
@@ -57,7 +57,7 @@ def _added(group: str, path: str) -> dict[str, Any]:
 
 
 def _filled(node: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
-    """`node`, and what it lacks of `added` at its end; of a part of `added` only where `node` has that part."""
+    """`node` with missing keys of `added` at its end; nested keys of `added` only if `node` has their mapping."""
     found = dict(node)
     for key, value in added.items():
         if not isinstance(value, dict):

@@ -15,10 +15,10 @@ from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBas
 
 from fcl_bench.errors import UserError, choices, require_choice
 
-#: Beyond them there is no use for a number, and libraries raise errors of their own.
+#: Numbers beyond these bounds are of no use, and libraries raise their own errors for them.
 _LARGEST_INTEGER, _LARGEST_NUMBER = 2**63 - 1, 1e38
 
-#: What limits a number, by the keywords of `knob`: what has to hold, and how to say it.
+#: The limits of a number by keyword of `knob`: the condition, and its wording.
 _BOUNDS = {
     "least": (operator.ge, "{:g} or more"),
     "above": (operator.gt, "above {:g}"),
@@ -39,7 +39,7 @@ def typed_instance(schema: type, knobs: dict[str, Any], group: str) -> Any:
 
 
 def _beyond_floats(node: Any, key: str) -> Iterator[tuple[str, int]]:
-    """Key and value of each integer that is too large for a float, in what may be nested."""
+    """Key and value of each integer, nested ones included, that is too large for a float."""
     if isinstance(node, Mapping):
         for name, entry in node.items():
             yield from _beyond_floats(entry, f"{key}.{name}" if key else str(name))
@@ -60,7 +60,7 @@ def _instance(schema: type, knobs: dict[str, Any], prefix: str) -> Any:
         if isinstance(given, dict) or not nested(declared):
             continue
         if NoneType in get_args(declared) and (given is None or given is False):
-            knobs = {**knobs, name: None}  # false: as it is natural to switch a part with keys of its own off
+            knobs = {**knobs, name: None}  # false is a natural way to switch off a part that has keys of its own
         else:
             raise UserError(f"{prefix}{name}={given} has the wrong type", _wanted(schema, name))
     try:
@@ -115,7 +115,7 @@ def _check_knobs(node: Any, prefix: str) -> None:
 def _require_usual(key: str, value: Any) -> None:
     """Raise a `UserError` for an integer beyond 64 bits, or a text with an escape sequence, a line break and the like.
 
-    Of such integers libraries make no number; such texts get into names and onto terminals.
+    Libraries cannot convert such integers, and such texts would end up in names and on terminals.
     """
     if OmegaConf.is_dict(value):
         for name, entry in value.items():
@@ -136,7 +136,7 @@ def types_of(schema: type) -> dict[str, Any]:
 
 
 def nested(declared: Any) -> Any:
-    """The dataclass of a field that is declared as one, or as one or null; None for every other field."""
+    """The dataclass of a field that is declared as a dataclass, or as a dataclass or null; None for any other field."""
     return next(filter(dataclasses.is_dataclass, (declared, *get_args(declared))), None)
 
 
