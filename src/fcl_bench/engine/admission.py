@@ -1,4 +1,4 @@
-"""Nothing is absorbed but what the server expects."""
+"""The check of uploads: the server absorbs only what it expects."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from fcl_bench.protocol.method import EVERYONE, Server
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.release import noise_room
 
-#: More samples than any client has: what an int32 holds.
+#: More samples than any client has: the largest int32.
 MOST_SAMPLES = 2**31 - 1
-#: By how many roundings of their type sums over many samples, and what is solved with them, may be off: the wire rounds
-#: once, and the statistics' type at every addition.
+#: Tolerance of sums over many samples, and of results computed from them, in roundings of their type: the wire rounds
+#: once, and the statistics' type rounds at every addition.
 _SUMMED, _ORTHONORMAL = 256, 1e-9
 
-#: What is wrong with the numbers of a form, and what they were expected to be.
+#: What is wrong with the numbers of a form, and what was expected.
 _FORMS: dict[str, tuple[Callable[[torch.Tensor, float], str], str]] = {
     "gram": (gram_trouble, "a symmetric, positive semidefinite matrix"),
     "packed grams": (packed_grams_trouble, "triangles of symmetric, positive semidefinite matrices"),
     "orthonormal": (orthonormal_trouble, "orthonormal columns"),
     "descending": (descending_trouble, "singular values, the largest first"),
 }
-#: Field, what it is, and what was expected.
+#: The field, what it contains, and what was expected.
 Objection = tuple[str, str, str]
 
 
 class BadUpload(UserError):
-    """An upload that is not what the server expects: which client, task, round and field, and what was expected.
+    """An upload is not as the server expects; the message has client, task, round, field, and what was expected.
 
     Attributes:
-        client: who sent it, or the first whose upload is in it; `EVERYONE`: it is a sum over clients.
+        client: the client who sent it, or the first whose upload is in it; `EVERYONE` for a sum over clients.
     """
 
     def __init__(self, client: int, message: Message, what: str, expected: str, sender: str = "") -> None:
@@ -70,20 +70,20 @@ def admitted(
     """The upload as the server absorbs it.
 
     Args:
-        client: who sent it.
+        client: the client who sent it.
         upload: as it came from the wire.
-        middleware: of the server's side.
-        server: whom to ask for objections.
+        middleware: the server side's middleware.
+        server: asked for objections.
         expected: the fields of an upload of this round.
-        problem: whose wire and types it was to travel in; None: in any.
+        problem: defines the wire format and types that the upload has to use; None: any.
         announced: how many samples the client has; None: it has not said.
-        clients: how many clients' uploads it is made of.
-        sender: what it is called in errors; "": client and its number.
-        rounding: the most that entries are off beside what the wire's type rounds off, in absolute terms.
+        clients: the number of clients' uploads that it is made of.
+        sender: the sender's name in errors; "": "client" and its number.
+        rounding: the largest absolute error of entries, besides the rounding by the wire's type.
 
     Raises:
-        BadUpload: it can't be decoded, a field is missing, unknown, of another shape or type, not finite, out of its
-            range or not of its form, or the fields contradict each other.
+        BadUpload: the upload can't be decoded; a field is missing, unknown, of another shape or type, not finite, out
+            of its range or not of its form; or the fields contradict each other.
     """
 
     def bad(what: str, wanted: str) -> BadUpload:
@@ -119,10 +119,10 @@ def admitted(
 
 
 def _root_of(rounding: float, tensor: torch.Tensor | None) -> float:
-    """A relative error that stands for an absolute one of the entries.
+    """The relative error that stands for an absolute error of the entries: the root of their ratio.
 
-    Its root, since a Gram matrix's entries off the diagonal are held against roots of those on it: where a diagonal
-    entry below the rounding is lost, its row has entries up to the root of it still.
+    It is a root because a Gram matrix's off-diagonal entries are compared with roots of diagonal ones: where a diagonal
+    entry below the rounding is lost, its row can still have entries as large as the root of it.
     """
     if tensor is None or not tensor.numel() or not tensor.is_floating_point():
         return 0.0
@@ -137,14 +137,14 @@ def first_objection(
     announced: Announced | None = None,
     largest: float = math.inf,
 ) -> Objection | None:
-    """What is wrong with an upload: the field, what it is, and what was expected. None where nothing is.
+    """What is wrong with an upload: the field, what it contains, and what was expected. None if nothing is wrong.
 
     Args:
         tensors: the decoded upload.
-        expected: of each field.
+        expected: the expectation of each field.
         rounding: relative errors of the fields' numbers; left out: those of float64.
-        announced: how many samples the client has; None: nobody knows.
-        largest: no real number is larger in absolute terms.
+        announced: how many samples the client has; None: unknown.
+        largest: the largest allowed absolute value of a real number.
     """
     for name, wanted in expected.items():
         if name not in tensors and not wanted.optional:
@@ -165,7 +165,7 @@ def first_objection(
         if name not in small and (problem := _values(tensor, wanted, largest)):
             return name, *problem
     rounding = dict.fromkeys(expected, torch.finfo(torch.float64).eps) if rounding is None else rounding
-    # Dearer than the above, so only once all that is there is as it should be.
+    # These checks cost more than those above, so they come last, when all fields have passed.
     for name in tensors:
         if problem := _form(name, tensors, expected[name], rounding, announced):
             return name, *problem
@@ -185,7 +185,7 @@ def _values(tensor: torch.Tensor, wanted: Expected, largest: float) -> tuple[str
         return f"has {tensor.shape[-1]} columns", f"at most {wanted.widest}"
     if not tensor.numel() or wanted.kind == "bytes":
         return None
-    # The ends of what holds a NaN are NaN, which compares with nothing.
+    # The extremes of a tensor that holds a NaN are NaN, and every comparison with NaN is false.
     least, most = (end.item() for end in torch.aminmax(tensor))
     if wanted.kind == "real":
         if not (least > -math.inf and most < math.inf):
@@ -202,9 +202,9 @@ def _values(tensor: torch.Tensor, wanted: Expected, largest: float) -> tuple[str
 
 
 def _surely_small(tensors: Mapping[str, torch.Tensor], expected: Expectation, largest: float) -> set[str]:
-    """Names of the real tensors whose norms tell already that their values are in range: none exceeds its tensor's.
+    """Names of the real tensors whose norms show that their values are in range: no value exceeds its tensor's norm.
 
-    One look at all of them; the others are looked at one by one.
+    All norms are computed at once; the remaining tensors are checked one by one.
     """
     most = {
         name: min([largest, *(abs(end) for end in (wanted.least, wanted.most) if end is not None)])
@@ -215,17 +215,17 @@ def _surely_small(tensors: Mapping[str, torch.Tensor], expected: Expectation, la
     if not names:
         return set()
     norms = torch.stack([norm.double() for norm in torch._foreach_norm([tensors[name] for name in names])]).tolist()
-    # Half of it, since the norm is rounded too. One that is infinite or no number is below nothing.
+    # Half of the limit, since the norm is rounded too. A norm that is infinite or NaN is below nothing.
     return {name for name, norm in zip(names, norms, strict=True) if norm < most[name] / 2}
 
 
 def _around_zero(wanted: Expected) -> bool:
-    """Whether small enough numbers of either sign are in range."""
+    """Whether all sufficiently small numbers of either sign are in range."""
     return (wanted.least is None or wanted.least < 0) and (wanted.most is None or wanted.most > 0)
 
 
 def _largest(problem: Problem | None) -> float:
-    """Up to here numbers may be multiplied with each other, in the types of wire and statistics, without overflow."""
+    """Numbers up to this size can be multiplied in the types of the wire and of the statistics without overflow."""
     if problem is None:
         return math.inf
     exact = problem.wire.dtype == problem.dtype == torch.float64
@@ -239,7 +239,7 @@ def _form(
     rounding: Mapping[str, float],
     announced: Announced | None,
 ) -> tuple[str, str] | None:
-    """What is wrong with the numbers together, and with others of the upload."""
+    """What is wrong with the field's numbers jointly, and in relation to other fields of the upload."""
     tensor, error = tensors[name], rounding[name]
     if wanted.kind == "whole":
         return _whole(tensor, wanted, announced)
@@ -275,7 +275,7 @@ def _whole(tensor: torch.Tensor, wanted: Expected, announced: Announced | None) 
         return f"holds {others[0]}", f"some of {', '.join(map(str, sorted(wanted.among)))}"
     if wanted.speaks_for:
         most = MOST_SAMPLES if announced is None else getattr(announced, wanted.speaks_for)
-        # In float64, since whole numbers wrap around.
+        # In float64, since sums of integers wrap around.
         if (total := float(tensor.double().sum())) > most:
             return f"counts {total:.6g} samples", f"at most the {most} that the client has"
     return None

@@ -1,6 +1,6 @@
 """Messages as bytes: a JSON header and the tensors' own bytes. Nothing is pickled.
 
-A tensor comes back with its dtype and its layout: a product may round by the layout of what it multiplies.
+A tensor comes back with its dtype and its memory layout, since the rounding of a product may depend on the layout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def packed(message: Message, **beside: Any) -> bytes:
 
     Args:
         message: on any device.
-        beside: what else the header is to say, as JSON.
+        beside: further entries of the header, as JSON.
     """
     tensors, bodies = [], []
     for name, tensor in message.items():
@@ -38,7 +38,7 @@ def packed(message: Message, **beside: Any) -> bytes:
 
 
 def _order(tensor: torch.Tensor) -> list[int]:
-    """The order of its sides in which a tensor lies in rows: other than theirs in Fortran order, or channels last."""
+    """The order of dimensions in which a tensor lies row by row; not ascending in Fortran order or channels last."""
     sides = list(range(tensor.ndim))
     if tensor.is_contiguous():
         return sides
@@ -48,10 +48,10 @@ def _order(tensor: torch.Tensor) -> list[int]:
 
 
 def unpacked(blob: bytes | memoryview) -> tuple[Message, dict[str, Any]]:
-    """The message, and what its header said beside it.
+    """The message, and the further entries of its header.
 
     Raises:
-        ValueError: it is not what `packed` returns.
+        ValueError: the blob does not have the form that `packed` returns.
     """
     start = _HEADER_LENGTH + int.from_bytes(blob[:_HEADER_LENGTH], "little")
     if len(blob) < start:

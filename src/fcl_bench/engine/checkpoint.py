@@ -1,4 +1,4 @@
-"""The state of unfinished work: tensors and JSON, whole or absent, verified before it is trusted."""
+"""The saved state of unfinished work: tensors and JSON, whole or absent, verified before it is used."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from fcl_bench.files import (
 log = logging.getLogger(__name__)
 
 
-#: Tensors of a run's state whose names start so only ever gain rows, so that each row is written once.
+#: Tensors of a run's state whose names start with this only ever gain rows, so each row is written once.
 GROWING = "rows."
-#: Version of the files below; a checkpoint of another one is left alone, and the run starts from its first task.
+#: Version of the files below; a checkpoint of another version is not used, and the run starts from its first task.
 FORMAT = 6
 
 
 @dataclass(frozen=True)
 class _Grown:
-    """What a file of rows holds so far.
+    """The contents of a file of rows so far.
 
     Attributes:
-        file: its name; "" for none yet.
-        rows: how many.
-        size: their bytes; what a file holds beyond them is of a state that was never completed.
-        digest: the hash of these bytes, to go on with.
+        file: its name; "" if there is none yet.
+        rows: the number of rows.
+        size: their bytes; anything beyond them in the file belongs to a state that was never completed.
+        digest: the running hash of these bytes.
     """
 
     file: str = ""
@@ -53,16 +53,16 @@ class _Grown:
 
 
 class Checkpoint:
-    """A folder with `state.json` and the files that it names; a new state replaces the old one at once.
+    """A folder with `state.json` and the files that it names; a new state replaces the old one atomically.
 
-    A state is JSON and tensors. Those whose names start with `GROWING` only ever gain rows, so each has a file of its
-    own to which the new rows are added: what a whole run writes of them is what it has of them at its end. All others
-    are written anew, in one file.
+    A state is JSON and tensors. Tensors whose names start with `GROWING` only ever gain rows, so each has its own file
+    to which the new rows are appended: a whole run writes each of their rows once. All other tensors are rewritten with
+    each state, in one file.
 
     Args:
-        folder: made when something is saved.
-        schema: version of what is saved; another one is not taken over.
-        owner: identity of what is under way here; what another one left is not taken over.
+        folder: created when something is saved.
+        schema: version of the saved state; a state of another version is not used.
+        owner: identity of the work under way; a state that another owner left is not used.
         otherwise: what the caller does about a checkpoint that can't be used, for warnings.
     """
 
@@ -72,13 +72,13 @@ class Checkpoint:
         self.folder = folder
         self._otherwise = otherwise
         self._schema, self._owner = schema, owner
-        #: Per growing tensor, its file and what of it belongs to the last state saved or loaded.
+        #: Per growing tensor, its file and the part of it that belongs to the last state saved or loaded.
         self._grown: dict[str, _Grown] = {}
-        #: The file of the other tensors of that state; "" for none.
+        #: The file of the other tensors of that state; "" if there is none.
         self._tensors = ""
 
     def save(self, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        """Keep `state` (JSON) and `tensors`. Only one process at a time may: whoever holds the lock of what is kept."""
+        """Save `state` (JSON) and `tensors`. Only the process that holds the lock of the saved work may call this."""
         for name in ("state.json", "tensors.safetensors"):
             remove_leftovers(self.folder / name)
         number = 1 + max((int(file.stem.rpartition("-")[2]) for file in self._tensor_files()), default=0)
@@ -103,7 +103,7 @@ class Checkpoint:
         self.tidy()
 
     def tidy(self) -> None:
-        """Remove the files of other states than the one last saved or loaded: a process that was killed leaves them."""
+        """Remove files of states other than the one last saved or loaded; a killed process leaves such files."""
         named = {self._tensors, *(done.file for done in self._grown.values())}
         for file in self._tensor_files():
             if file.name not in named:
@@ -113,20 +113,20 @@ class Checkpoint:
         return [*self.folder.glob("tensors-*.safetensors"), *self.folder.glob("rows-*.bin")]
 
     def _add(self, name: str, tensor: torch.Tensor, number: int) -> _Grown:
-        """Bring the file of a growing tensor up to it; a file that can't be gone on with is left, for a new one."""
+        """Append a growing tensor's new rows to its file; a new file is begun if the old one can't be continued."""
         done = self._grown.get(name)
         if done is None or len(tensor) < done.rows:
             done = _Grown(f"rows-{name.removeprefix(GROWING)}-{number}.bin")
         new = tensor[done.rows :].cpu().contiguous().numpy().reshape(-1).view(np.uint8).data
         digest = done.digest.copy()
         digest.update(new)
-        # From the end of what the last state has: a process killed since may have left more.
+        # Write from the end of the last state's rows: a process killed since then may have left more bytes.
         with appending(self.folder / done.file, done.size) as file:
             file.write(new)
         return _Grown(done.file, len(tensor), done.size + len(new), digest)
 
     def load(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
-        """What `save` kept; None where there is none, or it is damaged, of another schema or of another owner."""
+        """What `save` kept; None if there is nothing, or it is damaged, of another schema or of another owner."""
         file = self.folder / "state.json"
         self._grown, self._tensors = {}, ""
         if not file.exists():
@@ -144,7 +144,7 @@ class Checkpoint:
                 raise ValueError("it does not match its checksum or schema")
             read = {name: self._read(entry) for name, entry in state["row_files"].items()}
             whole = load_file(tensors)
-            # Only now: what is found to be damaged is not to be gone on with.
+            # Set only now, because damaged files must not be continued.
             self._grown, self._tensors = {name: done for name, (_, done) in read.items()}, tensors.name
             return state, {**whole, **{name: rows for name, (rows, _) in read.items()}}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
@@ -152,7 +152,7 @@ class Checkpoint:
             return None
 
     def _read(self, entry: dict[str, Any]) -> tuple[torch.Tensor, _Grown]:
-        """A growing tensor, and where to go on. Raises ValueError where the file does not match its checksum."""
+        """A growing tensor, and the state of its file. Raises ValueError if the file does not match its checksum."""
         content = np.fromfile(regular(self.folder / entry["file"]), dtype=np.uint8, count=entry["size"])
         digest = content_hash(content.data)
         if digest.hexdigest() != entry["checksum"]:
@@ -161,15 +161,15 @@ class Checkpoint:
         return rows, _Grown(entry["file"], len(rows), entry["size"], digest)
 
     def remove(self) -> None:
-        """Forget it."""
+        """Delete the checkpoint."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self._grown, self._tensors = {}, ""
 
 
 def for_disk(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """As safetensors wants them: on the CPU, in the plain layout, none sharing memory with another.
+    """The tensors as safetensors requires them: on the CPU, contiguous, none sharing memory with another.
 
-    Copies only where that takes one: a model's largest matrix is as large as all else that a run holds.
+    A tensor is copied only if necessary: a model's largest matrix is as large as everything else that a run holds.
     """
     made: dict[str, torch.Tensor] = {}
     kept: set[int] = set()
@@ -190,7 +190,7 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """Write `content` with a checksum of itself; returns what was written."""
-    # Through JSON once, so that the checksum is of what a reader will see (lists for tuples, text for keys).
+    # It goes through JSON once, so that the checksum covers what a reader will see (lists for tuples, text for keys).
     written: dict[str, Any] = json.loads(json.dumps(content, allow_nan=False))
     written["checksum"] = _checksum(written)
     with replacing(path) as temporary:
@@ -199,7 +199,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote. Raises ValueError where it does not match its own checksum, OSError if it is no file."""
+    """What `write_json` wrote. Raises ValueError if it does not match its checksum, OSError if it is not a file."""
     content = json.loads(regular(path).read_text())
     if content["checksum"] != _checksum(content):
         raise ValueError("it does not match its own checksum")

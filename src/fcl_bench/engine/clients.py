@@ -1,4 +1,4 @@
-"""The clients of a federation as a value: both ends derive it from the same settings, whatever lies between them."""
+"""The clients of a federation as a value, which both ends derive from the same settings over every transport."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fcl_bench.protocol.problem import Problem
 
 
 def home(client: int, processes: int) -> int:
-    """The process, from 0, in which a client lives. It never moves, since what it keeps is there.
+    """The process, from 0, in which a client lives. A client never moves, since its state is there.
 
-    Dealt in turn: uploads are taken in by the order of clients, so that neighbours work at the same time.
+    Clients are dealt in turn: uploads are absorbed in client order, so that neighbours work at the same time.
     """
     return client % processes
 
@@ -32,18 +32,18 @@ def residents(process: int, processes: int, clients: int) -> range:
 
 @dataclass(frozen=True)
 class Clients:
-    """All that determines what each client does, but the samples themselves.
+    """All that determines what each client does, except the samples themselves.
 
     Attributes:
-        method, problem: what is run.
+        method, problem: the method and its problem.
         holdings: [task][client] -> indices of training samples.
         columns: (n,) int64, each training sample's class.
         labelled: (n,) bool, which of these labels their clients know.
-        middleware: what messages pass through on the clients' side before the wire codec.
-        run: identity of what is under way; both ends compare it.
+        middleware: the clients' side middleware, before the wire codec.
+        run: identity of the work under way; both ends compare it.
         stage: which of the run's federations it is: "run", or "adapt" for the first stage.
         config: the run's resolved configuration, for a node that was not started with it.
-        classes: of samples that stay at the clients' sites, [task] -> the columns of its classes; empty: the samples
+        classes: for samples that stay at the clients' sites, [task] -> the columns of its classes; empty: the samples
             are those of one data set.
     """
 
@@ -60,7 +60,7 @@ class Clients:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the samples stay at the clients' sites: the server has none, and nobody knows the truth."""
+        """Whether the samples stay at the clients' sites: the server has none, and true labels are unknown."""
         return bool(self.classes)
 
     @property
@@ -79,16 +79,16 @@ class Clients:
         return holdings.sizes(), holdings.chosen(self.labelled)
 
     def rows(self, own: Collection[int]) -> np.ndarray:
-        """The numbers of the samples that these clients hold in any task, ascending."""
+        """The indices of the samples that these clients hold in any task, ascending."""
         parts = [clients[client] for clients in self.holdings for client in own]
         return np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
 
     def node(self, inputs: torch.Tensor, own: Collection[int] | None = None) -> Node:
-        """The node of some clients, which keeps their samples only.
+        """The node of some clients, which keeps only their samples.
 
         Args:
             inputs: the samples `rows(own)` in this order: features, or images in uint8.
-            own: its clients; None: all, with the inputs of the whole data set.
+            own: its clients; None: all clients, with the inputs of the whole data set.
         """
         holdings, columns, labelled, numbers = self.holdings, self.columns, self.labelled, None
         if own is not None:
@@ -110,5 +110,5 @@ class Clients:
         return Node(self.method.client(self.problem), self.problem, data, chain, truth)
 
     def _right(self, numbers: np.ndarray, guesses: torch.Tensor) -> int:
-        """How many of the labels that a client gave these samples are true: the engine knows."""
+        """How many of the labels that a client gave these samples are true; the engine knows the true labels."""
         return int((guesses.cpu() == torch.from_numpy(self.columns[numbers])).sum())

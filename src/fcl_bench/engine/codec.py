@@ -1,4 +1,4 @@
-"""The wire codec: in which types and forms a message travels, and back."""
+"""The wire codec: converts a message to the types and forms in which it travels, and back."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.wire import HALF, WireFormat
 
-#: Suffixes under which parts of an encoded tensor travel; no other name may end so.
+#: Suffixes under which parts of an encoded tensor travel; no other name may end with them.
 SCALE, PACKED, HELD = "::scale", "::packed", "::held"
 
 
 class Codec(Middleware):
     """Encodes what one side sends, and decodes what it receives. It is the last step before the wire.
 
-    Both directions have one form. A side that sends with `wire` None sends tensors as they are.
+    Both directions use one form. With `wire` None, tensors are sent as they are.
 
     Args:
-        wire: the form of what is sent.
-        dtype, device: of received floating-point tensors; None: as they come.
+        wire: the form of sent messages.
+        dtype, device: those of received floating-point tensors; None: as they come.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Codec(Middleware):
 
     @classmethod
     def of_clients(cls, problem: Problem) -> Codec:
-        """Uploads travel as `wire` says; broadcasts are used in the types in which they came."""
+        """Uploads travel in the form `wire`; broadcasts are used in the types in which they came."""
         return cls(problem.wire)
 
     @classmethod
@@ -80,14 +80,14 @@ def encoded(message: Message, wire: WireFormat) -> Message:
         else:
             parts = _scaled(name, tensor, wire.dtype)
         sent.update(parts)
-    # One look at all of them, since one per tensor costs more than what is looked at.
+    # All tensors are checked at once, since one check per tensor would cost more than the checking itself.
     if not all_finite(*(part for part in sent.values() if part.is_floating_point())):
         raise _not_finite(message, sent, wire)
     return message.with_tensors(sent)
 
 
 def _not_finite(message: Message, sent: Mapping[str, torch.Tensor], wire: WireFormat) -> Exception:
-    """What to raise of the first tensor of which `sent` has a part that is not finite."""
+    """The error to raise for the first tensor that has a part in `sent` that is not finite."""
     for name, tensor in message.items():
         if not all_finite(tensor):
             return FloatingPointError(f"the upload's {name} is not finite")
@@ -100,7 +100,7 @@ def _not_finite(message: Message, sent: Mapping[str, torch.Tensor], wire: WireFo
 
 
 def decoded(message: Message, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Message:
-    """What the receiver computes with: floating-point tensors in `dtype` on `device`, whole and unscaled.
+    """The message that the receiver computes with: floating-point tensors in `dtype` on `device`, whole and unscaled.
 
     Args:
         message: what `encoded` returned.
@@ -134,7 +134,7 @@ def decoded(message: Message, dtype: torch.dtype | None = None, device: torch.de
 
 
 def travels_whole(message: Message) -> bool:
-    """Whether each tensor of an encoded message is one of the message itself."""
+    """Whether each tensor of an encoded message is a whole tensor of the message itself, in no special form."""
     return not message.factors and not any(name.endswith((SCALE, PACKED, HELD)) for name in message)
 
 
@@ -143,7 +143,7 @@ def _moved(tensor: torch.Tensor, dtype: torch.dtype | None, device: torch.device
 
 
 def _scaled(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """`tensor` in `dtype`; a matrix in a 16-bit type with a float32 scale per column, a vector then in float32."""
+    """`tensor` in `dtype`. In a 16-bit type a matrix has a float32 scale per column, and a vector stays in float32."""
     if dtype not in HALF:
         return {name: tensor.to(dtype)}
     if tensor.ndim < 2:
@@ -154,7 +154,7 @@ def _scaled(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> dict[str, to
 
 
 def _quantised(name: str, factor: torch.Tensor) -> torch.Tensor:
-    """Unit columns (M, r) as whole numbers from -127 to 127: each in units of its largest entry / 127."""
+    """Unit columns (M, r) as integers from -127 to 127: each column in units of its largest entry / 127."""
     if not all_finite(factor):
         raise FloatingPointError(f"the upload's {name} is not finite")
     largest = factor.abs().amax(dim=0, keepdim=True) if factor.numel() else factor[:1]
@@ -162,13 +162,13 @@ def _quantised(name: str, factor: torch.Tensor) -> torch.Tensor:
 
 
 def _unit_columns(factor: torch.Tensor) -> torch.Tensor:
-    """`factor` (M, r) with columns of length 1; one of zeros stays."""
+    """`factor` (M, r) with columns scaled to length 1; a column of zeros stays as it is."""
     lengths = torch.linalg.vector_norm(factor, dim=0)
     return factor / torch.where(lengths > 0, lengths, torch.ones_like(lengths))
 
 
 def _packed(name: str, matrix: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The upper triangle of a symmetric `matrix`, by rows; in a 16-bit type of its correlations, with their scales."""
+    """The upper triangle of a symmetric `matrix`, by rows; in a 16-bit type that of its correlations, with scales."""
     if dtype not in HALF:
         return {name + PACKED: packed(matrix).to(dtype)}
     scale = matrix.diagonal().sqrt().to(torch.float32)

@@ -1,4 +1,4 @@
-"""What is measured after a task: right answers on the test sets of all tasks so far, under each way of asking."""
+"""The tests after a task: counts of right answers on the test sets of all tasks so far, for each way of asking."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fcl_bench.protocol.problem import Prediction, Problem, TestBatch
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
 
-#: Samples scored at a time: their random features are the largest thing that evaluation holds.
+#: Samples scored at a time: their random features take the most memory of evaluation.
 BATCH = 1024
 #: The ways of asking. `correct`: as the method predicts; `aware`: the sample's task is given, and only its classes
-#: compete (under the task's own head, if it has one); `unrouted`: all classes seen compete, whatever task the method
-#: thinks of; `routed`: whether the method named the right task.
+#: compete (under the task's own head, if it has one); `unrouted`: all classes seen compete, regardless of the task that
+#: the method names; `routed`: whether the method named the right task.
 WAYS = ("correct", "aware", "unrouted", "routed")
-#: After task `after`: how many test samples of the class `label` were taken for the class `answer`, both as columns.
+#: After task `after`: how many test samples of class `label` were classified as `answer`, both as columns.
 CONFUSION = np.dtype([("after", np.int32), ("label", np.int32), ("answer", np.int32), ("samples", np.int32)])
-#: After task `after`: the class of a test sample, what it was taken for, and the score of that.
+#: After task `after`: the class of a test sample, its predicted class, and the score of the prediction.
 SAMPLES = np.dtype(
     [("after", np.int32), ("sample", np.int64), ("label", np.int32), ("answer", np.int32), ("score", np.float64)]
 )
@@ -35,26 +35,25 @@ SAMPLES = np.dtype(
 class Answers:
     """Counts (T, T) int64 for each of `WAYS`: row t, column tau counts the test set of task tau after task t.
 
-    Besides, which class each test sample was taken for, as `correct` counts it: how many of one class for another, and
-    if asked for, sample by sample.
+    It also keeps the predicted classes, as `correct` counts them: as a confusion table and, on request, per sample.
 
     Args:
         tasks: T.
-        by_sample: whether the class of every single sample is kept.
+        by_sample: whether the predicted class of every single sample is kept.
 
     Attributes:
-        routes: whether the method names tasks at all; without, `routed` means nothing and `unrouted` is `correct`.
-        confusion: `CONFUSION` rows, of each task those of its examination, ascending.
-        samples: `SAMPLES` rows likewise; None where they are not kept.
+        routes: whether the method names tasks at all; if not, `routed` has no meaning and `unrouted` is `correct`.
+        confusion: `CONFUSION` rows, those of each task's examination in turn, ascending.
+        samples: `SAMPLES` rows in the same order; None if they are not kept.
     """
 
     def __init__(self, tasks: int, by_sample: bool = False) -> None:
-        # A task's counts lie together: what is known after it never changes again.
+        # A task's counts lie together, because they never change after its examination.
         self._counts = np.zeros((tasks, len(WAYS), tasks), dtype=np.int64)
         self.routes = False
         self.confusion = Rows(CONFUSION)
         self.samples = Rows(SAMPLES) if by_sample else None
-        #: Of the examination under way: samples, true columns, answers, scores of these.
+        #: Of the current examination: samples, true columns, answers, scores of the answers.
         self._given: list[tuple[np.ndarray, ...]] = []
 
     def __getitem__(self, way: str) -> np.ndarray:
@@ -96,7 +95,7 @@ class Answers:
         self._given.append((columns.cpu().numpy(), best.cpu().numpy(), *kept))
 
     def finish(self, after: int) -> None:
-        """All batches of the examination after task `after` are counted."""
+        """End the examination after task `after`: all its batches have been counted."""
         if not self._given:  # no test sample yet
             return
         columns, answers, *kept = (np.concatenate(parts) for parts in zip(*self._given, strict=True))
@@ -109,11 +108,11 @@ class Answers:
             self.samples.extend(_table(SAMPLES, after, *(part[order] for part in (samples, columns, answers, scores))))
 
     def state(self) -> dict[str, Any]:
-        """What is no count, as JSON."""
+        """The part of the state that is not a count, as JSON."""
         return {"routes": self.routes}
 
     def tensor(self, done: int) -> torch.Tensor:
-        """(done, 4, T): the rows of the first `done` tasks, of each of `WAYS`, which never change again."""
+        """(done, 4, T): the rows of the first `done` tasks, for each of `WAYS`; they never change again."""
         return torch.from_numpy(self._counts[:done])
 
     def restore(self, state: dict[str, Any], rows: torch.Tensor) -> None:
@@ -131,7 +130,7 @@ def _table(dtype: np.dtype, after: int, *columns: np.ndarray) -> np.ndarray:
 
 
 def chosen(prediction: Prediction, classes: list[torch.Tensor]) -> torch.Tensor:
-    """The class (n,) that the method takes each sample for, as a column.
+    """The predicted class (n,) of each sample, as a column.
 
     Args:
         prediction: of n samples.
@@ -162,8 +161,8 @@ class Examination:
 
     Args:
         problem: device, types, seed.
-        stream: whose test samples.
-        test: (n, ...) all of them; they move to the device.
+        stream: the stream whose test samples these are.
+        test: (n, ...) all test samples; they are moved to the device.
     """
 
     def __init__(self, problem: Problem, stream: Stream, test: torch.Tensor) -> None:
@@ -191,7 +190,7 @@ class Examination:
         """
         pure = server.pure_batches
         for number, batch in enumerate(self.batches(task, pure)):
-            # A partial batch is another one after the next task.
+            # A partial batch has other samples after the next task.
             stays = pure is None and len(batch) == BATCH
             asked = TestBatch(partial(self.inputs, batch), pure is not None, number if stays else None)
             prediction = server.classify(asked)
@@ -204,9 +203,9 @@ class Examination:
 
 
 def test_batches(test: tuple[np.ndarray, ...], pure: int | None, seed: int) -> Iterator[np.ndarray]:
-    """Indices of the test samples in batches: as they come, or (`pure`) each of so many samples of one task.
+    """Indices of the test samples in batches: in their order, or (`pure`) in batches of `pure` samples of one task.
 
-    A task's samples are shuffled for that: a file that is sorted by class would make batches of a single class.
+    For `pure`, a task's samples are shuffled: a file that is sorted by class would give batches of a single class.
     """
     if pure is None:
         samples = np.concatenate(test)

@@ -35,7 +35,7 @@ from fcl_bench.tracking.console import Notices, progress
 
 log = logging.getLogger(__name__)
 
-#: Prefixes of what a checkpoint keeps beside the server's tensors; an audit's name follows its.
+#: Prefixes of a checkpoint's tensors other than the server's; an audit's prefix is followed by its name.
 _AUDIT, _CLIENT = "audit.", "client."
 
 
@@ -48,14 +48,14 @@ class Federation:
         stream: the data cut into tasks.
         transport: how the clients are reached.
         test: (n, ...) the test samples: features, or images in uint8.
-        audits: what is measured beside the run, by name; only over a transport that sees everything.
-        middleware: what messages pass through on the server's side before the wire codec.
+        audits: measurements beside the run, by name; only over a transport that sees everything.
+        middleware: the server's side middleware, before the wire codec.
         evaluate_rounds: N, to test after every N-th round of the model; 0: only after each task.
-        drops: whether a client whose upload is not what the server expects is left out of the round; else the run ends.
-        minimum: the least share of a round's clients that the transport has to bring back; None: all.
-        fan_in: of a tree of aggregators between the clients and the server, for a method with a `combination`; None:
-            the server absorbs the clients' own uploads.
-        by_sample: whether it is kept which class every single test sample is taken for.
+        drops: whether a client whose upload is not as the server expects is left out of the round; else the run ends.
+        minimum: the least share of a round's clients that must answer over the transport; None: all.
+        fan_in: the fan-in of a tree of aggregators between the clients and the server, for a method with a
+            `combination`; None: the server absorbs the clients' own uploads.
+        by_sample: whether the predicted class of every single test sample is kept.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Federation:
         self._examination = Examination(problem, stream, test)
         self.rounds = RoundAccuracy(evaluate_rounds, self._examination, np.array([len(own) for own in stream.test]))
         self._middleware = Chain([*middleware, Codec.of_server(problem)])
-        #: (K,) samples that clients have had, of how many tasks.
+        #: (K,) samples that clients have had so far, and over how many tasks.
         self._announced, self._announced_tasks = np.zeros(transport.clients, dtype=np.int64), 0
         self._resumes_within_tasks = method.resumes_within_tasks
         self._drops = drops
@@ -103,11 +103,11 @@ class Federation:
         return Tree(self.transport.clients, fan_in, combination, Codec.of_clients(problem), problem.device)
 
     def run(self, checkpoint: Callable[[Federation], Any], every: int | None = None) -> FederationState:
-        """All tasks that are not done yet.
+        """Run all tasks that are not done yet.
 
         Args:
             checkpoint: called after each task (to save it, say), and within tasks as `every` says.
-            every: number of rounds after which it is called too, if the method can go on from there.
+            every: number of rounds after which it is called too, if the method can resume from there.
         """
         tasks = self.stream.tasks
         rounds = [self.server.rounds(task) for task in tasks]
@@ -146,7 +146,7 @@ class Federation:
             with watch.running():
                 barred = self._missing.barred(task, round_)
                 present = server.participants(task, round_, [k for k in available if k not in barred])
-                # A server may name others, too.
+                # A server may name other clients, too.
                 present = [client for client in present if client not in barred]
                 broadcast = replace(server.broadcast(task, round_), task=task.index, round=round_)
                 broadcast = self._middleware.send(broadcast, None)
@@ -173,7 +173,7 @@ class Federation:
         watch: Stopwatch,
         known: dict[str, np.ndarray],
     ) -> None:
-        """The turns of those present; to and from the others nothing is sent, and their rows say so.
+        """Run the turns of the clients present; nothing is sent to or from the others, and their rows say so.
 
         Args:
             known: (K,) `samples` and `labelled` samples of each client.
@@ -187,9 +187,9 @@ class Federation:
             expected = self.server.expects(task, round_)
         absorbed: set[int] = set()
         gone = 0
-        #: Of clients whose uploads are masked, in which sums their samples are.
+        #: For clients whose uploads are masked, which sums their samples are in.
         hidden: dict[int, Grouped] = {}
-        # Nothing of an upload outlives its turn.
+        # No part of an upload is kept beyond its turn.
         for answer in self._answers(present, broadcast, expected, watch):
             if isinstance(answer, Lost):
                 gone += answer.reason not in SIMULATED
@@ -252,7 +252,7 @@ class Federation:
     def _answers(
         self, present: list[int], broadcast: Message, expected: Expectation, watch: Stopwatch
     ) -> Iterator[Reply | Lost | Late | Masked | Total]:
-        """The transport's; with a tree, the server absorbs what each one makes ready once it has been dealt with."""
+        """The transport's answers; with a tree, each answer is handled, then the server absorbs what it completes."""
         if self.tree is None:
             yield from self.transport.exchange(present, broadcast)
             return
@@ -267,20 +267,20 @@ class Federation:
             with watch.running():
                 self.server.absorb(arrival.client, admit(arrival))
 
-        # Nothing is masked under a tree.
+        # Under a tree no upload is masked.
         answers = cast(Iterator[Reply | Lost | Late], self.transport.exchange(present, broadcast))
         yield from self.tree.climbed(answers, present, broadcast, admit, absorb)
 
     def _taken_in(self, client: int, upload: Message, expected: Expectation, samples: int) -> bool:
-        """Absorb an upload; False where it is not what the server expects and is left out.
+        """Absorb an upload; returns False if it is not as the server expects and is left out.
 
         Args:
-            client, upload: as it came from the wire.
+            client, upload: as they came from the wire.
             expected: its fields.
-            samples: how many the client has of the upload's task.
+            samples: how many samples of the upload's task the client has.
 
         Raises:
-            BadUpload: it is not what the server expects, and the run is to end then.
+            BadUpload: the upload is not as the server expects, and the run is set to end in this case.
         """
         announced = Announced(samples, int(self._announced[client]))
         task = self.stream.tasks[upload.task]
@@ -298,10 +298,10 @@ class Federation:
         return True
 
     def _absorb_total(self, total: Total, expected: Expectation, samples: np.ndarray) -> None:
-        """Absorb the sum of a round's uploads; `samples` (K,) are the clients' of the task."""
+        """Absorb the sum of a round's uploads; `samples` (K,) is each client's number of samples of the task."""
         own = list(total.clients)
         announced = Announced(int(samples[own].sum()), int(self._announced[own].sum()))
-        # What travelled is no number of the wire's type.
+        # The sum did not travel in the wire's floating-point type.
         problem = replace(self.problem, wire=replace(self.problem.wire, dtype=torch.float64))
         release = self.problem.release
         upload = total.upload if release is None else release.counted(total.upload)
@@ -319,13 +319,13 @@ class Federation:
         self.server.absorb(EVERYONE, read)
 
     def _note_revealed(self, client: int, alone: Revealed, columns: dict[str, np.ndarray]) -> None:
-        """Count what an upload, or the sum that it is in, reveals of the samples that a client learnt from."""
+        """Count what an upload, or the sum that it is in, reveals about the samples that a client learnt from."""
         columns["one_sample_sums"][client] = alone.sums
         columns["one_sample_moments"][client] = alone.moments
         self.state.ledger.told.add(alone.samples)
 
     def _absorb_late(self, client: int, upload: Message) -> None:
-        """Take in an upload of an earlier round, if the server can still use it."""
+        """Absorb an upload of an earlier round, if the server can still use it."""
         absences = self.state.absences
         absences["late_arrived"] += 1
         if self.problem.sums:
@@ -344,8 +344,8 @@ class Federation:
             self.server.lose_late(self.stream.tasks[upload.task])
 
     def _announce(self, task: Task, samples: np.ndarray) -> None:
-        """What clients have had of all tasks up to this one, of which they have `samples` (K,)."""
-        if self._announced_tasks != task.index:  # of a resumed run
+        """Update how many samples clients have had up to this task, of which they have `samples` (K,)."""
+        if self._announced_tasks != task.index:  # in a resumed run
             before = [self.transport.samples(index)[0] for index in range(task.index)]
             self._announced = np.sum([np.zeros(self.transport.clients, dtype=np.int64), *before], axis=0)
         self._announced, self._announced_tasks = self._announced + samples, task.index + 1
@@ -367,8 +367,7 @@ class Federation:
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Everything that a resumed run needs, as JSON and tensors.
 
-        The tensors whose names start with `GROWING` only gain rows from one call to the next, and like the others they
-        are not copies.
+        Tensors whose names start with `GROWING` only gain rows from one call to the next. No tensor is a copy.
         """
         state, growing = self.state.save()
         tensors = {**self.server.state_dict(), **self.rounds.tensors()}

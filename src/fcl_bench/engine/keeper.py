@@ -1,4 +1,4 @@
-"""What clients keep, on the disk of the process in which they live: saved and restored with the server's checkpoint."""
+"""Client states on the disk of the process in which clients live, saved and restored with the server's checkpoint."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import torch
 from fcl_bench.engine.checkpoint import Checkpoint
 from fcl_bench.errors import UserError
 
-#: Version of what is stored.
+#: Version of the stored form.
 _SCHEMA = 1
-#: What stands in the server's checkpoint in place of the clients' states: the name of what they saved beside it.
+#: The entry of the server's checkpoint in place of the clients' states: the name under which they saved them.
 ELSEWHERE = "elsewhere"
 
 
 class Keeper:
     """The states of one process's clients, one folder per save: `<folder>/<tag>/<process>/`.
 
-    A process saves before the server does, so it keeps what it saved last, too: the server may be killed in between.
+    A process saves before the server does, so it also keeps its previous save: the server may be killed in between.
 
     Args:
-        folder: of all processes; they may share it, or have one each under the same name.
-        owner: identity of what is under way; what another one left is not taken over.
+        folder: the folder of all processes; they may share it, or have one each under the same name.
+        owner: identity of the work under way; states that another owner left are not used.
         process: name of this process.
     """
 
@@ -41,7 +41,7 @@ class Keeper:
         for old in self.folder.iterdir():
             if old.name not in (tag, self._last):
                 shutil.rmtree(old / self._process, ignore_errors=True)
-                # Whichever process is the last one that leaves it.
+                # Only the last process that leaves the folder can remove it.
                 with contextlib.suppress(OSError):
                     old.rmdir()
         self._last = tag
@@ -71,7 +71,7 @@ class Keeper:
         return found
 
     def forget(self) -> None:
-        """The run is over."""
+        """Delete all saved states, when the run is over."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _checkpoint(self, tag: str, process: str) -> Checkpoint:
@@ -79,17 +79,17 @@ class Keeper:
 
 
 def new_tag(task: int, round_: int) -> str:
-    """The name of what is saved after a round. No other save has it, not even of the same round of a run done anew."""
+    """A new name for a save after a round. It is unique: the same round of a repeated run gets another name."""
     return f"task-{task}-round-{round_}-{uuid.uuid4().hex}"
 
 
 def tag_of(states: Mapping[str, torch.Tensor]) -> str:
-    """The name under which clients saved, from the server's checkpoint; "": their states are in the checkpoint."""
+    """The name of the clients' save, from the server's checkpoint; "": the checkpoint itself has their states."""
     return bytes(states[ELSEWHERE].tolist()).decode() if ELSEWHERE in states else ""
 
 
 def as_state(tag: str) -> dict[str, torch.Tensor]:
-    """What the server's checkpoint keeps of a save."""
+    """The entry for a save in the server's checkpoint."""
     return {ELSEWHERE: torch.tensor(list(tag.encode()), dtype=torch.uint8)}
 
 
@@ -99,7 +99,7 @@ def resolved(
     """The states of these clients, from the server's checkpoint or from where they were saved.
 
     Raises:
-        UserError: they were saved elsewhere, and are not to be found.
+        UserError: they were saved elsewhere and cannot be found.
     """
     if not (tag := tag_of(states)):
         own = frozenset(clients)

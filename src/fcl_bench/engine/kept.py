@@ -1,4 +1,4 @@
-"""What receivers of broadcasts keep: it is sent, and counted, only once."""
+"""Tensors that receivers of broadcasts keep, which are sent, and counted, only once."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Kept:
 
     def __init__(self) -> None:
         self.names: dict[int, frozenset[str]] = {}
-        #: The last broadcast, and what it costs a receiver who keeps these names: bytes, and what is kept afterwards.
+        #: The last broadcast, and its cost for a receiver that keeps these names: bytes, and the names kept afterwards.
         self._sent: Message | None = None
         self._costs: dict[frozenset[str], tuple[int, frozenset[str]]] = {}
 
     def send(self, receiver: int, broadcast: Message) -> int:
-        """Bytes that `broadcast` costs this receiver, who has them from now on."""
+        """Bytes that `broadcast` costs this receiver, which has the tensors from now on."""
         if broadcast is not self._sent:
             self._sent, self._costs = broadcast, {}
             self._forget(frozenset(broadcast) - frozenset(broadcast.kept))
@@ -29,13 +29,13 @@ class Kept:
             return broadcast.nbytes
         there = self.names.get(receiver, frozenset())
         if there not in self._costs:
-            # Most of many receivers have the same; they share one set, too.
+            # Most receivers keep the same names, so they share one set.
             self._costs[there] = broadcast.nbytes_without(there), there | frozenset(broadcast.kept)
         size, self.names[receiver] = self._costs[there]
         return size
 
     def _forget(self, changing: frozenset[str]) -> None:
-        """What changes again, such as class weights whose classes are back, is not what anyone has of its name."""
+        """Forget tensors that change again, such as weights of classes that come back: no receiver has the new ones."""
         left = {there: there - changing for there in set(self.names.values())}
         self.names = {receiver: left[there] for receiver, there in self.names.items()}
 

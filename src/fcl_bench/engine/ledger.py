@@ -45,7 +45,7 @@ class Stopwatch:
 
 
 def _kept_as(kind: type, default: Any = MISSING) -> Any:
-    """A column of uploads.csv, and NumPy's type in which the ledger keeps it."""
+    """A column of uploads.csv, with the NumPy type in which the ledger keeps it."""
     return field(default=default, metadata={"kept_as": kind})
 
 
@@ -56,16 +56,16 @@ class Upload:
     Attributes:
         task, round, client: from 0.
         stage: what the exchange was for.
-        samples: the client's samples of the task.
+        samples: number of the client's samples of the task.
         labelled: how many of them have a label.
-        accepted: how many of the others the client gave one itself.
-        right: how many of those labels are true; `NOBODY_KNOWS` where no truth is at hand.
+        accepted: how many of the others got a label from the client itself.
+        right: how many of those labels are true; `NOBODY_KNOWS` if the true labels are not available.
         up_bytes, down_bytes: payload.
-        client_seconds: the client's own.
-        one_sample_sums, one_sample_moments: what of the upload was of one sample only (see `engine.revealed`).
-        dropped: 1 where the upload was not what the server expected and was left out; else 0.
-        lost: 1 where the client was asked and did not answer; else 0.
-        late: 1 where its upload was to come in a later round; else 0.
+        client_seconds: the client's own computing time.
+        one_sample_sums, one_sample_moments: sums and moments in the upload of one sample only (see `engine.revealed`).
+        dropped: 1 if the upload was not as the server expected and was left out; else 0.
+        lost: 1 if the client was asked and did not answer; else 0.
+        late: 1 if its upload was to come in a later round; else 0.
     """
 
     task: int = _kept_as(np.int32)
@@ -86,14 +86,14 @@ class Upload:
     late: int = _kept_as(np.int8, default=0)
 
 
-#: In place of a count that takes the truth, of clients whose samples have none at hand.
+#: Stands for a count that needs true labels, for clients whose samples have none available.
 NOBODY_KNOWS = -1
-#: A row as it is kept: 65 bytes.
+#: The stored form of a row: 65 bytes.
 _ROW = np.dtype([(column.name, column.metadata["kept_as"]) for column in fields(Upload)])
-#: What `add_round` is given for each client, and what of it may be left out.
+#: The columns that `add_round` is given for each client, and those that may be left out.
 _COUNTED = [column.name for column in fields(Upload) if column.name not in ("task", "round", "stage")]
 _DEFAULTS = {column.name: column.default for column in fields(Upload) if column.default is not MISSING}
-#: Rows that become Python objects at a time where somebody reads them one by one.
+#: How many rows are converted to Python objects at a time, when they are read one by one.
 _BLOCK = 4096
 _ROWS, _SERVER_SECONDS = GROWING + "uploads", GROWING + "server_seconds"
 
@@ -102,14 +102,14 @@ class Ledger:
     """All exchanges so far and the server's seconds per task.
 
     The exchanges are rows of numbers in order of their tasks, not objects: 10,000 clients and 1,000 tasks make ten
-    million of them. What is asked about one task visits that task's rows only.
+    million of them. A query about one task reads only that task's rows.
 
     Args:
         clients: K.
-        raw: what a sample would cost as it is; None where nobody sees one.
+        raw: the cost of sending a sample as it is; None if no samples are visible.
 
     Attributes:
-        server_seconds: of each complete task.
+        server_seconds: the server's seconds for each complete task.
         told: the samples that were revealed.
     """
 
@@ -124,7 +124,7 @@ class Ledger:
 
     @property
     def uploads(self) -> tuple[Upload, ...]:
-        """The exchanges in order, as objects made anew: for looking at a few, not for a loop over tasks."""
+        """The exchanges in order, as new objects: use it to look at a few, not in a loop over tasks."""
         return tuple(Upload(*row) for row in self.values())
 
     def __len__(self) -> int:
@@ -139,7 +139,7 @@ class Ledger:
                 yield *row[:stage], self._stages[row[stage]], *row[stage + 1 :]
 
     def cells(self) -> Iterator[Sequence[Any]]:
-        """The rows of uploads.csv: `values`, empty where nobody knows."""
+        """The rows of uploads.csv: `values`, with empty cells for unknown ones."""
         if not (self._rows.array["right"] == NOBODY_KNOWS).any():
             yield from self.values()
             return
@@ -173,7 +173,7 @@ class Ledger:
         self._stages = [stage]
 
     def send(self, client: int, broadcast: Message) -> int:
-        """Bytes that `broadcast` costs this client, who has them from now on."""
+        """Bytes that `broadcast` costs this client, which has the tensors from now on."""
         return self._kept.send(client, broadcast)
 
     @property
@@ -182,7 +182,7 @@ class Ledger:
         return self._kept.names
 
     def state(self) -> dict[str, Any]:
-        """What is in no row, as JSON; clients that keep the same share one list of names."""
+        """The state outside the rows, as JSON; clients that keep the same tensors share one list of names."""
         raw = None if self._raw is None else self._raw.state()
         return {"stages": self._stages, "raw": raw, **self._kept.state()}
 
@@ -202,7 +202,7 @@ class Ledger:
 
     def _of_task(self, task: int) -> np.ndarray:
         """The rows of one task."""
-        # Not `.searchsorted` on the field of all rows, which would copy the column each time.
+        # `.searchsorted` on the field of all rows would copy the column each time.
         rows = self._rows.array
         first, end = (bisect_left(rows, number, key=lambda row: row["task"]) for number in (task, task + 1))
         return rows[first:end]
@@ -269,7 +269,7 @@ class Ledger:
         }
 
     def _against_raw(self) -> Raw | None:
-        """Each client's uploads of a task, over its rounds, against its samples of the task sent once."""
+        """Compare each client's uploads of a task, over its rounds, with sending its samples of the task once."""
         raw = self._raw
         if raw is None:
             return None
@@ -277,7 +277,7 @@ class Ledger:
         for rows in self._tasks():
             up = self._per_client(rows, "up_bytes")
             samples = np.zeros((2, self.clients), dtype=np.int64)
-            # The same in every round that a client takes part in.
+            # The number is the same in every round that a client takes part in.
             for own, name in zip(samples, ("labelled", "accepted"), strict=True):
                 np.maximum.at(own, rows["client"], rows[name])
             cost, sent = raw.cost(samples.sum(axis=0)), up > 0
@@ -295,7 +295,7 @@ class Ledger:
         }
 
     def senders(self) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Of each round: task, number, (m,) the clients who sent something."""
+        """For each round: task, number, (m,) the clients that sent something."""
         for rows in self._tasks():
             for round_ in np.unique(rows["round"]).tolist():
                 own = rows[rows["round"] == round_]
@@ -303,7 +303,7 @@ class Ledger:
                 yield int(own["task"][0]), round_, sent
 
     def told_alone(self) -> Told:
-        """What clients revealed of single samples."""
+        """How much clients revealed about single samples."""
         sums, moments = (
             int(self._rows.array[name].sum(dtype=np.int64)) for name in ("one_sample_sums", "one_sample_moments")
         )

@@ -22,7 +22,7 @@ def accuracy_matrix(correct: np.ndarray, tests: np.ndarray) -> np.ndarray:
 
 
 def pooled_accuracy(correct: np.ndarray, tests: np.ndarray) -> np.ndarray:
-    """A_t in percent (T,): accuracy on the pooled test sets of all tasks up to t (FedRAN 2.2); NaN where none are."""
+    """A_t in percent (T,): accuracy on the pooled test sets of all tasks up to t (FedRAN 2.2); NaN if there is none."""
     seen = np.tril(np.ones((len(tests), len(tests))))
     return _percent((correct * seen).sum(axis=1), seen @ tests)
 
@@ -34,9 +34,9 @@ def pooled_after(task: int, correct: np.ndarray, tests: np.ndarray) -> float:
 
 
 def class_accuracy(confusion: np.ndarray, tasks: int, classes: int) -> np.ndarray:
-    """(T, C) in percent: after each task, the share of each class's test samples that are taken for it.
+    """(T, C) in percent: after each task, the share of each class's test samples that are classified as that class.
 
-    NaN for a class that has none yet.
+    NaN for a class that has no test samples yet.
 
     Args:
         confusion: `CONFUSION` rows.
@@ -53,8 +53,8 @@ def client_accuracy(by_class: np.ndarray, holdings: Sequence[Holdings], columns:
     """(T, K) in percent: after each task, the accuracy that a client's own mix of classes would see.
 
     a_k(t) = sum_c n_kc(t) a_c(t) / sum_c n_kc(t), with n_kc(t) the training samples of class c that client k has had up
-    to task t, and a_c(t) the accuracy of the class; classes without a test sample are left out. NaN for a client
-    without a sample of the others.
+    to task t, and a_c(t) the accuracy of the class; classes without a test sample are left out. NaN for a client that
+    has no sample of the remaining classes.
 
     Args:
         by_class: a_c(t) (T, C), see `class_accuracy`.
@@ -85,8 +85,8 @@ def metrics(correct: np.ndarray, tests: np.ndarray) -> Metrics:
     Args:
         correct, tests: see `accuracy_matrix`.
 
-    Tasks without test samples are left out of every mean, as if the stream had none such; they have no entry but None
-    in the series by task.
+    Tasks without test samples are left out of every mean, as if they were not in the stream; in the series by task
+    their entry is None.
     """
     pooled = pooled_accuracy(correct, tests)
     tested = tests > 0
@@ -95,7 +95,7 @@ def metrics(correct: np.ndarray, tests: np.ndarray) -> Metrics:
     by_task = np.array([a[t, : t + 1].mean() for t in range(tasks)])
     learnt = np.diag(a)
     stability = np.array([a[t, :t].mean() if t else np.nan for t in range(tasks)])
-    # A task of which nothing was right when it was learnt leaves no ratio, then and later.
+    # If no answer on a task was right when it was learnt, its ratio is undefined, then and later.
     with np.errstate(divide="ignore", invalid="ignore"):
         retention = np.array([100 * (a[t, : t + 1] / learnt[: t + 1]).mean() for t in range(tasks)])
     drops = np.array([np.nanmax(a[tau : tasks - 1, tau]) - a[-1, tau] for tau in range(tasks - 1)])

@@ -1,4 +1,4 @@
-"""What messages pass through on their way out of one half and into the other."""
+"""Middleware: the steps that messages pass through between the two halves of a method."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Middleware:
     """
 
     def send(self, message: Message, client: int | None) -> Message:
-        """What goes on towards the other side; `client` is the one that sends it, None: a broadcast to all."""
+        """The message that goes on to the other side; `client` is its sender, None: it is a broadcast to all."""
         return message
 
     def receive(self, message: Message, client: int) -> Message:
-        """What comes from the other side; `client` is the one that sent it, or that receives it."""
+        """The message that came from the other side; `client` is the one that sent it, or that receives it."""
         return message
 
     def answer(self, client: int, request: Message) -> Message | None:

@@ -1,4 +1,4 @@
-"""Clients whose upload is not there in time: what is noted of them, and when they may return."""
+"""Clients whose upload does not arrive in time: their record, and when they may return."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices
 
-#: What becomes of a client whose upload is not there in time.
+#: What can become of a client whose upload does not arrive in time.
 Missing = Literal["silent", "gone", "lost", "late"]
-#: Why a client is lost that is only made to fail (`faults=`).
+#: The reason given for the loss of a client that fails in simulation (`faults=`).
 SIMULATED = ("silent", "gone")
 
 
 class MissingClients:
-    """The clients of a run that a round goes on without.
+    """The clients of a run that rounds continue without.
 
     Args:
-        state: of the run; it keeps the counts, and who may not return yet.
-        server: says when they may.
-        notices: tells the user.
-        minimum: the least share of a round's clients that the transport has to bring back; None: all.
+        state: the run's state; it keeps the counts, and which clients may not return yet.
+        server: decides when they may return.
+        notices: informs the user.
+        minimum: the least share of a round's clients that must answer over the transport; None: all.
         drops: whether clients with a bad upload are left out of the round.
     """
 
@@ -35,11 +35,11 @@ class MissingClients:
         self._minimum, self._drops = minimum, drops
 
     def lost(self, lost: Lost, task: Task, round_: int, gone: int, present: int) -> None:
-        """Go on without a client that was made to fail, or that the transport may lose; else the run ends.
+        """Continue without a client whose failure is simulated, or that the transport may lose; else the run ends.
 
         Args:
             lost: the client.
-            task, round_: at hand.
+            task, round_: the current ones.
             gone: how many of the `present` clients of the round the transport has lost so far.
         """
         if lost.reason in SIMULATED:
@@ -58,12 +58,12 @@ class MissingClients:
     def note(self, why: Missing, client: int, task: Task, round_: int) -> None:
         """Count a client that is missing, and remember it where it may not return at once."""
         self._state.absences[why] += 1
-        # Of clients that may return nothing need be remembered: there can be as many as turns.
+        # Clients that may return are not remembered, since there can be as many of them as turns.
         if not self._server.may_return(task, round_, round_ + 1):
             self._state.missing.append((client, round_))
 
     def barred(self, task: Task, round_: int) -> set[int]:
-        """Clients of whom an upload of this task is missing or was left out on which the round at hand would build."""
+        """Clients whose upload of this task is missing or was left out while the current round would build on it."""
         dropped = self._state.ledger.dropped(task.index) if self._drops else []
         absent = {*dropped, *map(tuple, self._state.missing)}
         return {client for client, refused in absent if not self._server.may_return(task, refused, round_)}

@@ -1,4 +1,4 @@
-"""The clients' side: their data, what they keep, and one turn of one of them. No server, no other client's data."""
+"""The clients' side: their data, their states, and single turns. A turn sees no server and no other client's data."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
 from fcl_bench.protocol.problem import SAMPLE_KINDS, Problem, Shard, State
 
-#: How many of the labels (m,) that a client gave its unlabelled samples are right, given these samples' numbers (m,) in
-#: the data set. The engine's own count, beside the turn: a node has no true labels.
+#: Counts how many of the labels (m,) that a client gave its unlabelled samples are right, given these samples' indices
+#: (m,) in the data set. The engine counts them outside the turn: a node has no true labels.
 Truth = Callable[[np.ndarray, torch.Tensor], int]
 #: The column of a training sample whose label its client does not know.
 UNKNOWN = -1
@@ -32,10 +32,10 @@ class ClientData:
         problem: device and type of the samples.
         holdings: [task] -> the indices of each client's training samples.
         columns: (n,) int64, the class of each sample as a column of the label matrix, `UNKNOWN` where its client does
-            not know it: true labels of unlabelled samples do not come here.
-        inputs: (n, ...) the samples; they move to the device, since a copy in each turn would cost more than what is
-            done with it there.
-        numbers: (n,) int64, the number of each sample in the whole data set; None: these are the whole data set.
+            not know it: true labels of unlabelled samples are never here.
+        inputs: (n, ...) the samples; they are moved to the device once, since a copy in each turn would cost more than
+            the computation on it.
+        numbers: (n,) int64, the index of each sample in the whole data set; None: these are the whole data set.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ClientData:
         self._inputs = inputs.to(problem.device)
         self._labels = torch.from_numpy(columns).to(problem.device)
         self._numbers = numbers
-        #: A task, and the indices of all clients' samples of it on the device.
+        #: The last task asked for, and the indices of all clients' samples of it on the device.
         self._dealt: tuple[int, torch.Tensor] | None = None
 
     @property
@@ -66,17 +66,17 @@ class ClientData:
 
     @property
     def raw(self) -> RawSamples:
-        """What a sample would cost as it is."""
+        """The cost of sending a sample as it is."""
         return RawSamples.of(self._inputs, self._problem.wire)
 
     def samples(self, task: int, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of a client's labelled samples of a task, and of the others."""
+        """Indices of a client's labelled samples of a task, and of its unlabelled ones."""
         indices = self.holdings[task][client]
         known = self._known[indices]
         return (indices, indices[:0]) if known.all() else (indices[known], indices[~known])
 
     def shard(self, task: int, client: int) -> Shard:
-        """What a client has of a task."""
+        """A client's samples of a task."""
         known, unknown = self.samples(task, client)
         chosen = torch.from_numpy(known).to(self._problem.device) if len(unknown) else self._own(task, client)
         labels = self._labels.index_select(0, chosen)
@@ -87,7 +87,7 @@ class ClientData:
     def _own(self, task: int, client: int) -> torch.Tensor:
         """Indices of a client's samples of a task, on the device."""
         held = self.holdings[task]
-        # Of all clients at once, since a task has many rounds, and a copy in each turn costs more than a small one's.
+        # All clients' indices are copied at once: a task has many rounds, and a copy in each turn costs more.
         if self._dealt is None or self._dealt[0] != task:
             self._dealt = task, torch.from_numpy(held.indices).to(self._problem.device)
         return self._dealt[1][held.ends[client] : held.ends[client + 1]]
@@ -97,12 +97,12 @@ class ClientData:
         return on_device(self._inputs, indices, self._problem)
 
     def numbers(self, indices: np.ndarray) -> np.ndarray:
-        """The numbers that samples have in the whole data set."""
+        """The indices that samples have in the whole data set."""
         return indices if self._numbers is None else self._numbers[indices]
 
 
 def on_device(samples: torch.Tensor, indices: np.ndarray, problem: Problem) -> torch.Tensor:
-    """A choice of samples on the device: images as they are, features in the statistics' type."""
+    """Selected samples on the device: images as they are, features in the statistics' type."""
     return of_problem(samples.index_select(0, torch.from_numpy(indices).to(samples.device)), problem)
 
 
@@ -113,21 +113,21 @@ def of_problem(samples: torch.Tensor, problem: Problem) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of a turn.
+    """The result of a turn.
 
     Attributes:
         client: whose turn it was.
         upload: as it travels.
         seconds: the client's own, from its shard to the upload on the wire.
-        guesses: (m,) the labels that it gave its unlabelled samples, -1 for none; None: it left them alone. They are no
-            part of the upload, and only a transport that sees everything has them.
+        guesses: (m,) the labels that it gave its unlabelled samples, -1 for none; None: it did not use them. They are
+            not part of the upload, and only a transport that sees everything has them.
         stored: bytes that the client keeps until its next turn, by kind (see `State`).
-        samples_kept: how many raw samples are among it (see `SAMPLE_KINDS`).
-        revealed: what the upload reveals of single samples, by what the client half says of it. Their numbers are those
-            of the data set.
-        grouped: what tells that of a sum of uploads; None where uploads are not added up.
+        samples_kept: how many raw samples the client keeps (see `SAMPLE_KINDS`).
+        revealed: what the upload reveals about single samples, according to the client half. Their indices are those of
+            the data set.
+        grouped: from which the same follows for a sum of uploads; None if uploads are not added up.
         accepted: how many unlabelled samples it gave a label.
-        right: how many of these labels are true; None where nobody knows.
+        right: how many of these labels are true; None if the true labels are unknown.
     """
 
     client: int
@@ -152,7 +152,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Masked:
-    """A client that has had its turn, and whose upload tells the server nothing until the `Total` comes."""
+    """A client that has had its turn, and whose upload is unreadable to the server until the `Total` comes."""
 
     reply: Reply
 
@@ -162,12 +162,12 @@ class Total:
     """The sum of a round's masked uploads, and what it cost besides these.
 
     Attributes:
-        clients: whose uploads it is of.
+        clients: the clients whose uploads are in the sum.
         upload: the sum.
-        rounding: the most that an entry of it is off.
-        up_bytes, down_bytes: (K,) of each client, those that were lost included.
-        client_seconds: (K,) of each client.
-        server_seconds: of the server.
+        rounding: the largest error of an entry of the sum.
+        up_bytes, down_bytes: (K,) per client, lost ones included.
+        client_seconds: (K,) per client.
+        server_seconds: the server's seconds.
     """
 
     clients: tuple[int, ...]
@@ -193,8 +193,8 @@ class Node:
         client: the method's client half; it serves all clients of the node.
         problem: device and types.
         data: the clients' samples.
-        middleware: what uploads and broadcasts pass through on this side.
-        truth: what counts right guesses beside the turns; None: nobody knows the truth.
+        middleware: this side's middleware for uploads and broadcasts.
+        truth: counts right guesses outside the turns; None: the true labels are unknown.
     """
 
     def __init__(
@@ -211,15 +211,15 @@ class Node:
         self._middleware = middleware
         self._truth = truth
         self._states: dict[int, State] = {}
-        #: What clients whose uploads may still be refused kept before their turns; None: nothing.
+        #: Per client whose upload may still be refused, its state before the turn; None: it had none.
         self._before: dict[int, State | None] = {}
 
     def settle(self) -> None:
-        """All uploads so far are taken in, or were refused."""
+        """Called when all uploads so far have been absorbed or refused."""
         self._before.clear()
 
     def turn(self, client: int, broadcast: Message) -> Reply:
-        """One client's turn in the broadcast's task and round. Nothing of it stays here but the client's state."""
+        """One client's turn in the broadcast's task and round. Only the client's state remains here afterwards."""
         task, round_ = broadcast.task, broadcast.round
         shard = self.data.shard(task, client)
         state = self._states.get(client, {})
@@ -237,7 +237,7 @@ class Node:
         with watch.running():
             upload = dataclasses.replace(upload, stage=received.stage, task=task, round=round_)
             upload = self._middleware.send(upload.to_be_sent(), client)
-        # A view would keep all that it is a part of.
+        # A view would keep the whole tensor that it is a part of.
         kept = {
             name: value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
             for name, value in state.items()
@@ -249,14 +249,14 @@ class Node:
         return Reply(client, upload, watch.seconds, guesses, *sizes, alone, accepted, right, grouped)
 
     def _learnt_from(self, task: int, client: int, guesses: torch.Tensor | None) -> np.ndarray:
-        """The numbers in the data set of the samples that a client learnt from, in the order of its shard."""
+        """The indices in the data set of the samples that a client learnt from, in the order of its shard."""
         learnt, unlabelled = self.data.samples(task, client)
         if guesses is not None:
             learnt = np.concatenate([learnt, unlabelled[(guesses >= 0).cpu().numpy()]])
         return self.data.numbers(learnt)
 
     def _counted(self, task: int, client: int, guesses: torch.Tensor | None) -> tuple[int, int | None]:
-        """How many labels a client gave itself, and how many of them are right."""
+        """How many samples a client labelled itself, and how many of these labels are right."""
         if guesses is None:
             return 0, 0
         _, unlabelled = self.data.samples(task, client)
@@ -264,10 +264,10 @@ class Node:
         return int((guesses >= 0).sum()), right
 
     def answer(self, client: int, request: Message) -> Reply:
-        """What a client's middleware answers; the method is not asked, and no state changes.
+        """The answer of a client's middleware to a request; the method is not asked, and no state changes.
 
         Raises:
-            ValueError: no middleware knows such a request.
+            ValueError: no middleware knows this kind of request.
         """
         watch = Stopwatch(self._problem.device)
         with watch.running():
@@ -277,7 +277,7 @@ class Node:
         return Reply(client, answer, watch.seconds, None, {}, 0)
 
     def take_back(self, client: int) -> None:
-        """The upload of a turn since `settle` was left out: its client keeps what it kept before."""
+        """The upload of a turn since `settle` was left out: restore the client's state from before that turn."""
         if client not in self._before:
             raise ValueError(f"client {client} has had no turn that could be taken back")
         state = self._before.pop(client)
@@ -287,11 +287,11 @@ class Node:
             self._states[client] = state
 
     def keeps(self, client: int) -> State:
-        """What one client keeps."""
+        """The state of one client."""
         return self._states.get(client, {})
 
     def resume(self, client: int, state: State) -> None:
-        """Have one client go on from what it kept."""
+        """Let one client continue from a saved state."""
         self._states[client] = {name: value.to(self._problem.device) for name, value in state.items()}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -307,7 +307,7 @@ class Node:
 
 
 def stored_bytes(state: State) -> dict[str, int]:
-    """Bytes of a client's state by kind: what stands before the first dot of a name."""
+    """Bytes of a client's state by kind (the part of a name before its first dot)."""
     found: dict[str, int] = {}
     for name, value in state.items():
         kind = name.partition(".")[0]

@@ -1,4 +1,4 @@
-"""What a client's samples themselves would cost, beside what it sends of them."""
+"""The cost of sending a client's samples themselves, for comparison with its uploads."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class RawSamples:
 
     Attributes:
         kind: "features", or "images" for methods that train the network.
-        sample_bytes: of a sample with its label.
-        upload_bytes: besides, of every upload: the scales of a 16-bit wire type.
+        sample_bytes: bytes of a sample with its label.
+        upload_bytes: additional bytes of every upload: the scales of a 16-bit wire type.
     """
 
     kind: str
@@ -30,7 +30,7 @@ class RawSamples:
 
     @classmethod
     def of(cls, inputs: torch.Tensor, wire: WireFormat) -> RawSamples:
-        """Of samples like `inputs` (n, ...): images are bytes as they are, features travel in the wire's type."""
+        """The cost of samples like `inputs` (n, ...): images travel as bytes, features in the wire's type."""
         numbers = int(np.prod(inputs.shape[1:]))
         if inputs.dtype == torch.uint8:
             return cls("images", numbers + _LABEL)
@@ -38,7 +38,7 @@ class RawSamples:
         return cls("features", numbers * column_bytes(1, wire.dtype) - scales + _LABEL, scales)
 
     def cost(self, samples: np.ndarray) -> np.ndarray:
-        """Bytes of so many samples; none cost nothing."""
+        """Bytes for these numbers of samples; 0 for no samples."""
         return samples * self.sample_bytes + np.where(samples > 0, self.upload_bytes, 0)
 
     def state(self) -> dict[str, Any]:

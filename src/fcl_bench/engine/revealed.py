@@ -1,4 +1,4 @@
-"""Which samples leave their clients alone: a sum over one sample is that sample (docs/privacy.md)."""
+"""Samples that leave their clients as single samples: a sum over one sample is that sample (docs/privacy.md)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Revealed:
     Attributes:
         sums: how many of its sums are of one sample.
         moments: how many of its second moments are.
-        samples: (m,) numbers among the client's labelled samples of those that are alone in any of them, ascending.
+        samples: (m,) indices, among the client's labelled samples, of those that are alone in any of these, ascending.
     """
 
     sums: int
@@ -37,7 +37,7 @@ NOTHING = Revealed(0, 0, np.zeros(0, dtype=np.int64))
 
 
 def revealed(upload: Message, samples: int) -> Revealed:
-    """What an upload reveals by what its client half says of it.
+    """What an upload reveals, according to its client half.
 
     Args:
         upload: before anything of it is encoded.
@@ -72,11 +72,11 @@ def _alone(fields: Mapping[str, torch.Tensor | None], samples: int) -> tuple[int
 
 @dataclass(frozen=True)
 class Grouped:
-    """In which sums of its upload each of a client's samples is; nothing of it leaves the engine.
+    """Which sums of its upload each of a client's samples is in; this never leaves the engine.
 
     Attributes:
-        sums, moments: of each field, (n,) the number of the sum, -1 for none.
-        samples: (n,) the numbers in the data set of the shard's samples; entries beyond them are of samples that the
+        sums, moments: per field, (n,) the number of the sum that each sample is in, -1 for none.
+        samples: (n,) the indices of the shard's samples in the data set; entries beyond them belong to samples that the
             client keeps.
     """
 
@@ -86,7 +86,7 @@ class Grouped:
 
     @classmethod
     def of(cls, upload: Message, samples: np.ndarray) -> Grouped:
-        """By what the client half says of its upload, made of these samples."""
+        """The groups that the client half states for its upload, which was made of these samples."""
         in_one = np.zeros(len(samples), dtype=np.int64)
         sums, moments = (
             {name: in_one if which is None else which.cpu().numpy() for name, which in of}
@@ -98,11 +98,11 @@ class Grouped:
 def revealed_together(uploads: Mapping[int, Grouped]) -> dict[int, Revealed]:
     """What the sum of several clients' uploads reveals, by the client whose sample it is.
 
-    A sum that has several samples of all clients together hides each of them; one that has a single sample is that
-    sample, whoever added zeros to it.
+    A sum that has several samples, over all clients together, hides each of them; a sum that has a single sample is
+    that sample, whichever clients added zeros to it.
 
     Args:
-        uploads: of each client.
+        uploads: the groups of each client's upload.
     """
     sums, moments = (
         _alone_together({client: getattr(own, kind) for client, own in uploads.items()}) for kind in _KINDS
@@ -115,7 +115,7 @@ def revealed_together(uploads: Mapping[int, Grouped]) -> dict[int, Revealed]:
 
 
 def _alone_together(fields: Mapping[int, Mapping[str, np.ndarray]]) -> dict[int, np.ndarray]:
-    """Of each client, the samples that are alone in a sum, once for each such sum."""
+    """Per client, the samples that are alone in a sum, once for each such sum."""
     found = {client: [np.zeros(0, dtype=np.int64)] for client in fields}
     for name in dict.fromkeys(name for own in fields.values() for name in own):
         # Shifted by one, so that what is in no sum is number 0.
@@ -138,7 +138,7 @@ class ToldSamples:
         return len(self._rows)
 
     def add(self, samples: np.ndarray) -> None:
-        """These samples (m,), numbers among all training samples without repetition, were revealed, again perhaps."""
+        """Add revealed samples (m,): distinct indices among all training samples; some may have been added before."""
         if not len(samples):
             return
         if (missing := 1 + int(samples.max()) - len(self._known)) > 0:

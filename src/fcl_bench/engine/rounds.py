@@ -13,7 +13,7 @@ from fcl_bench.engine.rows import Rows
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
 
-#: A row as it is kept; NaN where there is no test sample yet.
+#: The stored form of a row; the accuracy is NaN if there is no test sample yet.
 _ROW = np.dtype([("task", np.int32), ("round", np.int32), ("accuracy", np.float64)])
 _ROWS = GROWING + "rounds"
 
@@ -21,7 +21,7 @@ _ROWS = GROWING + "rounds"
 class RoundAccuracy:
     """A_t after every N-th round of the model and after the task, on the pooled test sets of the tasks so far.
 
-    It asks the server as a task's examination does, and costs neither half a second of its own time.
+    It tests the server like a task's examination, and its time counts as neither the clients' nor the server's.
 
     Args:
         every: N; 0: nothing is measured.
@@ -36,7 +36,7 @@ class RoundAccuracy:
         self._rows = Rows(_ROW)
 
     def look(self, task: Task, round_: int, server: Server) -> None:
-        """The server has finished a round of the task, and it is not the last one."""
+        """Test after a finished round of the task that is not the last one."""
         if not self.every or round_ not in (model := server.model_rounds(task)):
             return
         if (model.index(round_) + 1) % self.every == 0:
@@ -45,7 +45,7 @@ class RoundAccuracy:
             self._add(task, round_, answers)
 
     def finish(self, task: Task, last_round: int, answers: Answers) -> None:
-        """The task is over and examined."""
+        """Add the row of a task that is over and examined."""
         if self.every:
             self._add(task, last_round, answers)
 
@@ -58,7 +58,7 @@ class RoundAccuracy:
         return self._rows.array.tolist()
 
     def best(self) -> BestRounds | None:
-        """Of each task the best round, the first of equals; None where nothing was measured."""
+        """The best round of each task, the first of equals; None if nothing was measured."""
         if not self.every:
             return None
         rows = self._rows.array
@@ -72,7 +72,7 @@ class RoundAccuracy:
         return best
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What a resumed run needs; nothing where nothing is measured."""
+        """The tensors that a resumed run needs; none if nothing is measured."""
         return {_ROWS: self._rows.tensor()} if self.every else {}
 
     def restore(self, tensors: dict[str, torch.Tensor]) -> None:

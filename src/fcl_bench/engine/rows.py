@@ -29,7 +29,7 @@ class Rows:
         """Add `rows` (m,) of the table's type."""
         needed = self._used + len(rows)
         if needed > len(self._room):
-            # By a half, so that n rows are moved at most twice each on average, and at most a third is spare.
+            # It grows by half, so that n rows are moved at most twice each on average, and at most a third is spare.
             room = np.zeros(max(needed, len(self._room) * 3 // 2), dtype=self._room.dtype)
             room[: self._used] = self.array
             self._room = room

@@ -1,4 +1,4 @@
-"""What a federation has achieved so far: with the tensors of its parts, all that a resumed run needs."""
+"""The progress of a federation. With the tensors of its parts, it is all that a resumed run needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fcl_bench.engine.node import Reply
 from fcl_bench.engine.reports import Absences
 
 _ANSWERS, _CONFUSION, _SAMPLES = (GROWING + name for name in ("answers", "confusion", "samples"))
-#: What of a `FederationState` is JSON as it is.
+#: The fields of a `FederationState` that are JSON already.
 _PLAIN = (
     *("tasks_done", "rounds_done", "server_seconds"),
     *("client_storage_bytes", "client_storage_max_bytes", "client_samples_kept"),
@@ -28,19 +28,19 @@ def _none_absent() -> Absences:
 
 @dataclass
 class FederationState:
-    """What a run has achieved so far; with the tensors, all that a resumed run needs.
+    """The progress of a run. With the tensors, it is all that a resumed run needs.
 
     Attributes:
         tasks_done: number of complete tasks.
         answers: right answers so far.
         ledger: bytes and seconds.
-        rounds_done: complete rounds of the task at hand.
-        server_seconds: of those rounds.
+        rounds_done: complete rounds of the current task.
+        server_seconds: the server's seconds in those rounds.
         client_storage_bytes: the most that any client has kept between turns so far, by kind.
-        client_storage_max_bytes: of all kinds together.
-        client_samples_kept: the most raw samples.
-        absences: turns without an upload in time, and late uploads.
-        missing: client and round of each turn of the task at hand that brought no upload in time and on which later
+        client_storage_max_bytes: the same for all kinds together.
+        client_samples_kept: the most raw samples that any client has kept.
+        absences: counts of turns without an upload in time, and of late uploads.
+        missing: client and round of each turn of the current task that brought no upload in time and on which later
             rounds build.
     """
 
@@ -56,14 +56,14 @@ class FederationState:
     missing: list[tuple[int, int]] = field(default_factory=list)
 
     def note_stored(self, reply: Reply) -> None:
-        """Take in what a client keeps after a turn."""
+        """Record how much a client keeps after a turn."""
         for kind, size in reply.stored.items():
             self.client_storage_bytes[kind] = max(self.client_storage_bytes.get(kind, 0), size)
         self.client_storage_max_bytes = max(self.client_storage_max_bytes, sum(reply.stored.values()))
         self.client_samples_kept = max(self.client_samples_kept, reply.samples_kept)
 
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """All of it: a little JSON, and what grows with tasks, clients and rounds as tensors that only gain rows."""
+        """The whole state: a little JSON, and tensors that only gain rows with tasks, clients and rounds."""
         saved = {name: getattr(self, name) for name in _PLAIN}
         saved |= {"answers": self.answers.state(), "ledger": self.ledger.state()}
         tensors = {_ANSWERS: self.answers.tensor(self.tasks_done), _CONFUSION: self.answers.confusion.tensor()}

@@ -24,7 +24,7 @@ class Transport(Protocol):
     Attributes:
         clients: K.
         everything: the clients' data, for audits; None where the server's process does not see them.
-        raw: what a sample would cost as it is; None where nobody says.
+        raw: the cost of sending a sample as it is; None if it is unknown.
     """
 
     clients: int
@@ -39,25 +39,25 @@ class Transport(Protocol):
         """(K,) and (K,): how many samples of a task each client has, and how many of them are labelled."""
 
     def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late | Masked | Total]:
-        """The broadcast's round: a reply for each client of `present`, in this order, whatever order they arrive in.
+        """Run the broadcast's round: yields a reply for each client of `present`, in this order, not that of arrival.
 
-        The order matters: FedRAN's sequential merge gives another result in another one. Before them come the uploads
-        of earlier rounds that are late; their replies have nothing but the upload, which says its task and round.
-        Behind those whose upload is masked comes the sum of them.
+        The order matters: FedRAN's sequential merge gives another result in another order. Late uploads of earlier
+        rounds come first; their replies contain only the upload, which has its task and round. After clients with
+        masked uploads comes the sum of these uploads.
         """
 
     def refused(self, client: int) -> None:
-        """The upload of the client's last turn was left out: it keeps what it kept before that turn."""
+        """The upload of the client's last turn was left out: its state is again the one before that turn."""
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """What the clients of this process keep; a transport whose clients are elsewhere has them keep it there, and
-        returns by what name they find it again."""
+        """The states of this process's clients. If clients are elsewhere, they keep their states there, and this
+        returns the name under which they find them again."""
 
     def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
         """Take over what `state_dict` returned.
 
         Raises:
-            UserError: clients elsewhere do not have what they kept.
+            UserError: clients elsewhere no longer have their states.
         """
 
 
@@ -65,14 +65,14 @@ class Asking(Transport, Protocol):
     """A transport over which the server's side may speak with clients' middlewares, too."""
 
     def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
-        """What clients' middlewares answer to requests, each client to its own, in this order.
+        """The answers of clients' middlewares to requests, each client to its own, in this order.
 
-        It is no turn: nothing of the method is asked, and the replies have nothing but the answer and its seconds.
+        This is not a turn: the method is not called, and the replies contain only the answer and its seconds.
         """
 
 
 class Around:
-    """A transport that stands between the loop and another one, and is that one but for what a subclass says.
+    """A transport around another one. It passes everything on to that one except what a subclass overrides.
 
     Args:
         inner: reaches the clients.
@@ -97,7 +97,7 @@ class Around:
         return self._inner.exchange(present, broadcast)
 
     def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
-        """See `Asking`, which the inner one then is."""
+        """See `Asking`; the inner transport then has to be one."""
         return cast(Asking, self._inner).ask(requests)
 
     def refused(self, client: int) -> None:
@@ -114,8 +114,8 @@ class InProcess:
     """All clients in this process, one after the other.
 
     Args:
-        node: with all of them.
-        kept: where processes of clients kept their states, for a run that went over several processes before.
+        node: the node of all clients.
+        kept: where processes of clients kept their states, for a run that used several processes before.
     """
 
     def __init__(self, node: Node, kept: Keeper | None = None) -> None:
@@ -133,7 +133,7 @@ class InProcess:
         inputs: torch.Tensor,
         middleware: Sequence[Middleware] = (),
     ) -> InProcess:
-        """The clients of a data set: of `inputs`, and what else `Clients` is made of."""
+        """The transport for the clients of a data set: `inputs`, and the other arguments of `Clients`."""
         return cls(Clients(method, problem, holdings, columns, labelled, middleware).node(inputs))
 
     @property

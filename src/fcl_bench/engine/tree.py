@@ -42,14 +42,14 @@ _ROWS = GROWING + "nodes"
 
 @dataclass(frozen=True)
 class Arrival:
-    """What comes to the server, or to a node.
+    """A message that arrives at the server, or at a node.
 
     Attributes:
-        client: the first whose upload is in it.
-        sender: whose upload it is, for errors.
+        client: the first client whose upload is in it.
+        sender: the sender's name, for errors.
         upload: as it travels.
         announced: samples of all clients that are in it.
-        clients: how many these are.
+        clients: the number of these clients.
     """
 
     client: int
@@ -59,7 +59,7 @@ class Arrival:
     clients: int
 
 
-#: Decodes and checks what a node was sent; raises `BadUpload`.
+#: Decodes and checks a message sent to a node; raises `BadUpload`.
 Admit = Callable[[Arrival], Message]
 
 
@@ -70,10 +70,10 @@ class _Node:
     Attributes:
         level, number: from 1, from 0.
         waiting: how many of its children have not ended the round.
-        watch: of its own work.
+        watch: measures its own work.
         slowest: path seconds of the slowest child so far.
-        uploads: of its children, admitted.
-        announced, client, clients: of what is in them; see `Arrival`.
+        uploads: its children's uploads, admitted.
+        announced, client, clients: those of these uploads; see `Arrival`.
     """
 
     level: int
@@ -91,7 +91,7 @@ class _Node:
     down_bytes: int = 0
 
     def take(self, read: Message, client: int, announced: Announced, clients: int) -> None:
-        """One more upload, admitted."""
+        """Add one more admitted upload."""
         self.received += 1
         self.client = client if self.client < 0 else self.client
         self.uploads.append(read)
@@ -127,7 +127,7 @@ class Tree:
         self._combination, self._middleware, self._device = combination, middleware, device
         self._kept = Kept()
         self._rows = Rows(_ROW)
-        #: Of the round at hand, by level and number; and the longest path to the server so far.
+        #: The current round's nodes by level and number; and the longest path to the server so far.
         self._round: dict[tuple[int, int], _Node] = {}
         self._slowest = 0.0
         #: Of all rounds so far.
@@ -141,14 +141,14 @@ class Tree:
         admit: Admit,
         absorb: Callable[[Arrival], None],
     ) -> Iterator[Reply | Lost | Late]:
-        """A round's answers; once one has been dealt with, what it makes ready goes up.
+        """Yields a round's answers; after each has been handled, nodes that it completes send their message on.
 
         Args:
-            answers: of a transport; uploads of earlier rounds among them pass the nodes as they are.
-            present: whom the round asks.
-            broadcast: the round's.
-            admit: what nodes do to what they are sent.
-            absorb: called with what comes to the server.
+            answers: a transport's answers; uploads of earlier rounds among them pass the nodes unchanged.
+            present: the clients that the round asks.
+            broadcast: the round's broadcast.
+            admit: decodes and checks what nodes are sent.
+            absorb: called with what arrives at the server.
         """
         self._begin(present)
         for answer in answers:
@@ -166,7 +166,7 @@ class Tree:
                 absorb(arrival)
 
     def _begin(self, present: Sequence[int]) -> None:
-        """A round that asks these clients."""
+        """Begin a round that asks these clients."""
         self._round, self._slowest = {}, 0.0
         children = [(0, client) for client in dict.fromkeys(present)]
         for level in range(1, 1 + len(self.sizes)):
@@ -179,12 +179,12 @@ class Tree:
             children = [(level, number) for number in parents]
 
     def watch(self, client: int, server: Stopwatch) -> Stopwatch:
-        """Of the node that takes in the client's upload; where the server does, its."""
+        """The stopwatch of the node that takes in the client's upload; the server's if the server takes it in."""
         node = self._round.get((1, client // self.fan_in))
         return server if node is None else node.watch
 
     def take(self, client: int, read: Message, announced: Announced) -> bool:
-        """A client's upload, admitted by its node; False where it has none above it but the server."""
+        """Give a client's admitted upload to its node; False if there is no node between the client and the server."""
         node = self._round.get((1, client // self.fan_in))
         if node is None:
             return False
@@ -192,12 +192,12 @@ class Tree:
         return True
 
     def _ended(self, client: int, seconds: float, admit: Admit) -> Arrival | None:
-        """A client's part in the round is over, after so many seconds of its own: what then comes to the server.
+        """End a client's part in the round; returns what then arrives at the server.
 
         Args:
-            client: whatever became of its upload.
-            seconds: 0 where nobody waits for it.
-            admit: of what nodes are sent.
+            client: the client, whether or not its upload arrived.
+            seconds: the client's own seconds; 0 if nobody waits for it.
+            admit: decodes and checks what nodes are sent.
         """
         path, number = seconds, client
         arrival: Arrival | None = None
@@ -217,7 +217,7 @@ class Tree:
         return arrival
 
     def _combined(self, node: _Node) -> Arrival | None:
-        """What a node sends on of its round; None: nothing came."""
+        """The message that a node sends on for its round; None: it received nothing."""
         if not node.uploads:
             return None
         with node.watch.running():
@@ -230,7 +230,7 @@ class Tree:
         return Arrival(node.client, sender, whole, node.announced, node.clients)
 
     def received(self, client: int, broadcast: Message) -> None:
-        """A client was sent the broadcast, and so all nodes above it, each once."""
+        """Count the broadcast to a client and to all nodes above it, once per node."""
         number = client
         for level in range(1, 1 + len(self.sizes)):
             number //= self.fan_in
@@ -239,7 +239,7 @@ class Tree:
                 node.down_bytes = self._kept.send(self._key(level, number), broadcast)
 
     def _relayed(self, client: int, upload: Message) -> None:
-        """A late upload of an earlier round went up to the server as it is, since it cannot be combined with others."""
+        """Count a late upload of an earlier round, which goes up unchanged since it cannot be combined with others."""
         number = client
         for level in range(1, 1 + len(self.sizes)):
             number //= self.fan_in
@@ -248,11 +248,11 @@ class Tree:
             node.up_bytes += upload.nbytes
 
     def _key(self, level: int, number: int) -> int:
-        """Tells the nodes of all levels apart."""
+        """A number that is unique among the nodes of all levels."""
         return sum(self.sizes[: level - 1]) + number
 
     def finish(self, task: int, round_: int) -> None:
-        """The round is over."""
+        """End the round."""
         rows = [
             (
                 *(task, round_, level, number, node.received, node.sent, node.up_bytes, node.down_bytes),
@@ -269,7 +269,7 @@ class Tree:
         return list(_ROW.names or ()), iter(self._rows.array.tolist())
 
     def report(self) -> TreeReport:
-        """What went over the links above the nodes, by level, and how long the rounds took along their slowest path."""
+        """The traffic on the links above the nodes, by level, and the rounds' time along their slowest path."""
         rows = self._rows.array
         levels: list[TreeLevel] = []
         for level, size in enumerate(self.sizes, start=1):
@@ -287,7 +287,7 @@ class Tree:
         return {"fan_in": self.fan_in, "levels": levels, "path_seconds": self._path_seconds}
 
     def state(self) -> dict[str, Any]:
-        """What is in no row, as JSON."""
+        """The state outside the rows, as JSON."""
         return {"path_seconds": self._path_seconds, **self._kept.state()}
 
     def tensors(self) -> dict[str, torch.Tensor]:

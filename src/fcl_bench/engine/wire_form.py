@@ -1,4 +1,4 @@
-"""What travels is looked at before it is decoded: decoding is not to ask for memory that the sender chooses."""
+"""The check of messages before they are decoded, so that a sender cannot choose how much memory decoding takes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fcl_bench.protocol.wire import HALF, WireFormat
 
 
 def form_objection(upload: Message, expected: Expectation, wire: WireFormat | None) -> tuple[str, str, str] | None:
-    """What is wrong with the form of an upload: the field, what it is, and what was expected. None where nothing is.
+    """What is wrong with the form of an upload: the field, what it is, and what was expected. None if nothing is wrong.
 
     Args:
         upload: as it travelled.
-        expected: of each field, decoded.
-        wire: in which form it was to travel; None: any.
+        expected: the expectation of each decoded field.
+        wire: the form that it has to travel in; None: any.
     """
     suffixes = (PACKED, SCALE, HELD)
     whole_only = travels_whole(upload)
@@ -35,10 +35,10 @@ def form_objection(upload: Message, expected: Expectation, wire: WireFormat | No
 
 
 def rounding_of(upload: Message, name: str) -> float:
-    """The relative error of a field's entries by the type in which it travelled."""
+    """The relative error of a field's entries due to the type in which it travelled."""
     sent = upload.get(name + PACKED, upload.get(name))
     if sent is not None and sent.dtype == torch.int8 and sent.ndim == 2 and sent.numel():
-        # Of unit columns: half a step in each entry, over the length of the column.
+        # For unit columns: half a step in each entry, divided by the length of the column.
         error = 0.5 * len(sent) ** 0.5 / max(float(torch.linalg.vector_norm(sent.double(), dim=0).min()), 1.0)
         return (2 * error + error**2) / 4
     if sent is None or not sent.is_floating_point():
@@ -51,7 +51,7 @@ def _type_objection(name: str, sent: torch.Tensor, upload: Message, wire: WireFo
         return None
     if not sent.is_floating_point():
         return f"has the type {str(sent.dtype).removeprefix('torch.')}", "a floating-point type"
-    # A vector of a 16-bit wire stays in float32, and what is packed is a matrix.
+    # A vector on a 16-bit wire stays in float32; a packed field is a matrix.
     vector = sent.ndim < 2 and name + PACKED not in upload
     right = torch.float32 if vector and wire.dtype in HALF else wire.dtype
     if sent.dtype == right:
@@ -62,7 +62,7 @@ def _type_objection(name: str, sent: torch.Tensor, upload: Message, wire: WireFo
 def _scale_objection(sent: torch.Tensor, scale: torch.Tensor | None, packed: bool) -> tuple[str, str] | None:
     if scale is None:
         return None
-    # Of a tensor without rows no column has a scale.
+    # The columns of a tensor without rows have no scales.
     fits = scale.ndim == 1 if packed else sent.ndim > 1 and scale.shape == sent[:1].shape
     if packed and fits:
         fits = sent.ndim == 1 and len(scale) * (len(scale) + 1) // 2 == len(sent)
@@ -70,7 +70,7 @@ def _scale_objection(sent: torch.Tensor, scale: torch.Tensor | None, packed: boo
         return f"has scales of the shape {tuple(scale.shape)}", "one for each column"
     if scale.dtype != torch.float32 or not bool((scale > 0).all() & scale.isfinite().all()):
         return "has a scale that is no positive number in float32", "positive finite numbers"
-    # The scale is the largest entry of its column, and of a packed matrix no correlation is above 1.
+    # The scale is the largest entry of its column; in a packed matrix no correlation is above 1.
     largest, room = (float(sent.abs().max()) if sent.numel() else 0.0), 4 * torch.finfo(sent.dtype).eps
     if not largest <= 1 + room:
         return f"holds {largest:.4g} times its scale", "at most 1"

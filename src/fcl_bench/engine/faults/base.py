@@ -16,7 +16,7 @@ class Fate(Enum):
     """What becomes of a client that a round asks for an upload."""
 
     ANSWERS = "answers"
-    SILENT = "silent"  # it does nothing, this time
+    SILENT = "silent"  # it does nothing this time
     LATE = "late"  # it does its work, and the upload arrives in a later round
     GONE = "gone"  # it has left for good
 
@@ -38,9 +38,9 @@ class Faults(ABC):
 
     Args:
         late_by: after how many rounds, or tasks, a late upload arrives.
-        late_unit: "round": of the whole run, so that a method with one round per task has it in the next task; "task":
-            at the start of the later task.
-        min_clients: least answers of a round; silent clients are asked again until there are so many.
+        late_unit: "round": rounds of the whole run, so that with one round per task it arrives in the next task;
+            "task": at the start of the later task.
+        min_clients: the least number of answers in a round; silent clients are asked again until it is reached.
     """
 
     name: ClassVar[str]

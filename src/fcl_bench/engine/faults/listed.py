@@ -19,7 +19,7 @@ _ENTRY = re.compile(r"(\d{1,9})@(\d{1,9})(?:\.(\d{1,9}))?", re.ASCII)
 
 @dataclass
 class ListedFaults(Faults):
-    """The very clients, tasks and rounds, all from 0.
+    """Faults at the listed clients, tasks and rounds, all counted from 0.
 
     Args:
         silent, late: entries CLIENT@TASK, for all rounds of the task, or CLIENT@TASK.ROUND.
@@ -27,7 +27,7 @@ class ListedFaults(Faults):
     """
 
     name: ClassVar[str] = "listed"
-    #: Who is silent stays silent, however often it is asked.
+    #: A silent client stays silent, however often it is asked.
     attempts: ClassVar[int] = 0
 
     silent: list[str] = knob(list)

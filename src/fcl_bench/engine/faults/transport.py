@@ -15,7 +15,7 @@ from fcl_bench.engine.transport import Around, Transport
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
 
-#: Prefix of what a checkpoint keeps of uploads that are on their way; clients' states begin with their numbers.
+#: Prefix of a checkpoint's tensors of uploads on their way; names of clients' states begin with the client's number.
 _LATE, _EXCHANGES = "late.", "exchanges"
 
 
@@ -29,16 +29,16 @@ class _OnItsWay:
 
 
 class Faulty(Around):
-    """Stands between the loop and a transport.
+    """Simulates faults between the loop and a transport.
 
-    A client that is silent or gone is never asked, so that it computes nothing and receives nothing. One that is late
-    has its turn in time, and its upload arrives at the beginning of a later exchange, before that round's own uploads.
-    What is still on its way when the run ends never arrives.
+    A client that is silent or gone is never asked, so it computes nothing and receives nothing. A late client has its
+    turn in time, and its upload arrives at the beginning of a later exchange, before that round's own uploads. An
+    upload that is still on its way when the run ends never arrives.
 
     Args:
         inner: reaches the clients.
-        faults: who fails.
-        seed: of the run.
+        faults: decides which clients fail.
+        seed: the run's seed.
     """
 
     def __init__(self, inner: Transport, faults: Faults, seed: int) -> None:
@@ -48,7 +48,7 @@ class Faulty(Around):
         self._exchanges = 0
 
     def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late | Masked | Total]:
-        """First what arrives late, in order of its task, round and client; then the clients of `present`."""
+        """First the late uploads that arrive, in order of task, round and client; then the clients of `present`."""
         task, by_task = broadcast.task, self._faults.late_unit == "task"
         now = task if by_task else self._exchanges
         self._exchanges += 1
@@ -73,7 +73,7 @@ class Faulty(Around):
             yield Late(reply)
 
     def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
-        """Only those that are gone do not answer: who is silent or late fails with its upload."""
+        """Only clients that are gone do not answer: silent and late clients fail with their upload only."""
         faults, there = self._faults, {}
         for client, request in requests.items():
             fates = faults.fates(self._seed, self.clients, request.task, request.round, 0)
@@ -84,7 +84,7 @@ class Faulty(Around):
         yield from super().ask(there)
 
     def _fates(self, present: Sequence[int], task: int, round_: int) -> np.ndarray:
-        """(K,) what becomes of each client, silent ones asked again until enough of `present` answer."""
+        """(K,) the fate of each client; silent clients are asked again until enough of `present` answer."""
         faults, asked = self._faults, np.asarray(present, dtype=int)
         wanted = 0 if self._alone(present, task) else min(faults.min_clients, len(asked))
         fates = faults.fates(self._seed, self.clients, task, round_, 0)

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _LENGTH = 8
-#: A longer header is no header of ours.
+#: The largest size of a header; a longer one does not come from fcl-bench.
 _LONGEST_HEADER = 1 << 26
 
 
 class Frame(NamedTuple):
-    """What one side says to the other.
+    """One message from one side to the other.
 
     Attributes:
         header: as JSON.

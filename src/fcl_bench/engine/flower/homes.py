@@ -1,4 +1,4 @@
-"""Which node each client lives on, as the nodes' own censuses say: a node that is started again has a new number."""
+"""Which node each client lives on, by the nodes' own censuses: a node that is restarted has a new number."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 
 
 class Resident(NamedTuple):
-    """What a node says of itself.
+    """A node's description of itself.
 
     Attributes:
-        census: versions, threads, who lives there, how many samples they have.
+        census: versions, threads, the clients that live there, and how many samples they have.
         data: hash of the node's data.
         platform: what it runs on.
     """
@@ -53,7 +53,7 @@ class Resident(NamedTuple):
 
 
 class Homes:
-    """The nodes that have told who lives there.
+    """The nodes that have reported which clients live there.
 
     Args:
         clients: K.
@@ -71,7 +71,7 @@ class Homes:
         self.data: dict[int, str] = {}
 
     def enter(self, node: str, resident: Resident) -> None:
-        """Take in a census. Clients that lived on another node have moved, and that one is gone.
+        """Record a census. Clients that lived on another node have moved, and that node is gone.
 
         Raises:
             UserError: the node is no part of this run.
@@ -97,7 +97,7 @@ class Homes:
         self._of = {client: home for client, home in self._of.items() if home != node}
 
     def forget(self) -> None:
-        """All are to say again who they are."""
+        """Forget all nodes, so that each has to report again."""
         self._nodes, self._of = {}, {}
 
     def __contains__(self, node: str) -> bool:
@@ -114,7 +114,7 @@ class Homes:
         return list(self._nodes)
 
     def by_node(self, clients: Iterable[int]) -> dict[str, list[int]]:
-        """The nodes of those clients that have one, and which of them live there."""
+        """The nodes of these clients, each with those that live there; clients without a node are left out."""
         found: dict[str, list[int]] = {}
         for client in clients:
             if (node := self._of.get(client)) is not None:

@@ -30,11 +30,11 @@ class LinkLost(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back for a message.
+    """The answer to a message.
 
     Attributes:
-        message: which one it answers.
-        blobs: what the node's worker said; none where Flower reports an error.
+        message: the message that it answers.
+        blobs: the answer of the node's worker; none if Flower reports an error.
         error: that error.
     """
 
@@ -55,7 +55,7 @@ def program(name: str) -> Path:
 
 
 def quiet_environment(home: Path) -> dict[str, str]:
-    """For Flower's processes: they keep their files in `home`, look for work ten times a second, and tell nobody."""
+    """Environment of Flower's processes: files in `home`, ten looks for work per second, no telemetry."""
     own = {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
     return {**os.environ, **own}
 
@@ -123,7 +123,7 @@ class Line:
         except (subprocess.TimeoutExpired, ValueError) as error:
             raise LinkLost(f"flwr run says nothing of use about {self._address}") from error
         if not told.get("success"):
-            # The last line says what is wrong; those before it say what was tried.
+            # The last line says what is wrong; the lines before it say what was tried.
             reason = [line for line in str(told.get("error-message", done.stderr)).splitlines() if line.strip()][-1:]
             raise LinkLost(f"the SuperLink at {self._address}: {' '.join(reason) or 'flwr run failed'}")
 

@@ -32,7 +32,7 @@ _LOOK, _LOOK_FOR_NODES = 0.2, 2.0
 _SLOW = 30.0
 #: Seconds within which a node answers a census, its data loaded; and that a run's end waits for nodes to forget it.
 _CENSUS, _FORGET = 300.0, 15.0
-#: Seconds after which a node is asked for a census again that could not give one.
+#: Seconds after which a node that could not give a census is asked for one again.
 _AGAIN = 10.0
 #: Names of a checkpoint's tensors: where clients' states are, in place of them.
 _TAGS, _NODES = "tags", "nodes"
@@ -40,13 +40,13 @@ _TAGS, _NODES = "tags", "nodes"
 
 @dataclass
 class _Round:
-    """What a round still waits for.
+    """The open part of a round.
 
     Attributes:
-        broadcast: of the round.
+        broadcast: the round's broadcast.
         waiting: clients without a reply.
         until: when the waiting ends.
-        replies: that are not handed on yet.
+        replies: replies that are not handed on yet.
         reasons: what went wrong last, by client.
     """
 
@@ -69,8 +69,8 @@ class _Asked:
 class Flower:
     """Clients on nodes of a Flower federation.
 
-    A turn that is lost is asked for again as soon as a node has told that the client lives there, until the round's
-    deadline. What a client keeps goes by the number of its turn, so that a turn done twice is one turn.
+    A lost turn is requested again as soon as a node reports that the client lives there, until the round's deadline. A
+    client's state is stored under the number of its turn, so a turn done twice counts as one turn.
 
     Args:
         line: to the SuperLink, open.
@@ -152,7 +152,7 @@ class Flower:
         return replace(reply, revealed=replace(reply.revealed, samples=reply.revealed.samples + before))
 
     def _unless_lost(self, step: Callable[[], None], until: float) -> None:
-        """A step; where the SuperLink is lost, a new line instead, as soon as there is one."""
+        """Do a step; if the SuperLink is lost, open a new line instead, as soon as that is possible."""
         try:
             return step()
         except LinkLost as lost:
@@ -169,7 +169,7 @@ class Flower:
         raise UserError(str(reason), "the same command goes on from the last checkpoint once the SuperLink is there")
 
     def _progress(self, at_hand: _Round) -> None:
-        """Ask whoever is to be asked, and take what has come."""
+        """Send the requests that are due, and take the answers that have arrived."""
         asked = frozenset[int]().union(*(asked.clients for asked in self._asked.values()))
         for node, clients in self._homes.by_node(sorted(at_hand.waiting - asked)).items():
             left = max(1.0, at_hand.until - time.monotonic())
@@ -210,15 +210,15 @@ class Flower:
         if answer.error:
             self._homes.leave(asked.node)
             self._again[asked.node] = time.monotonic() + _AGAIN
-            # Where all clients have one, it is a node that was killed and is still counted as there.
+            # If all clients have a node, this one was killed and is still counted as there.
             level = logging.WARNING if self._homes.homeless() else logging.DEBUG
             told = f"a node does not say who lives there: {answer.error}"
             self._notices.tell(f"census {level} {answer.error}", told, level)
             return
         resident = Resident.read(heard(answer.blobs[0]).beside)
         self._homes.enter(asked.node, resident)
-        # What these clients were asked before, here or on a node that they have left, is lost. If its answer is but on
-        # its way, the turn is done twice.
+        # Earlier requests to these clients, here or on a node that they have left, are lost. If an answer is only
+        # delayed, the turn is done twice.
         here = set(resident.census.clients)
         self._asked = {
             name: other
@@ -228,7 +228,7 @@ class Flower:
 
     def _take_turns(self, answer: Answer, asked: _Asked, at_hand: _Round) -> None:
         if answer.error:
-            # The node is gone, or its worker is: it is asked again once it has told who lives there.
+            # The node or its worker is gone: it is asked again once it has reported which clients live there.
             self._homes.leave(asked.node)
             at_hand.reasons |= dict.fromkeys(asked.clients, answer.error)
             return
@@ -245,7 +245,7 @@ class Flower:
             self._tags[client] = before
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """After which turn each client kept what it keeps; nothing where none keeps anything."""
+        """The turn after which each client saved its state; empty if no client has a state."""
         self._safe = dict(self._tags)
         return {**as_state(_NODES), _TAGS: tags_tensor(self._tags, self.clients)} if self._tags else {}
 
@@ -256,7 +256,7 @@ class Flower:
         self._safe, self._keeps = dict(self._tags), bool(states)
 
     def forget(self) -> None:
-        """The run is complete: have the nodes forget what its clients kept. One that does not answer keeps it."""
+        """Make the nodes forget the clients' states of the complete run. A node that does not answer keeps them."""
         if not self._keeps:
             return
         self._asked = {}

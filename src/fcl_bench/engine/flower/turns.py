@@ -1,4 +1,4 @@
-"""What a turn over Flower says beside its broadcast, and under which name a client's state is kept at its node."""
+"""The information sent with a turn over Flower, and the names under which nodes keep clients' states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROTOCOL = 1
 
 
 class Tag(NamedTuple):
-    """The turn after which a client kept what it keeps: its task and round."""
+    """The turn after which a client saved its state: its task and round."""
 
     task: int
     round: int
@@ -24,9 +24,9 @@ class Asked:
     """One client's turn.
 
     Attributes:
-        client: whose.
-        kept: after which turn it kept the state that this turn begins with; None: it begins without any.
-        safe: after which turn it kept the state that the server's last checkpoint goes on from.
+        client: the client whose turn it is.
+        kept: the turn after which it saved the state that this turn begins with; None: it begins without a state.
+        safe: the turn after which it saved the state that the server's last checkpoint continues from.
     """
 
     client: int

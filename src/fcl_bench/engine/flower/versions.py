@@ -1,7 +1,7 @@
-"""What a node's clients keep, on its disk: one file for each client and turn, of which a few are left at a time.
+"""The states of a node's clients on its disk: one file per client and turn, of which only a few are kept at a time.
 
-The server says with each turn which one it begins with, and which one its own checkpoint goes on from. So a node needs
-no message of its own to save or to restore, which over Flower would take seconds, and a turn done twice is one turn.
+With each turn the server says which state it begins with, and which state its own checkpoint continues from. So a node
+needs no separate message to save or restore, which would take seconds over Flower, and a turn done twice is one turn.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Versions:
             raise UserError(f"what client {client} kept in {path} is damaged: {error}", remedy) from error
 
     def save(self, client: int, tag: Tag, state: State) -> None:
-        """Keep a client's state of after a turn."""
+        """Save a client's state after a turn."""
         path = self._path(client, tag)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         blob = packed(Message(state))
@@ -57,14 +57,14 @@ class Versions:
             temporary.write_bytes(content_hash(blob).hexdigest().encode() + blob)
 
     def prune(self, client: int, wanted: Collection[Tag | None]) -> None:
-        """Forget all that a client kept but these."""
+        """Delete all of a client's states except these."""
         kept = {self._path(client, tag) for tag in wanted if tag is not None}
         for path in self.folder.glob(f"client-{client}-*"):
             if path not in kept:
                 path.unlink()
 
     def forget(self) -> None:
-        """The run is over."""
+        """Delete all states, when the run is over."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, client: int, tag: Tag) -> Path:

@@ -26,12 +26,12 @@ from fcl_bench.protocol.message import Message
 
 log = logging.getLogger(__name__)
 
-#: How a worker ends that has worked on a turn for longer than the server waits; whoever started it starts another one.
+#: The exit status of a worker whose turn took longer than the server waits; its parent process starts another one.
 TOO_LONG = 75
 
 
 class Site(NamedTuple):
-    """What a node makes of a run's configuration and of its own data.
+    """What a node derives from a run's configuration and its own data.
 
     Attributes:
         clients: of the whole federation.
@@ -72,10 +72,10 @@ class Worker:
         self._open: _Open | None = None
 
     def serve(self, listener: socket.socket) -> None:
-        """Answer one request after the other, for good."""
+        """Answer one request after the other, for ever."""
         while True:
             line, _ = listener.accept()
-            # Whoever asked may have been killed since.
+            # The asking process may have been killed since.
             with line, contextlib.suppress(ConnectionError):
                 asked = frames.receive(line)
                 if asked is not None:
@@ -132,7 +132,7 @@ class Worker:
 
 @contextlib.contextmanager
 def _no_longer_than(seconds: float) -> Iterator[None]:
-    """A block after which, should it last longer, the process ends: nobody waits for its answer any more."""
+    """End the process if the block takes longer than this: nobody waits for its answer any more."""
 
     def end() -> None:
         log.error("a turn took longer than the server waits (%g seconds); the worker starts anew", seconds)

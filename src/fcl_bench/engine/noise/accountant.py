@@ -1,4 +1,4 @@
-"""What noise promises, as Google's dp-accounting counts it. Multipliers are noise over the replace-one sensitivity."""
+"""The guarantee of noise, by Google's dp-accounting. Multipliers are noise over the replace-one sensitivity."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ def epsilon_of(multipliers: Iterable[float], delta: float) -> float:
 
 
 def multiplier_for(epsilon: float, delta: float, releases: int) -> float:
-    """The multiplier of each of `releases` Gaussian mechanisms on the same data that keep to (epsilon, delta)."""
+    """The multiplier of each of `releases` Gaussian mechanisms that together are (epsilon, delta)-private on the same data."""
     return float(library().get_sigma_gaussian(epsilon, delta)) * math.sqrt(releases)

@@ -36,7 +36,7 @@ class Gaussian:
     are is public.
 
     Args:
-        epsilon: what is to be kept to; the multiplier follows. Null: `multiplier` is given.
+        epsilon: the privacy budget; the multiplier follows from it. Null: `multiplier` is given.
         multiplier: noise over sensitivity; epsilon follows. 0: clipping alone. Null: `epsilon` is given.
         delta: the other part of the promise.
         clip: the largest L2 norm of a sample's H, or (unit=client) of a model update.
@@ -143,11 +143,11 @@ class Gaussian:
         return accountant.multiplier_for(self.epsilon, self.delta, releases)
 
     def _of_updates(self, method: Any, tasks: int) -> float:
-        """The multiplier of one round, of as many as there will be at most."""
+        """The multiplier of one round, given the largest possible number of rounds."""
         return self._multiplier(tasks * method.training.rounds)
 
     def guarantee(self, method: Method, problem: Problem, tasks: int, ledger: Ledger) -> Guarantee:
-        """What the uploads of a run keep to, by who has sent how many of them."""
+        """The guarantee of a run's uploads, from how many of them each client has sent."""
         multiplier = self._multiplier(1) if method.summands else self._of_updates(method, tasks)
         #: Of each client, or of each client's samples of a task: the multipliers of what was sent of them.
         sent: dict[tuple[int, ...], list[float]] = defaultdict(list)

@@ -38,7 +38,7 @@ def deviations(summands: Mapping[str, str], clip: float, multiplier: float) -> d
 
     Args:
         summands: the kind of each field.
-        clip: no |h| is above it.
+        clip: upper bound of |h|.
         multiplier: noise over sensitivity.
     """
     delta, weight = sensitivity(summands)

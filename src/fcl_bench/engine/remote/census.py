@@ -1,4 +1,4 @@
-"""What every process says of itself before the first round, and what may not differ."""
+"""Every process's description of itself before the first round, and the parts that must agree."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from fcl_bench.errors import first_line
 
 #: The length that tells a peer that nothing more will come.
 _END = 0
-#: Why a process that was killed answers no more.
+#: The reason why a process that was killed no longer answers.
 CLOSED = "its connection closed"
 
 

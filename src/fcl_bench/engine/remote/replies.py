@@ -16,7 +16,7 @@ from fcl_bench.protocol.message import Message
 
 
 class RemoteError(RuntimeError):
-    """A process of clients met what it cannot go on from: its own words."""
+    """A process of clients met an error that it cannot continue from; the message is its own."""
 
 
 @dataclass(frozen=True)

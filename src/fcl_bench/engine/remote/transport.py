@@ -20,7 +20,7 @@ from fcl_bench.protocol.message import Message
 
 
 class Gone(Exception):
-    """A process answers no more: why, in a few words."""
+    """A process no longer answers; the message has the reason in a few words."""
 
 
 class Post(Protocol):
@@ -172,5 +172,5 @@ class Remote:
 
 
 def lost(process: str, error: Exception) -> UserError:
-    """What a run ends with that cannot go on without a process."""
+    """The error with which a run ends that cannot continue without a process."""
     return UserError(f"{process} was lost: {error}", "the same command goes on from the last checkpoint")

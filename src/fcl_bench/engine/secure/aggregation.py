@@ -34,7 +34,7 @@ class Aggregation:
         self._peers = peers_of(sorted(keys), secure.neighbours, seed, broadcast.task, broadcast.round)
         self._shares: dict[int, dict[int, bytes]] = {}
         self._sums: dict[str, torch.Tensor] | None = None
-        #: Whose upload is in the sums.
+        #: The clients whose uploads are in the sums.
         self.survivors: list[int] = []
 
     def shares_request(self, client: int) -> Mapping[str, torch.Tensor]:
@@ -63,7 +63,7 @@ class Aggregation:
         """A masked upload.
 
         Raises:
-            BadUpload: it has not the fields of those before it.
+            BadUpload: its fields differ from those of the uploads before it.
         """
         if self._sums is None:
             self._sums = {name: tensor.clone() for name, tensor in upload.items()}

@@ -1,4 +1,4 @@
-"""What `secure=...` names: whether uploads are masked, and by which knobs."""
+"""The choices of `secure=...`: whether uploads are masked, and the knobs of the masks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class SecureSums:
 
     def least(self, holders: int) -> int:
         """t, the least number of `holders` who have to answer; never one alone where there are several."""
-        # Less what a product such as 0.7 times 10 is off.
+        # The rounding error of a product such as 0.7 times 10 is subtracted.
         return max(min(2, holders), math.ceil(self.threshold * holders - 1e-9))
 
     def check(self, method: Method, wire: WireFormat, clients: int, drops: bool) -> None:

@@ -1,4 +1,4 @@
-"""Shamir's secret sharing: any t of n shares tell a secret, and fewer tell nothing."""
+"""Shamir's secret sharing: any t of n shares determine a secret, and fewer reveal nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 #: The largest prime below 2^256: secrets and shares are numbers below it, of 32 bytes each.
 PRIME = 2**256 - 189
 BYTES = 32
-#: Draws so many random bytes.
+#: Draws the given number of random bytes.
 Draw = Callable[[int], bytes]
 
 

@@ -1,4 +1,4 @@
-"""What `transport=...` names: how the server's process reaches the clients'."""
+"""The choices of `transport=...`: how the server's process reaches the clients'."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fcl_bench.engine.transport import Transport
 
 
 class Link(ABC):
-    """The processes of one run, for as long as it is at work."""
+    """The processes of one run while it is at work."""
 
     def begin(self, run: str, device: torch.device) -> None:  # noqa: B027
         """A run of this id is to be done on this device: nothing of it is under way yet.
@@ -88,12 +88,12 @@ class Reach(ABC):
 
     @property
     def follows(self) -> bool:
-        """Whether this process has clients only, and does what another one asks for."""
+        """Whether this process has only clients, and does what another process asks for."""
         return False
 
     @property
     def speaks(self) -> bool:
-        """Whether this process tells the user what went wrong, rather than leave that to another one."""
+        """Whether this process reports errors to the user, instead of leaving that to another one."""
         return True
 
     @property
@@ -102,7 +102,7 @@ class Reach(ABC):
         return "this process"
 
     def residents(self, clients: int) -> Sequence[int]:
-        """Who of K clients lives in this process, ascending."""
+        """Which of K clients live in this process, ascending."""
         return range(clients)
 
     def follow(self, answers: Callable[[Said], Iterator[bytes]]) -> None:

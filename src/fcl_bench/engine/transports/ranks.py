@@ -37,7 +37,7 @@ _FAREWELL = 5.0
 
 
 def _has_gone(server: Peer) -> bool:
-    """Whether rank 0 leaves without a word, in the next few seconds."""
+    """Whether rank 0 disconnects without a message in the next few seconds."""
     begin = time.monotonic()
     while (left := begin + _FAREWELL - time.monotonic()) > 0:
         try:
@@ -200,7 +200,7 @@ class OverRanks(Reach):
                 link.close()
 
     def follow(self, answers: Callable[[Said], Iterator[bytes]]) -> None:
-        """Answer rank 0 until it says that the run is over. Raises a `UserError` where it has gone without a word."""
+        """Answer rank 0 until it says that the run is over. Raises a `UserError` if it leaves without a message."""
         where = place()
         with self._group(where):
             server = Peer(0, rank_name(0))
@@ -210,7 +210,7 @@ class OverRanks(Reach):
                 if not server.ended:
                     raise lost(rank_name(0), error) from error
             except KeyboardInterrupt:
-                # Of a signal that all ranks got rank 0 tells; unless it is what the signal is about.
+                # Rank 0 reports a signal that all ranks got, unless the end of rank 0 is the reason for the signal.
                 if where.rank == 1 and _has_gone(server):
                     raise lost(rank_name(0), Gone(CLOSED)) from None
                 raise

@@ -16,7 +16,7 @@ from fcl_bench.engine.transports.in_process import Here
 class ThroughTree(Reach):
     """All clients in the server's process, and nodes between them and the server (see `engine.tree`).
 
-    Sums in another order are other bits, and merged sketches other numbers, so it is part of a run's id.
+    Sums in another order give other bits, and merged sketches other numbers, so the tree is part of a run's id.
 
     Args:
         fan_in: the most children of a node, and of the server.
