@@ -1,4 +1,4 @@
-"""First-stage adaptation (STSA 4.1): the first task trains the network, by FedAvg say; then it is frozen for good."""
+"""First-stage adaptation (STSA 4.1): the network is trained on the first task, e.g. by FedAvg, then stays frozen."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ STAGE = "adaptation"
 
 
 class FirstStage(Protocol):
-    """What `adapt=...` names, unless it is `none`."""
+    """A choice of `adapt=...` other than `none`."""
 
     name: ClassVar[str]
     trains_network: ClassVar[bool]
@@ -111,15 +111,15 @@ class FedAvgAdaptation:
 
 @dataclass(frozen=True)
 class Adapted:
-    """What the first stage left.
+    """The result of the first stage.
 
     Attributes:
         body: the adapted network without its head, in evaluation mode, on the CPU.
-        trained: what of the body the first stage may have changed: `body.<name>` -> tensor.
+        trained: the part of the body that the first stage may have changed: `body.<name>` -> tensor.
         ledger: its exchanges, all of task 0 and `STAGE`.
         accuracy: of the network with its own head on the first task's test set, percent; None if that is empty.
         seconds: spent on it in this run.
-        hit: whether it was there already.
+        hit: whether an earlier run had already done it.
     """
 
     body: torch.nn.Module
@@ -147,7 +147,7 @@ class Adapted:
 
 
 def adaptation_identity(plan: Plan) -> dict[str, object]:
-    """Everything that determines the first stage: not the method, nor what only it looks at."""
+    """Everything that determines the first stage; the method, and settings that only the method uses, are left out."""
     whole = plan.settings.identity()
     kept = ["seed", "beta", "clients", "tasks", "label_rate", "dtype", "data", "split", "partition"]
     kept += [key for key in ("on_bad_upload", "transport") if key in whole]
@@ -162,10 +162,10 @@ def adaptation_identity(plan: Plan) -> dict[str, object]:
 
 
 def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], folder: Path, link: Link) -> Adapted:
-    """Train on the first task, or take over what an earlier run trained; an interrupted training goes on.
+    """Train on the first task, or reuse an earlier run's training; an interrupted training continues.
 
     Args:
-        plan: of the run; of its data only the first task is looked at.
+        plan: the run's plan; only the first task of its data is used.
         images: the data set's training and test images, (n, 3, h, w) uint8; called if there is training to do.
         folder: where results are kept, one folder for each `adaptation_identity`.
         link: to the processes of the clients.
@@ -185,7 +185,7 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
         problem = replace(plan.problem, sums=False)
         first = replace(stream, tasks=stream.tasks[:1], train=stream.train[:1], test=stream.test[:1])
         train, test = (none, none) if hit else images()
-        # What is there already needs no clients.
+        # A first stage that is already done needs no clients.
         reached = Here() if hit else link
         transport = reached.federate(first_stage_clients(plan), train, place / "clients")
         drops, way = plan.settings.scalars.drops, plan.settings.transport

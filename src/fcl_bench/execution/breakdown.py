@@ -15,13 +15,13 @@ from fcl_bench.execution.run_json import ClientAccuracy
 
 
 def class_table(federation: Federation) -> Table:
-    """class_accuracy.csv: a row per task, a column per class; empty before a class is seen, or without a test."""
+    """class_accuracy.csv: one row per task, one column per class; empty before a class is seen or without a test."""
     header = [f"class_{label}" for label in federation.stream.class_order]
     return header, ([_cell(value) for value in row] for row in _by_class(federation).tolist())
 
 
 def client_table(federation: Federation, shards: Sequence[Holdings]) -> Table | None:
-    """client_accuracy.csv: a row per client, a column per task; None where nobody knows who holds what."""
+    """client_accuracy.csv: one row per client, one column per task; None if the clients' holdings are unknown."""
     matrix = _by_client(federation, shards)
     if matrix is None:
         return None
@@ -30,7 +30,7 @@ def client_table(federation: Federation, shards: Sequence[Holdings]) -> Table | 
 
 
 def clients_told(federation: Federation, shards: Sequence[Holdings]) -> ClientAccuracy | None:
-    """run.json's `client_accuracy`; None where no client has an accuracy."""
+    """run.json's `client_accuracy`; None if no client has an accuracy."""
     matrix = _by_client(federation, shards)
     known = np.zeros(0) if matrix is None else matrix[-1][~np.isnan(matrix[-1])]
     if not len(known):
@@ -47,7 +47,7 @@ def clients_told(federation: Federation, shards: Sequence[Holdings]) -> ClientAc
 def confusion_arrays(federation: Federation) -> dict[str, np.ndarray]:
     """confusion.npz: `after`, `label`, `answer`, `samples` (n,) of the counts that are not 0, and `class_order` (C,).
 
-    After task `after`, so many test samples of class `label` were taken for class `answer`, both as columns.
+    After task `after`, `samples` test samples of class `label` were classified as `answer`, both as columns.
     """
     rows = federation.state.answers.confusion.array
     named = {name: rows[name] for name in rows.dtype.names or ()}
@@ -55,7 +55,7 @@ def confusion_arrays(federation: Federation) -> dict[str, np.ndarray]:
 
 
 def sample_files(federation: Federation) -> dict[str, bytes]:
-    """predictions.parquet where single samples are kept: a row per task and test sample so far.
+    """predictions.parquet if single samples are kept: one row per task and test sample so far.
 
     `after`, the `sample`'s index in the test set, its `label`, the `prediction` (both as the data set has them), and
     the `score` of that.
@@ -63,7 +63,7 @@ def sample_files(federation: Federation) -> dict[str, bytes]:
     kept = federation.state.answers.samples
     if kept is None:
         return {}
-    # Only now: few runs keep them.
+    # Imported only now, since few runs keep them.
     import pyarrow
     import pyarrow.parquet
 

@@ -29,7 +29,7 @@ def _middleware(plan: Plan) -> Sequence[Middleware]:
     settings, problem = plan.settings, plan.problem
     steps = [*settings.noise.middleware(settings.method, problem, settings.scalars.tasks)]
     if isinstance(settings.secure, SecureSums):
-        # Here, since what it needs is installed only where somebody wants sums.
+        # Imported here, since the packages that it needs are installed only for secure sums.
         from fcl_bench.engine.secure.party import Parties, seeded
 
         steps.append(Parties(settings.secure, seeded(problem.seed), problem.wire.gram == "packed"))

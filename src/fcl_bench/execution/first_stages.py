@@ -31,7 +31,8 @@ def _keys_of_adapt() -> Iterator[None]:
 class MethodStage:
     """A method that trains the first task alone; its knobs are those of `adapt`.
 
-    It comes before the method among the bases. What has no meaning in a first task, or for features, is no knob here.
+    It comes before the method among the bases. A setting without meaning in a first task, or for features, is not a
+    knob here.
     """
 
     trains_network: ClassVar[bool] = True

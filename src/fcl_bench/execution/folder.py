@@ -1,4 +1,4 @@
-"""A run's folder: written whole or not at all, found again by its id, verified before it is trusted."""
+"""A run's folder: written whole or not at all, found by its id, verified before it is used."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from fcl_bench.files import csv_cell, file_checksum, json_hash, regular, replaci
 
 log = logging.getLogger(__name__)
 
-#: Version of the run folder's files; part of the run id. What changes a method's numbers raises its `revision` instead.
+#: Version of the run folder's files; part of the run id. A change to a method's numbers raises its `revision` instead.
 SCHEMA = 4
 
-#: Most clients times tasks whose samples are arrays of their own in partition.npz.
+#: The largest number of client-task pairs whose samples are separate arrays in partition.npz.
 SEPARATE = 20_000
 
 #: A CSV file: its header and its rows.
@@ -87,13 +87,13 @@ class RunFolder:
         return None
 
     def _holds(self, name: str, checksum: str, read: Container[str] | None) -> bool:
-        """Whether a file is as it was written. Raises OSError if it is not there, or is no file."""
+        """Whether a file is as it was written. Raises OSError if it does not exist or is not a file."""
         if read is None or name in read:
             return file_checksum(self.path / name) == checksum
         return regular(self.path / name).stat().st_size >= 0
 
     def clear(self, keep_checkpoint: bool = False) -> None:
-        """Forget what is there but the log: a complete run (force), or what a killed or damaged one left."""
+        """Delete everything but the log: a complete run (force), or the remains of a killed or damaged one."""
         kept = {"run.log", self.checkpoint.folder.name} if keep_checkpoint else {"run.log"}
         for entry in self.path.iterdir() if self.path.is_dir() else ():
             if entry.name not in kept:
@@ -154,9 +154,9 @@ def _require_plain(names: Iterable[str]) -> None:
 def partition_arrays(stream: Stream, shards: Sequence[Holdings], labelled: np.ndarray) -> dict[str, np.ndarray]:
     """`class_order`, and index arrays into the data set: `train_t<t>_c<k>`, `test_t<t>`, `unlabelled`; t, k from 0.
 
-    Of more than `SEPARATE` clients and tasks, `train_t<t>` with the samples of one client after the other, and
-    `train_ends_t<t>` (K + 1,): client k has `train_t<t>[train_ends_t<t>[k]:train_ends_t<t>[k + 1]]`. A file of its own
-    for every client and task in the archive would be ten million of 300 bytes each, most of them of no sample.
+    Above `SEPARATE` client-task pairs: `train_t<t>` with the samples of one client after the other, and
+    `train_ends_t<t>` (K + 1,): client k has `train_t<t>[train_ends_t<t>[k]:train_ends_t<t>[k + 1]]`. One file per
+    client and task in the archive would be ten million files of 300 bytes each, most of them without a sample.
     """
     arrays = {"class_order": stream.class_order, "unlabelled": np.flatnonzero(~labelled)}
     separate = sum(map(len, shards)) <= SEPARATE

@@ -35,8 +35,8 @@ class Inputs:
 
     Attributes:
         train, test: features (n, d), or images (n, 3, h, w) in uint8.
-        features: what extraction took; None for images.
-        adapted: the first stage; None where there was none.
+        features: the result and cost of extraction; None for images.
+        adapted: the first stage; None if there was none.
         weights: hash of the network that the features come from; None for images.
         precision: of that network's forward pass; None where there is none.
     """
@@ -101,7 +101,7 @@ def _features(plan: Plan, extractor: Extractor, cache: FeatureCache | None, link
         return link.batches(extractor, side, split, start)
 
     sides = [split.fingerprint for split in (dataset.train, dataset.test)]
-    # Where several processes extract together, one that does not would leave the others waiting.
+    # If several processes extract together, a process that does not take part would leave the others waiting.
     key = [extractor.identity, *sides] if settings.transport.sees_everything else None
     # What is logged is of the pass and of the cache, which a job that takes features over has nothing to do with.
     features = shared("features", key, make, lambda found: found.train.nbytes + found.test.nbytes, of_value=False)
@@ -131,7 +131,7 @@ def _cache_folder(plan: Plan) -> Path | None:
 
 
 def require_range(features: Features, dtype: torch.dtype, wire: torch.dtype) -> None:
-    """Refuse features whose squares leave the range of the statistics' types; tell of a sample that drowns all others.
+    """Refuse features whose squares leave the range of the statistics' types; warn of a sample that dwarfs all others.
 
     Args:
         features: training and test features.
@@ -154,7 +154,7 @@ def require_range(features: Features, dtype: torch.dtype, wire: torch.dtype) -> 
         raise UserError("features are all zero", "features that tell samples apart")
     for key, kind in (("dtype", dtype), ("wire.dtype", wire)):
         info = torch.finfo(torch.float64 if kind == torch.float64 else torch.float32)
-        # Below this the largest squares have no room for digits, and most others none at all.
+        # Below this the largest squares lose digits, and most others vanish.
         if largest < (info.tiny / info.eps) ** 0.5:
             raise UserError(
                 f"features of size {largest:.3g} underflow statistics in {_named(key, kind)}",
@@ -166,7 +166,7 @@ def require_range(features: Features, dtype: torch.dtype, wire: torch.dtype) -> 
 
 
 def _row_sizes(side: torch.Tensor) -> torch.Tensor:
-    """(n,) the largest feature of each sample, without its sign."""
+    """(n,) the largest absolute feature of each sample."""
     if not side.numel():
         return torch.zeros(len(side))
     low, high = torch.aminmax(side, dim=1)
@@ -178,7 +178,7 @@ def _named(key: str, dtype: torch.dtype) -> str:
 
 
 def _tell_outlier(sizes: torch.Tensor, rounding: float) -> None:
-    """Warn of a training sample beside which rounding takes away all others."""
+    """Warn of a training sample so large that all others are lost to rounding."""
     row, usual = int(sizes.argmax()), float(sizes.median())
     if 0 < usual * (len(sizes) / rounding) ** 0.5 < float(sizes[row]):
         log.warning(

@@ -1,4 +1,4 @@
-"""The saved model of a run: tensors, and beside them all it takes to make the server that predicts with them."""
+"""The saved model of a run: its tensors, and all information needed to build the server that predicts with them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Version of `about`.
 FORMAT = 1
-#: Its one key in the file's metadata: several would be written in any order.
+#: Its only key in the file's metadata, since the order of several keys is undefined.
 _KEY = "fcl_bench"
 #: Before the names of an adapted network's tensors.
 ADAPTED = "adapted."
@@ -45,7 +45,7 @@ def model_tensors(server: Server, labels: torch.Tensor, adapted: Adapted | None)
 
 
 def about(plan: Plan, inputs: Inputs) -> dict[str, Any]:
-    """What model.safetensors says of itself: JSON, and the same for the same run wherever it was made.
+    """The description inside model.safetensors: JSON, the same for the same run wherever it was made.
 
     Args:
         plan, inputs: what was run on what.
@@ -64,7 +64,7 @@ def about(plan: Plan, inputs: Inputs) -> dict[str, Any]:
         "data": settings.data.name,
         "takes": "features" if dealt.dataset.holds_features else "images",
         "dimension": problem.inputs,
-        # Of the first training image, by which some networks are made.
+        # The size of the first training image, which some networks are built for.
         "image": None if dealt.dataset.holds_features else list(train.inputs[0].size),
         "labels": dealt.stream.class_order.tolist(),
         "class_names": list(dealt.dataset.class_names),

@@ -20,15 +20,15 @@ from fcl_bench.execution.screen import headline
 from fcl_bench.protocol.method import Picture
 
 #: Width and height, and the panels' left ends and widths, in inches. Constrained layout would find much the same
-#: places, and lays the figure out and draws it twice for it, which doubles the time of a picture.
+#: places, but it draws the figure twice, which doubles the time of a picture.
 _SIZE = (10.0, 4.2)
 _CURVE, _HEAT, _BAR = (0.75, 4.4), (5.85, 3.2), (9.17, 0.16)
 _BOTTOM, _HEIGHT = 0.68, 3.2
-#: Accuracies span as many points at least, so that their labels fit beside the axes (97.5, and not 97.4875).
+#: Accuracy axes span at least this many points, so that their labels fit beside the axes (97.5, and not 97.4875).
 _LEAST_SPAN = 5.0
-#: Beyond it markers would cover each other and the lines.
+#: With more points, markers would cover each other and the lines.
 _MOST_MARKED = 40
-#: Tasks that get a line of their own; of a longer stream, so many spread over it.
+#: The most tasks with a separate line; in a longer stream, this many are chosen, spread over it.
 _LINES = 6
 #: Of Matplotlib's usual letters (10 points), with their brackets and the room between two labels.
 _INCHES_A_CHARACTER, _GAP_INCHES = 0.075, 0.06
@@ -169,7 +169,7 @@ def drift_figure(title: str, drift: np.ndarray, accuracy: np.ndarray) -> Figure:
     scatter.set_ylabel("accuracy on the task (%)")
     for axes in (lines, scatter):
         axes.grid(alpha=0.3)
-    # Accuracy falls as drift grows: up there is room.
+    # Accuracy falls as drift grows, so there is room at the top.
     scatter.legend(title="reference samples of", loc="upper right")
     return figure
 

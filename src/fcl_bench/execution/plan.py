@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Dealt:
-    """The data of a run, and who holds what.
+    """The data of a run, and the clients' holdings.
 
     Attributes:
         dataset, stream: the data and its tasks.
@@ -87,7 +87,7 @@ class Plan:
 
 
 def make_plan(settings: Settings, sites: str = "") -> Plan:
-    """Settle all of it. Raises a `UserError` for whatever can't work.
+    """Make the plan of a run. Raises a `UserError` for whatever can't work.
 
     Args:
         settings: the whole configuration.
@@ -266,7 +266,7 @@ def _labelled(settings: Settings, stream: Stream, shards: list[Holdings]) -> np.
     for t, clients in enumerate(shards):
         for k, indices in enumerate(clients):
             labelled[indices] = keep_labels(stream.train_columns[indices], rate, generator(seed, "labels", t, k))
-    # Samples that the split leaves out are nobody's.
+    # Samples that the split leaves out belong to no client.
     held = np.concatenate([clients.indices for clients in shards])
     known = held[labelled[held]]
     if not len(known):

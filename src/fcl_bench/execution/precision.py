@@ -1,4 +1,4 @@
-"""In which precision networks run, for the record; and a word where a CPU has a faster one that was not asked for."""
+"""The precision of networks, for the record, and a hint if a CPU has a faster precision that was not asked for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 #: Parameters of the network times images that pass through it, from which on a run counts as long: ResNet-18 with 9,000
 #: images, which is minutes on one core.
 _LONG = 1e11
-#: What a passage of a training step takes beside one through a frozen network: forward and backward.
+#: The cost of a training step relative to a pass through a frozen network: forward and backward.
 _TRAINED = 3
 
 
@@ -44,7 +44,7 @@ def _of_training(choice: Any, device: torch.device) -> str | None:
 def tell_of_training(
     choice: Any, key: str, device: torch.device, network: Callable[[], torch.nn.Module], n: int
 ) -> None:
-    """Say it where a network is trained for long in float32 on a CPU that has bfloat16.
+    """Print a hint if a network is trained for long in float32 on a CPU that has bfloat16.
 
     Args:
         choice: the method or the first stage, with its `training`.
@@ -61,7 +61,7 @@ def tell_of_training(
 
 
 def tell_of_extraction(network: torch.nn.Module, precision: str, device: torch.device, n: int) -> None:
-    """Say it where features of n images are extracted in float32 on a CPU that has bfloat16."""
+    """Print a hint if features of n images are extracted in float32 on a CPU that has bfloat16."""
     if precision == "float32" and _would_gain(device):
         _tell("backbone.precision=bfloat16", network, n)
 

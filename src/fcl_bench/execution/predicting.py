@@ -1,4 +1,4 @@
-"""A saved model that predicts: the server half of its method once more, with what the run left in it."""
+"""Prediction with a saved model: its method's server half, restored from the run's file."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Model:
     def scores(self, inputs: Any, tasks: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
         """(n, C) the score of each class, in the order of `labels`; see `predict`.
 
-        The largest is the answer, but for a method that first names the sample's task.
+        The largest score is the answer, except for a method that first names the sample's task.
         """
         return self._answered(inputs, tasks)[1]
 

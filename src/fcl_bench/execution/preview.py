@@ -67,7 +67,7 @@ def preview(settings: Settings) -> Path:
 
 
 def count(dealt: Dealt) -> pd.DataFrame:
-    """What every client holds of every class in every task, where it is anything: a row each, in this order.
+    """The samples per task, client and class: one row for each combination that has any, in this order.
 
     The columns are `task`, `client` and `column` (all from 0), `samples`, and `labelled`: how many have a label.
     """
@@ -90,7 +90,7 @@ def _with_tests(dealt: Dealt, counts: pd.DataFrame) -> pd.DataFrame:
     tested = tests.groupby(["task", "column"], as_index=False).agg(samples=("column", "size"))
     both = pd.concat([counts.assign(side="train"), tested.assign(side="test")])
     both["class"] = stream.class_order[both["column"]]
-    # Of tests there is no client, and a column with a gap would turn into one of fractions.
+    # Test samples have no client, and a column of integers with a gap would become one of floats.
     both = both.astype({"client": "Int64", "labelled": "Int64"})
     return both[["side", "task", "client", "class", "samples", "labelled"]]
 
@@ -123,8 +123,8 @@ def _tasks(dealt: Dealt, counts: pd.DataFrame, hidden: bool) -> Table:
 
 
 def preview_figure(title: str, counts: pd.DataFrame, class_order: np.ndarray, clients: int) -> Figure:
-    """A heat map of training samples: a row a class, in order of appearance; the tasks side by side, in each a column a
-    client; empty cells are white.
+    """A heat map of training samples: one row per class, in order of appearance; the tasks side by side, each with one
+    column per client; empty cells are white.
 
     Args:
         title: of the figure; how many clients are drawn is added where not all are.
@@ -152,7 +152,7 @@ def preview_figure(title: str, counts: pd.DataFrame, class_order: np.ndarray, cl
         aspect="auto",
         interpolation="nearest",
     )
-    # More borders than that would hide what is between them.
+    # More borders than this would hide the cells between them.
     for border in np.arange(1, tasks) * drawn - 0.5 if tasks <= _BORDERS else ():
         axes.axvline(border, color="black", linewidth=0.6)
     ticks = np.arange(tasks)[:: max(1, tasks // 20)]

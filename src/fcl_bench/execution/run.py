@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run left: its record (run.json), its folder, and whether it was complete before."""
+    """The result of a run: its record (run.json), its folder, and whether it was complete before."""
 
     record: RunRecord
     folder: Path
@@ -109,7 +109,7 @@ def _refuse_others(folder: RunFolder) -> None:
             found = read_json(file)
             schema, run = found.get("schema"), found.get(owner, folder.run)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # absent or damaged, which is found out and told where it is used
+            continue  # absent or damaged: this is detected and reported where the file is used
         if not isinstance(run, str):
             continue
         if schema != SCHEMA:
@@ -168,7 +168,7 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, 
         federation.run(checkpoint, settings.scalars.checkpoint_rounds)
         seconds = seconds_before + time.perf_counter() - begin
         record = run_record(plan, federation, inputs, link.about(), seconds)
-        # Before the record is written: a run that is killed in between tells it again.
+        # This comes before the record is written: a run that is killed in between reports it again.
         told = {"metrics": record["metrics"], "communication": record["communication"], "runtime": record["runtime"]}
         tracker.finish(numbers(told))
     written = folder.write(
@@ -218,7 +218,7 @@ def _resume(federation: Federation, folder: RunFolder) -> float:
 
 
 class _RunLog(logging.FileHandler):
-    """A run's log. That it can't be written is told as of any other file, not by logging's own traceback."""
+    """A run's log. A failure to write it is reported as for any other file, not by logging's own traceback."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         raise
@@ -235,7 +235,7 @@ def _logged_to(path: Path) -> Iterator[None]:
     package.addHandler(handler)
 
     def note(level: int, text: str) -> None:
-        # To the file only: the terminal has the error line and the tables.
+        # This goes to the file only: the terminal has the error line and the tables.
         handler.handle(package.makeRecord("fcl_bench", level, "", 0, text, (), None))
 
     try:

@@ -109,7 +109,7 @@ def _accuracy(metrics: Metrics) -> Table:
 
 
 def _rounds(rounds: BestRounds) -> Table:
-    """The best round of each task, which is no result: test data chose it."""
+    """The best round of each task. It is not a result, since it was chosen on test data."""
     rows = (
         (str(t + 1), _number(rounds["best"][t]), "" if (best := rounds["best_round"][t]) is None else str(best + 1))
         for t in _few(len(rounds["best"]))
@@ -118,7 +118,7 @@ def _rounds(rounds: BestRounds) -> Table:
 
 
 def _few(tasks: int) -> Sequence[int]:
-    """The tasks to show, from 0; of a long stream, twelve spread over it."""
+    """The tasks to show, from 0; for a long stream, twelve tasks spread over it."""
     last = tasks - 1
     return range(tasks) if last < 12 else sorted({round(i * last / 11) for i in range(12)})
 
@@ -158,7 +158,7 @@ def _adaptation(choice: str, adaptation: Adaptation) -> Table:
 
 
 def _theory(bounds: list[dict[str, float | None]]) -> Table:
-    """What projection left of gradients, task by task."""
+    """The share of gradients that projection left, per task."""
     columns = {"rho": "rho", "rho_min": "least rho", "beta": "beta, old tasks", "beta_max": "largest beta"}
     rows = ((str(task), *(_number(row[key], ".3f") for key in columns)) for task, row in enumerate(bounds, start=1))
     return screen_table("Gradients after projection", ("task", *columns.values()), rows)
@@ -177,7 +177,7 @@ def _labels(labels: Labels) -> Table:
 
 
 def _bounds(bounds: Mapping[str, float | None]) -> Table:
-    """Bound beside truth after the last task."""
+    """The theoretical bound and the measured error after the last task."""
 
     def show(*names: str, digits: str = ".3g") -> Iterable[str]:
         # An older run has fewer of them.

@@ -1,4 +1,4 @@
-"""A process that has clients only: it derives from the settings what they are, and does what the server's asks for."""
+"""A process that has only clients: it derives them from the settings, and does what the server's process asks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node makes of a run: the same plan as the server's, and its own clients' samples."""
+"""A node's view of a run: the same plan as the server's, and its own clients' samples."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fcl_bench.protocol.problem import Problem
 
 log = logging.getLogger(__name__)
 
-#: Bytes of what a site's noise is drawn from.
+#: Bytes of the secret from which a site's noise is drawn.
 _SECRET = 32
 
 

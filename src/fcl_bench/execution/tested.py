@@ -1,4 +1,4 @@
-"""The test samples that count in a run's accuracies, once more."""
+"""Loading the test samples that count in a run's accuracies again."""
 
 from __future__ import annotations
 
