@@ -47,7 +47,7 @@ def json_hash(content: Any) -> str:
 
 
 def file_checksum(path: Path, digest: Any = None) -> str:
-    """Hash of a file's bytes, by `digest` or else `content_hash`. Raises OSError if it is unreadable or not a file."""
+    """Hash of a file's bytes, by `digest` or else `content_hash`. Raises OSError for no file or an unreadable one."""
     digest = digest or content_hash()
     with regular(path).open("rb") as file:
         while block := file.read(1 << 20):
