@@ -50,5 +50,5 @@ def epsilon_of(multipliers: Iterable[float], delta: float) -> float:
 
 
 def multiplier_for(epsilon: float, delta: float, releases: int) -> float:
-    """The multiplier of each of `releases` Gaussian mechanisms that together are (epsilon, delta)-private on the same data."""
+    """The multiplier of `releases` Gaussian mechanisms on the same data that are (epsilon, delta)-private together."""
     return float(library().get_sigma_gaussian(epsilon, delta)) * math.sqrt(releases)

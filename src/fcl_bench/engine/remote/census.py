@@ -82,7 +82,7 @@ _SAME = {
 
 
 def require_alike(server: Census, others: Iterable[Census]) -> None:
-    """Raise a `UserError` where a process differs from the server's in what changes results, one line for all."""
+    """Raise one `UserError` for all processes that differ from the server's in what changes results."""
     found: list[str] = []
     remedies: dict[str, None] = {}
     for other in others:

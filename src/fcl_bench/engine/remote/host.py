@@ -73,7 +73,7 @@ class Host:
 
 
 def answered(blob: bytes | memoryview, answers: Callable[[Said], Iterator[bytes]]) -> Iterator[bytes]:
-    """What a process answers to a request; an error is an answer, too, and the last one."""
+    """The answers of a process to a request; an error is also an answer, and the last one."""
     try:
         yield from answers(heard(blob))
     except UserError as error:

@@ -1,4 +1,4 @@
-"""The server's side of secure sums in one round: it adds up what is masked, and takes out the masks of the sum."""
+"""The server's side of secure sums in one round: it adds up masked uploads, and removes the masks from the sum."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Aggregation:
         self.survivors.append(client)
 
     def require_enough(self) -> None:
-        """Raise a `UserError` where too few answered to take the masks out."""
+        """Raise a `UserError` if too few clients answered to remove the masks."""
         n, answered = len(self._shares), len(self.survivors)
         for client in sorted(self._shares):
             holders = [client, *self._peers[client]]

@@ -26,15 +26,15 @@ class NoSecurity:
 
 @dataclass
 class SecureSums:
-    """The server sees sums over clients alone.
+    """The server sees only sums over clients.
 
     Numbers travel as whole multiples of the step 2^-fraction_bits, modulo 2^bits, under masks that cancel in the sum.
 
     Args:
         bits: of a number on the wire.
         fraction_bits: of them, those behind the point; counts have none.
-        threshold: t / n: the share of those who hold parts of a client's secrets that it takes to take its masks out.
-        neighbours: with how many others each client shares masks; None: with all.
+        threshold: t / n: the share of the holders of a client's secret shares that are needed to remove its masks.
+        neighbours: the number of other clients with which each client shares masks; None: all.
     """
 
     name: ClassVar[str] = "sums"

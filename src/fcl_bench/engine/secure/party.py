@@ -1,4 +1,4 @@
-"""The clients' side of secure sums: each client's secrets of a round, which leave it as shares only."""
+"""The clients' side of secure sums: each client's secrets of a round, which leave it only as shares."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fcl_bench.randomness import generator
 #: The stages of what the server asks for besides the upload: public keys, encrypted shares, to take in the others'
 #: shares, and the shares that take masks out.
 KEYS, SHARES, TAKE_IN, UNMASKING = "secure keys", "secure shares", "secure shares for you", "secure unmasking"
-#: What makes a client's secrets of a round: client, task, round.
+#: Makes a client's secrets of a round from client, task and round.
 Secrets = Callable[[int, int, int], Draw]
 
 
@@ -87,10 +87,10 @@ class Parties(Middleware):
         self._sessions: dict[int, _Session] = {}
 
     def answer(self, client: int, request: Message) -> Message | None:
-        """What a client answers to a request of the server's side; None: it is none of these.
+        """A client's answer to a request of the server's side; None: the request is of another kind.
 
         Raises:
-            ValueError: no honest server asks for that.
+            ValueError: no honest server would send this request.
         """
         answers = {KEYS: self._keys, SHARES: self._share, TAKE_IN: self._take_in, UNMASKING: self._unmask}
         if request.stage not in answers:
@@ -144,7 +144,7 @@ class Parties(Middleware):
         return {}
 
     def send(self, message: Message, client: int | None) -> Message:
-        """The upload in fixed-point numbers under its masks; nothing else of it travels, but names and shapes."""
+        """The upload in fixed-point numbers under its masks; besides these only names and shapes travel."""
         session = None if client is None else self._sessions.get(client)
         if client is None or session is None or (session.task, session.round) != (message.task, message.round):
             return message
