@@ -119,7 +119,7 @@ def ended(study: Any) -> list[Any]:
 
 @dataclass
 class Pruning:
-    """A tracker that reports the accuracy after each task to a trial, and ends the run if the trial falls behind.
+    """Tracking that reports each task's accuracy to a trial, and ends the run if the trial falls behind the others.
 
     Attributes:
         trial: Optuna's trial.

@@ -105,7 +105,7 @@ def take_gpu(sweep: Path, device: str) -> None:
 
 @functools.cache
 def _place(sweep: Path) -> tuple[int, FileLock]:
-    """Return this process's place in the sweep, taken at the first call, and the lock that holds it until the end."""
+    """Return this process's place in the sweep, taken at the first call, and its lock, held until the process ends."""
     folder = sweep / "workers"
     folder.mkdir(parents=True, exist_ok=True)
     place = 0
