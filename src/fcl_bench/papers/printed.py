@@ -29,7 +29,7 @@ def paper_files(name: str) -> dict[str, Path]:
 
 
 def printed() -> pd.DataFrame:
-    """The numbers of all papers, one paper after the other, a row each.
+    """Return the numbers of all papers, one paper after the other, one row per number.
 
     Every column of the files is text as it stands there, "" where nothing is printed, so that trailing zeros are kept.
     `method`, `metric`, `data` and `backbone` are our own names where we have the same thing. Added are `paper`, and as
