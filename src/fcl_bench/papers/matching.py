@@ -26,7 +26,7 @@ STATED = ("tasks", "clients", "beta")
 LOST_METHOD = "which of the eight methods is lost in the copy"
 #: Why no run can stand beside it; where there cannot be such a method, its words go on with ": " and why.
 NO_METHOD = "no such method here"
-#: How words end that say what a paper does not say and we had to choose.
+#: The end of words about a value that a paper does not say and that we had to choose.
 _OURS = ": ours"
 #: Keys that do not affect the numbers.
 _INDIFFERENT = {"seed", "drift", "evaluate_rounds", "method.bounds", "method.theory"}
@@ -38,7 +38,7 @@ def words_without_key(setting: str) -> list[str]:
 
 
 def left_to_us(setting: str) -> list[str]:
-    """What it says in quotes of values that the paper does not say: those in the setting are ours."""
+    """Return the quoted words of a setting about values that the paper does not say; those in the setting are ours."""
     return [words.removesuffix(_OURS) for words in _quoted(setting) if words.endswith(_OURS)]
 
 
@@ -141,7 +141,7 @@ class Matcher:
                 whole[group] = {**ours, **whole[group]}
         for section in ("wire", "cache"):
             whole[section] = {**defaults.resolved[section], **whole[section]}
-        # A file that need no longer be there; what it held is told by the fingerprints.
+        # The file may no longer exist; the fingerprints identify its content.
         if "checkpoint" in whole["backbone"]:
             whole["backbone"] = {**whole["backbone"], "checkpoint": None}
         return whole
@@ -150,7 +150,7 @@ class Matcher:
 def groups_of(
     differences: dict[Hashable, list[str]], runs: pd.DataFrame, left_open: Sequence[str]
 ) -> dict[str, list[Hashable]]:
-    """The runs that differ in nothing, by the values of what the paper leaves open: "beta 0.1" -> indices.
+    """Group the runs without differences by the values of what the paper leaves open: "beta 0.1" -> indices.
 
     Runs on other features or files than others (their fingerprints tell) are kept apart from these, too.
     """
@@ -173,7 +173,7 @@ def _loaded(run: pd.Series, config: dict[str, Any]) -> Settings | None:
 
 
 def _shown(identity: dict[str, Any], key: str) -> str:
-    """As the user types it; "nothing" for a key that the choice does not have."""
+    """Return the value of a key as the user types it; "nothing" for a key that the choice does not have."""
     value = identity.get(key, "nothing")
     return json.dumps(value) if value is None or isinstance(value, list | dict) else text(value)
 

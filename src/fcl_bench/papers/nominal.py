@@ -76,7 +76,7 @@ def _counted(cell: pd.Series, convention: str, one_task: bool = False) -> float 
     # With random features no size depends on the backbone's; without, its width would have to be known.
     if classes is None or getattr(settings.method, "M", None) is None:
         return None
-    # FedRAN's count has all classes of the data in every task, however they are spread over tasks.
+    # FedRAN counts all classes of the data in every task, however they are distributed over tasks.
     sizes = [classes]
     if convention == "stsa_mib":
         if not cell["tasks"] or settings.split.name != "class_incremental" or getattr(settings.split, "first", None):
@@ -90,7 +90,7 @@ def _counted(cell: pd.Series, convention: str, one_task: bool = False) -> float 
 def _model_mib(cell: pd.Series) -> float:
     """FedProTIP's network with the class weights of the tasks up to the cell's ("task 3 of 10"), sent once.
 
-    Weights alone, no statistics of batch norms; and a layer from its 2,048 features to 512, which nothing else has.
+    It counts only weights, no batch-norm statistics, and a layer from the 2,048 features to 512, which only it has.
     """
     [told] = [words for words in words_without_key(cell["setting"]) if words.startswith("task ")]
     task, tasks = (int(number) for number in re.findall(r"\d+", told))
@@ -123,7 +123,7 @@ def _target_mib(data: str) -> float:
 
 
 def _lander_mib(cell: pd.Series) -> float:
-    """LANDER's in STSA's Table 5, of a ResNet-18 with the stem for small images."""
+    """Return LANDER's MiB in STSA's Table 5, for a ResNet-18 with the stem for small images."""
     settings = settings_of(overrides(cell))
     method, width = settings.method, 512
     assert isinstance(method, LANDER)
