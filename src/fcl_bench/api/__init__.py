@@ -1,4 +1,4 @@
-"""The Python API: the same runs as the command's, in the same folders, found complete by either."""
+"""The Python API: the same runs in the same folders as the command's; each finds the other's complete runs."""
 
 from fcl_bench.api.finding import load, runs
 from fcl_bench.api.making import run, sweep

@@ -1,4 +1,4 @@
-"""From Python values to the settings of a run, as if they had been typed; Hydra's own state stays as it was."""
+"""Turns Python values into the settings of a run, as if they had been typed; Hydra's own state is left unchanged."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from fcl_bench.tracking.base import Tracking, load_tracking
 
 Overrides = Iterable[str] | Mapping[str, Any]
 
-#: Hydra keeps what it composes in one place for all threads.
+#: A lock, since Hydra keeps its state in one place for all threads.
 _COMPOSING = threading.RLock()
 
 
 def typed(overrides: Overrides, keys: Mapping[str, Any]) -> list[str]:
-    """What one would type after `fcl-bench` for these keys and overrides; of a key in both, the override counts.
+    """Return what one would type after `fcl-bench` for these keys and overrides; an override wins over a key.
 
     Raises:
         UserError: an option, a key of Hydra's, or a value that has no form on a command line.
@@ -48,7 +48,7 @@ def typed(overrides: Overrides, keys: Mapping[str, Any]) -> list[str]:
 
 
 def value_text(key: str, value: Any) -> str:
-    """A Python value in the grammar of overrides: 0.1, true, null, [1,2], {a: 1}, 'a text with blanks'."""
+    """Return a Python value in the grammar of overrides: 0.1, true, null, [1,2], {a: 1}, 'a text with blanks'."""
     if value is None:
         return "null"
     if isinstance(value, np.generic):
@@ -58,7 +58,7 @@ def value_text(key: str, value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, str | Path):
-        # What a shell user need not quote, is not: `seed="0"` is a number there, too.
+        # Text that needs no quotes in a shell gets none: `seed="0"` is a number there, too.
         plain = re.fullmatch(r"[\w./:+%@?|-]+", str(value), flags=re.ASCII)
         escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
         return str(value) if plain else f"'{escaped}'"
@@ -70,7 +70,7 @@ def value_text(key: str, value: Any) -> str:
 
 
 def settings_of(texts: list[str]) -> tuple[Settings, Tracking]:
-    """The settings that `fcl-bench TEXTS` would have. Raises a `UserError` with the command's own words."""
+    """Return the settings that `fcl-bench TEXTS` would have. Raises a `UserError` with the command's message."""
     with _COMPOSING, _hydra_left_alone():
         try:
             config = composed(texts)
@@ -83,10 +83,10 @@ def settings_of(texts: list[str]) -> tuple[Settings, Tracking]:
 
 @contextmanager
 def _hydra_left_alone() -> Iterator[None]:
-    """A block after which Hydra is where it was: in a notebook, or in the job of another Hydra application."""
+    """Restore Hydra's state after the block, for notebooks and for jobs of another Hydra application."""
     around, version = GlobalHydra.instance(), VersionBase.instance()
     hydra, base = around.hydra, version.getbase()
-    around.hydra = None  # it would not compose beside another application
+    around.hydra = None  # Hydra would not compose beside another application
     try:
         yield
     finally:

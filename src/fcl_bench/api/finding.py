@@ -1,4 +1,4 @@
-"""Runs that are there already."""
+"""Finds existing runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fcl_bench.files import user_path
 from fcl_bench.results.collect import collect, selected
 from fcl_bench.results.finding import run_folder
 
-#: What is looked at first, in this order.
+#: The columns that come first, in this order.
 _FIRST = (
     *("method", "data", "beta", "clients", "tasks", "seed"),
     *("A_avg", "A_T", "forgetting", "up_max_mib", "seconds_per_task", "error"),
@@ -22,17 +22,17 @@ _FIRST = (
 
 
 def runs(out: str | Path = "outputs", **where: Any) -> pd.DataFrame:
-    """Every complete run below a folder, one row each: its configuration, its measures, its id and its path.
+    """Return every complete run below a folder, one row each: its configuration, its measures, its id and its path.
 
     Measures are in percent, MiB and seconds, as in `fcl-tables`. Damaged runs are left out with a warning.
 
     Args:
         out: the folder that holds runs/ (`outputs`; `outputs/quick`).
-        where: only runs like these, as `fcl-tables --where`: `method="stsa"`, `beta=[0.1, 0.5]`; keys with dots as
+        where: conditions on runs, as of `fcl-tables --where`: `method="stsa"`, `beta=[0.1, 0.5]`; keys with dots as
             `**{"method.rank": 512}`.
 
     Raises:
-        UserError: a key that no run has, or a value that none has.
+        UserError: no run has the key, or none has the value.
     """
     folder = user_path("out", str(out)) / "runs"
     frame = collect(folder)
@@ -43,11 +43,11 @@ def runs(out: str | Path = "outputs", **where: Any) -> pd.DataFrame:
 
 
 def load(run: str | Path, out: str | Path = "outputs") -> Run:
-    """A complete run.
+    """Load a complete run.
 
     Args:
-        run: its folder, a file in it, its id (or the first letters of it), or the name of its folder.
-        out: where it is looked for if `run` is no path.
+        run: the run's folder, a file in it, the run's id (or its first letters), or the name of its folder.
+        out: the folder in which the run is looked for if `run` is not a path.
 
     Raises:
         UserError: there is no such run, or it is damaged.
@@ -56,7 +56,7 @@ def load(run: str | Path, out: str | Path = "outputs") -> Run:
 
 
 def arranged(frame: pd.DataFrame, first: Iterable[str] = ()) -> pd.DataFrame:
-    """`frame` with the columns that are looked at first in front, and rows numbered from 0."""
+    """Return `frame` with the most important columns first, and with rows numbered from 0."""
     front = [column for column in dict.fromkeys((*first, *_FIRST)) if column in frame]
     return frame[[*front, *(column for column in frame if column not in front)]].reset_index(drop=True)
 

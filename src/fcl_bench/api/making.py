@@ -1,4 +1,4 @@
-"""Runs made from Python, one or many."""
+"""Makes runs from Python, one or many."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ log = logging.getLogger(__name__)
 
 
 def run(method: str | None = None, *, overrides: Overrides = (), **keys: Any) -> Run:
-    """Do one run, or take it over where it is complete already; an interrupted one goes on.
+    """Carry out one run, or load it if it is already complete; an interrupted run is continued.
 
     It is the run of `fcl-bench method=METHOD key=value ...`: the same checks, the same id, the same folder.
 
     Args:
-        method: as `method=` takes it; None: the default.
-        overrides: what else one would type: texts (`["method.M=2048"]`), or keys and values (`{"method.M": 2048}`).
+        method: a value of `method=`; None for the default.
+        overrides: further overrides: texts (`["method.M=2048"]`), or keys and values (`{"method.M": 2048}`).
         keys: any key of the configuration: `data="digits"`, `beta=0.1`, `seed=0`, `profile="quick"`, `out="outputs"`;
             keys with dots through `overrides` or `**{"method.M": 2048}`.
 
     Raises:
-        UserError: what the command would say in its error line; nothing is left half-written.
+        UserError: with the command's error line; nothing is left half-written.
     """
     return _run(typed(overrides, _with_method(method, keys)))
 
 
 def sweep(*methods: str, overrides: Overrides = (), **keys: Any) -> pd.DataFrame:
-    """Do a run for every combination, one after the other in this process; those that are complete are taken over.
+    """Carry out a run for every combination, one after the other in this process; complete runs are loaded.
 
     Args:
-        methods: as `method=` takes them; none: the default.
-        overrides: of all runs; see `run`.
-        keys: as of `run`; a list, a tuple, a range or an array is swept (a list as one value is a list in a list).
+        methods: values of `method=`; the default if there is none.
+        overrides: overrides of all runs; see `run`.
+        keys: as in `run`; a list, a tuple, a range or an array is swept (a list as one value is a list in a list).
 
     Returns:
         One row per run, in the order of the combinations: the swept keys, the columns of `runs`, and `error`, which
-        says why a run failed and is None of those that did not.
+        says why a run failed and is None for the others.
     """
     keys = _with_method(methods or None, keys)
     axes = {key: list(value) if _swept(value) else [value] for key, value in keys.items()}
@@ -69,12 +69,12 @@ def _swept(value: Any) -> bool:
 
 
 def _row(overrides: Overrides, job: dict[str, Any]) -> dict[str, Any]:
-    """What came of one run of a sweep."""
+    """Return the row of one run of a sweep."""
     try:
         done = _run(typed(overrides, job))
     except UserError as error:
         return {"error": str(error)}
-    except Exception as error:  # a bug of one run is no reason to lose the others
+    except Exception as error:  # a bug in one run must not end the others
         log.debug("%s", job, exc_info=True)
         return {"error": f"{type(error).__name__}: {first_line(error)}"}
     return {**run_row(done.path, done.record), "path": str(done.path), "error": None}
@@ -84,7 +84,7 @@ def _run(texts: list[str]) -> Run:
     settings, tracking = settings_of(texts)
     if settings.scalars.preview:
         raise UserError("preview=true prints and draws a split, and runs nothing", "fcl-bench preview=true in a shell")
-    # Only now, as in the command: drawing and training bring much with them.
+    # Imported only now, as in the command, since drawing and training import much.
     from fcl_bench.execution.run import run as carry_out
 
     try:

@@ -1,4 +1,4 @@
-"""A complete run, as its folder has it."""
+"""A complete run, read from its folder."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Tested(NamedTuple):
     """The test samples that count in a run's accuracies.
 
     Attributes:
-        inputs: features (n, d), or n images, as `Run.predict` takes them.
-        labels: (n,) int64, as the data set has them.
+        inputs: features (n, d), or n images, in the form that `Run.predict` takes.
+        labels: (n,) int64, the data set's labels.
         tasks: (n,) int64, the task of each, from 0.
         indices: (n,) int64, the places of the samples in the data set's test side.
     """
@@ -50,7 +50,7 @@ class Run:
         path: the folder.
         record: run.json.
         config: the resolved configuration, as nested mappings.
-        id: of the run.
+        id: the run's id.
 
     Raises:
         UserError: the folder holds no complete run, or a damaged one.
@@ -103,14 +103,14 @@ class Run:
 
     @property
     def predictions(self) -> pd.DataFrame:
-        """predictions.parquet of a run with `predictions=true`: what each test sample is taken for, after each task."""
+        """predictions.parquet of a run with `predictions=true`: each test sample's predicted class after each task."""
         return pd.read_parquet(self._file("predictions.parquet", "predictions=true keeps them"))
 
     def confusion(self, after: int = -1) -> pd.DataFrame:
-        """(C, C) how many test samples of a class (row, its label) were taken for a class (column).
+        """(C, C): the number of test samples of a class (row, its label) that were predicted as a class (column).
 
         Args:
-            after: a task, from 0; -1: the last one.
+            after: a task, from 0; -1 for the last one.
         """
         with np.load(self._file("confusion.npz")) as file:
             kept = {name: file[name] for name in file.files}
@@ -124,11 +124,11 @@ class Run:
 
     @cached_property
     def model(self) -> Model:
-        """The model after the last task, on the GPU where there is one. Raises a `UserError` if it is damaged."""
+        """The model after the last task, on the GPU if there is one. Raises a `UserError` if it is damaged."""
         return self.open_model()
 
     def open_model(self, device: str = "auto") -> Model:
-        """The model on a device of one's choice: auto, cpu, cuda, cuda:N."""
+        """Open the model on a device: auto, cpu, cuda, cuda:N."""
         from fcl_bench.execution.predicting import Model
 
         file = self._file("model.safetensors")
@@ -137,30 +137,30 @@ class Run:
         return Model(file, device)
 
     def predict(self, inputs: Any, tasks: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
-        """(n,) the label of each sample as the data set numbers its classes; `model.predict`.
+        """Return (n,) the predicted label of each sample, as the data set numbers its classes; see `model.predict`.
 
         Args:
             inputs: images (uint8 arrays, PIL images or paths), or the backbone's features (n, d).
-            tasks: (n,) each sample's task; only of a model that is tested in batches of one task.
+            tasks: (n,) each sample's task; only for a model that is tested in batches of one task.
         """
         return self.model.predict(inputs, tasks)
 
     def scores(self, inputs: Any, tasks: Sequence[int] | np.ndarray | None = None) -> pd.DataFrame:
-        """(n, C) the score of each class, whose label is the column; see `predict`."""
+        """Return (n, C) the score of each class, whose label is the column; see `predict`."""
         return pd.DataFrame(self.model.scores(inputs, tasks), columns=pd.Index(self.model.labels, name="class"))
 
     def test_set(self) -> Tested:
-        """The run's test samples, from the data that it was run on.
+        """Return the run's test samples, from the data that it was run on.
 
         Raises:
-            UserError: the data are not there any more, or are others now.
+            UserError: the data do not exist any more, or have changed.
         """
         from fcl_bench.execution.tested import tested_samples
 
         return Tested(*tested_samples(self.path, self.record, self.config))
 
     def plot(self) -> Figure:
-        """Accuracy after each task, and the accuracy matrix: a Matplotlib figure, not shown and not saved."""
+        """Draw accuracy after each task and the accuracy matrix in a Matplotlib figure, not shown and not saved."""
         from fcl_bench.results.figures.one_run import one_run
 
         return one_run(self.record, self.accuracy_matrix.to_numpy(float))

@@ -1,1 +1,1 @@
-"""The three commands: what a user types, and what each way of ending looks like."""
+"""The three commands: their arguments, their output and their exit codes."""

@@ -35,7 +35,7 @@ def _work() -> int:
 
 
 def _help(arguments: list[str]) -> int:
-    """The keys of the choices that were typed (`method=stsa_e --help`); the general help where none was."""
+    """Print the keys of the choices that were typed (`method=stsa_e --help`), or the general help if none was."""
     from fcl_bench.cli.help import usage
     from fcl_bench.cli.knobs import groups
     from fcl_bench.cli.show import about
@@ -52,8 +52,8 @@ def _help(arguments: list[str]) -> int:
 
 
 def _hydra(arguments: list[str]) -> int:
-    """Compose with Hydra and run each job; the worst job's exit code."""
-    # Hydra then raises what went wrong instead of printing its own report and exiting with 1.
+    """Compose with Hydra and run each job; return the worst job's exit code."""
+    # With it, Hydra raises its errors instead of printing its own report and exiting with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     with no_collection():
         import hydra
@@ -81,28 +81,28 @@ def _hydra(arguments: list[str]) -> int:
         try:
             each_job()
         except (HydraException, OmegaConfBaseException) as error:
-            sweep.began = False  # it came to no job
+            sweep.began = False  # it did not reach a job
             raise composition_error(error, arguments) from error
         except (TypeError, ValueError, OSError) as error:
-            # Before the first job this is Hydra failing on what was typed (method=[1], an out that can't be made).
+            # Before the first job, Hydra fails on what was typed (method=[1], an out folder that can't be made).
             if codes or isinstance(error, BrokenPipeError):
                 raise
             full = storage_error(error, "out=FOLDER with room to write")
             raise full or composition_error(error, arguments) from error
         except RuntimeError as error:
-            # A launcher whose worker was killed says so; which jobs that leaves undone is in their reports.
+            # A launcher raises this if its worker was killed; the reports say which jobs are not done.
             if not sweep.began:
                 raise
             if re.match(r"(Invalid|Unknown) plugin", first_line(error)):
                 told = f"hydra.launcher and hydra.sweeper: {first_line(error)}"
                 raise UserError(told, "hydra/launcher=parallel, processes or slurm") from error
-            # submitit says on its first line which job it is, and on the second what the cluster says of it.
+            # submitit names the job on its first line, and gives the cluster's message on the second.
             told = " ".join(line.strip() for line in str(error).splitlines()[:2])
             print(f"fcl-bench: the launcher stopped: {told}", file=sys.stderr)
             return BUG
         if sweep.began:
             elsewhere = not codes
-            # A job of another process that left no code has died; some jobs did not even start.
+            # A job in another process without an exit code has died or never started.
             ended = [report.code for report in sweep.reports() if elsewhere or report.code is not None]
             codes += [BUG if code is None else code for code in ended]
     return next((code for code in (BUG, USER_ERROR) if code in codes), DONE)

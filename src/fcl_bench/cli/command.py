@@ -1,4 +1,4 @@
-"""What the three commands share: how each way of ending looks, and a parser that complains in one line."""
+"""What the three commands share: the handling of every kind of ending, and a parser with one-line errors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fcl_bench.errors import UserError, first_line, printable
 from fcl_bench.tracking.console import drop_output
 
 DONE, BUG, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
-#: Signals that end a command as Ctrl-C does: what batch systems and a terminal that closes send.
+#: Signals that end a command like Ctrl-C; batch systems and a closing terminal send them.
 _ENDING: dict[int, str] = {signal.SIGTERM: "terminated"}
 if hasattr(signal, "SIGHUP"):  # not on Windows
     _ENDING[signal.SIGHUP] = "hung up"
 
-#: The system's words for storage that is full or closed, whatever library met it.
+#: The operating system's messages for storage that is full or closed, whichever library reports it.
 _STORAGE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
     *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY),
@@ -30,7 +30,7 @@ _STORAGE = {
 
 
 class _Ended(KeyboardInterrupt):
-    """One of the signals in `_ENDING`; as an interrupt, so that whatever lets those through lets it through."""
+    """One of the signals in `_ENDING`; as a KeyboardInterrupt, it passes through all code that lets those through."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -38,16 +38,16 @@ class _Ended(KeyboardInterrupt):
 
 
 def run_command(name: str, work: Callable[[], int], when_interrupted: str = "") -> int:
-    """The exit code of `work`: its own, 2 for wrong input, 130 if interrupted (SIGTERM 143, SIGHUP 129), 1 for a bug.
+    """Do `work` and return its exit code; 2 for wrong input, 130 if interrupted (SIGTERM 143, SIGHUP 129), 1 for a bug.
 
     Args:
-        name: of the command, before its messages.
-        work: all of it, its arguments included.
-        when_interrupted: what to say then, in parentheses.
+        name: the name of the command, printed before its messages.
+        work: the whole command, including the parsing of its arguments.
+        when_interrupted: the message after an interruption, printed in parentheses.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # what the terminal's encoding lacks is no reason to stop
+            stream.reconfigure(errors="backslashreplace")  # a character that the encoding lacks must not end it
     try:
         with _ended_by_signals():
             code = work()
@@ -55,7 +55,7 @@ def run_command(name: str, work: Callable[[], int], when_interrupted: str = "") 
         return code
     except KeyboardInterrupt as error:
         code = interrupted(error)
-        # A terminal that has hung up takes no more lines.
+        # A terminal that has hung up accepts no more lines.
         with contextlib.suppress(OSError):
             remedy = f" ({when_interrupted})" if when_interrupted else ""
             print(f"{name}: {_ENDING.get(code - 128, 'interrupted')}{remedy}", file=sys.stderr, flush=True)
@@ -65,13 +65,13 @@ def run_command(name: str, work: Callable[[], int], when_interrupted: str = "") 
 
 
 def interrupted(error: KeyboardInterrupt) -> int:
-    """The exit code of a process that was interrupted, by one of these signals or by Ctrl-C."""
+    """Return the exit code of a process that was interrupted by one of these signals or by Ctrl-C."""
     return 128 + (error.number if isinstance(error, _Ended) else signal.SIGINT)
 
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """A block that SIGTERM and SIGHUP leave as Ctrl-C does. One that the user has ignored (nohup) stays so."""
+    """Have SIGTERM and SIGHUP end the block like Ctrl-C; a signal that the user ignores (nohup) stays ignored."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise _Ended(number)
@@ -88,9 +88,9 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def report_failure(name: str, error: Exception) -> tuple[int, str]:
-    """Tell the user of the command `name` what went wrong; returns the exit code and the reason in one line."""
+    """Tell the user of the command `name` what went wrong; return the exit code and the reason in one line."""
     if isinstance(error, BrokenPipeError):
-        # Whoever read our output (`| head`) has gone; what is to be written is written by then.
+        # The reader of our output (`| head`) has gone; all files are written by then.
         drop_output()
         return DONE, ""
     if isinstance(error, UserError):
@@ -101,7 +101,7 @@ def report_failure(name: str, error: Exception) -> tuple[int, str]:
 
 
 def storage_error(error: Exception, remedy: str = "a folder with room to write") -> UserError | None:
-    """A full disk and the like, which is not a bug; safetensors tells it only in the text of its own error."""
+    """Return a `UserError` for a full disk and the like, else None; safetensors says it only in its error's text."""
     if isinstance(error, OSError) and error.errno in _STORAGE:
         reason = f"{error.filename2 or error.filename or 'a file'}: {error.strerror}"
     elif type(error).__name__ == "SafetensorError" and "os error" in str(error):
@@ -112,10 +112,10 @@ def storage_error(error: Exception, remedy: str = "a folder with room to write")
 
 
 class Parser(argparse.ArgumentParser):
-    """Complains in one line, as the rest of the project does.
+    """An argument parser with one-line errors, like the rest of the project.
 
     Attributes:
-        lists: what --help lists, for messages.
+        lists: the things that --help lists, for messages.
     """
 
     lists: ClassVar[str] = "options"

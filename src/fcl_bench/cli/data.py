@@ -1,4 +1,4 @@
-"""The command `fcl-bench-data`: list data sets, download them ahead of a run, check what is here."""
+"""The command `fcl-bench-data`: list data sets, download them ahead of a run, check the files that are here."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _list(_: argparse.Namespace) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 10_000
-    # Through a string: rich would end the program itself when the reader leaves early.
+    # The table goes through a string, since rich itself would end the program when the reader leaves early.
     with console.capture() as shown:
         console.print(table)
     print("\n".join(line.rstrip() for line in shown.get().splitlines()))
@@ -92,7 +92,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
         bad = [] if found is None else damaged(found.folder) or []
         for file in bad:
             log.warning("data %s: %s is damaged and will be downloaded again", wanted.data, file)
-            # What the hub's own cache holds is not ours to delete; our download takes its place.
+            # The hub's cache is not ours to delete; our download replaces its content.
             if found is not None and found.folder == own_folder(wanted, found.commit):
                 file.unlink(missing_ok=True)
         if found is None or bad:
@@ -128,7 +128,7 @@ def _names() -> list[str]:
 
 
 def _source(name: str, keys: list[str]) -> Source:
-    """The source that `fcl-bench data=NAME data.KEY=VALUE ...` would use."""
+    """Return the source that `fcl-bench data=NAME data.KEY=VALUE ...` would use."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 

@@ -1,4 +1,4 @@
-"""`fcl-bench --help`: every group's choices with one line each, read from the YAML files' first comments."""
+"""`fcl-bench --help`: one line per choice of every group, read from the YAML files' first comments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ options:
 
 
 def usage(conf: Path) -> str:
-    """The help text for the configuration in folder `conf`."""
+    """Return the help text for the configuration in folder `conf`."""
     parts = [
         HEAD,
         "groups (group=choice; the keys of a choice are group.key, `fcl-bench show group=choice` lists them):",

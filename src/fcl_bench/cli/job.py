@@ -1,4 +1,4 @@
-"""One run, alone or as a job of a sweep: checked, carried out, printed."""
+"""Checks and carries out one run, alone or as a job of a sweep, and prints its result."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from fcl_bench.execution.run_json import RunRecord
     from fcl_bench.sweeps.watch import Sweep
 
-#: What helps where nothing can be written.
+#: The remedy that is suggested when nothing can be written.
 _ROOM = "out=FOLDER and cache.dir=FOLDER with room to write"
 
 
 def job(config: Any) -> int:
-    """Carry out what Hydra composed; its exit code. Never raises but for an interrupt, so that a sweep goes on."""
+    """Carry out what Hydra composed; return the exit code. It raises only on an interrupt, so that a sweep goes on."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
@@ -36,7 +36,7 @@ def job(config: Any) -> int:
     try:
         return _job_of_sweep(config, hydra_job, sweep)
     except OSError as error:
-        # Its report cannot be written.
+        # The job's report cannot be written.
         told = storage_error(error, _ROOM) or UserError(first_line(error), _ROOM)
         code, reason = report_failure("fcl-bench", told)
         if sweep is not None:
@@ -45,7 +45,7 @@ def job(config: Any) -> int:
 
 
 def _job_of_sweep(config: Any, hydra_job: Any, sweep: Sweep | None) -> int:
-    """One job, with a report for the parent process; where it shares the machine, with its share of it."""
+    """Carry out one job with a report for the parent process, and with its share of the machine if it shares one."""
     from fcl_bench.data.shared import start_sharing
     from fcl_bench.sweeps.workers import take_gpu
 
@@ -65,7 +65,7 @@ def _job_of_sweep(config: Any, hydra_job: Any, sweep: Sweep | None) -> int:
 
 
 def carry_out(config: Any, report: JobReport) -> int:
-    """Check and run what was composed, and print what came out; how it ends is put into `report`."""
+    """Check and run what was composed, and print the result; `report` records how it ended."""
     from fcl_bench.config import load_settings
     from fcl_bench.tracking.base import load_tracking
 
@@ -98,7 +98,7 @@ def carry_out(config: Any, report: JobReport) -> int:
 
 
 def _follow(settings: Settings) -> int:
-    """A process that has clients only, and leaves all that is said and written to the server's."""
+    """Work as a process that has clients only; the server's process does all printing and writing."""
     from fcl_bench.execution.serve import serve
 
     if settings.scalars.preview:
@@ -116,7 +116,7 @@ def _follow(settings: Settings) -> int:
 
 
 def _result(record: RunRecord) -> dict[str, float | None]:
-    """What a sweep tells of a run."""
+    """Return the results of a run that a sweep shows."""
     metrics = record["metrics"]
     upload = record["communication"]["up_max_bytes"] / 2**20
     return {"A_avg": metrics["A_avg"], "A_T": metrics["A_T"], "up_max_mib": upload}
@@ -124,9 +124,9 @@ def _result(record: RunRecord) -> dict[str, float | None]:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """No garbage collection in this block, which imports: a million objects come, and all of them stay for good.
+    """Switch garbage collection off in the block, which imports: it makes a million objects, and all of them stay.
 
-    What the first such imports brought is set aside, so that no later collection, at exit for one, looks through it.
+    The objects of the first such imports are frozen, so that no later collection (such as at exit) looks at them.
     """
     first = "torch" not in sys.modules
     gc.disable()
@@ -139,7 +139,7 @@ def no_collection() -> Iterator[None]:
 
 
 def _out_of_time(error: Exception) -> UserError | None:
-    """What submitit raises in a job that meets its time limit once more than it is queued again."""
+    """Explain submitit's error in a job that meets its time limit more often than it may be queued again."""
     if type(error).__name__ != "UncompletedJobError":
         return None
     return UserError(
@@ -149,7 +149,7 @@ def _out_of_time(error: Exception) -> UserError | None:
 
 
 def _deleted(error: Exception, config: Any) -> UserError | None:
-    """What somebody deleted while the run was at it: a file of ours that is gone is not a bug."""
+    """Explain a file of ours that somebody deleted during the run, which is not a bug."""
     if not isinstance(error, FileNotFoundError) or error.filename is None:
         return None
     folders = [Path(str(folder)).expanduser() for folder in (config.out, config.cache.dir)]

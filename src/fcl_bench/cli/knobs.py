@@ -1,6 +1,6 @@
-"""What can be typed, read from the YAML files: groups, their choices, and the keys of each with their comments.
+"""All that can be typed, read from the YAML files: groups, their choices, and the keys of each with their comments.
 
-Neither Hydra nor any choice's class is imported, so help and error messages are quick.
+Neither Hydra nor any choice's class is imported, so that help and error messages are quick.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import yaml
 from fcl_bench.composition import config_dir, register_presets
 from fcl_bench.config import YAML_LOADER
 
-#: `key: value  # comment`, at any depth.
+#: Matches `key: value  # comment` at any depth.
 _LINE = re.compile(r'( *)"?(\w+)"?:(?: +(.*?))?(?: *# ?(.*))?')
-#: Groups whose choices set keys of the whole run, and have none of their own.
+#: Groups whose choices set keys of the whole run and have no keys of their own.
 WHOLE_RUNS = ("experiment", "profile")
-#: Keys of a choice's YAML that are no knobs.
+#: Keys of a choice's YAML that are not knobs.
 _NO_KNOBS = ("_target_", "defaults")
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One key: its default as the YAML has it, and what the YAML says of it."""
+    """One key: its default as written in the YAML, and its comment there."""
 
     default: str
     comment: str
@@ -40,9 +40,9 @@ class Choice:
     Attributes:
         group, name: `group=name` chooses it.
         description: the first comment of its YAML.
-        facts: the further lines of that comment that have the form `Word: text`, such as `Paper`.
-        knobs: by key below the group (`training.lr`), in the order of the YAML; a nested key follows its parent.
-        brings: the choices of other groups that come with it, by group.
+        facts: further lines of that comment with the form `Word: text`, such as `Paper`.
+        knobs: key below the group (`training.lr`) -> knob, in the order of the YAML; a nested key follows its parent.
+        brings: group -> its choice that comes with this one.
     """
 
     group: str
@@ -54,17 +54,17 @@ class Choice:
 
     @property
     def keys(self) -> list[str]:
-        """The keys as they are typed, those of nested parts in place of the parts."""
+        """Return the keys as they are typed; nested parts are replaced by their keys."""
         return [f"{self.group}.{name}" for name in self.knobs if name not in _parts(self.knobs)]
 
 
 def groups() -> list[str]:
-    """The names of all groups, ascending; Hydra's own left out."""
+    """Return the names of all groups except Hydra's own, ascending."""
     return sorted(entry.name for entry in config_dir().iterdir() if entry.is_dir() and entry.name != "hydra")
 
 
 def choices_of(group: str) -> list[str]:
-    """The choices of a group, ascending; of `experiment/preset` and Hydra's own groups too."""
+    """Return the choices of a group, ascending; it also works for `experiment/preset` and Hydra's own groups."""
     if group == "experiment/preset":
         return register_presets()
     return sorted(file.stem for file in (config_dir() / group).glob("*.yaml"))
@@ -72,14 +72,14 @@ def choices_of(group: str) -> list[str]:
 
 @functools.cache
 def default_choices() -> dict[str, str]:
-    """The choice of each group that is in force if nothing is typed."""
+    """Return group -> its default choice."""
     text = (config_dir() / "config.yaml").read_text()
     return dict(re.findall(r"^  - (\w+): (\w+)$", text, flags=re.MULTILINE))
 
 
 @functools.cache
 def read_choice(group: str, name: str) -> Choice:
-    """A choice with its keys, those that it takes over from another choice of the group included."""
+    """Read a choice with its keys, including those that it takes over from another choice of the group."""
     text = (config_dir() / group / f"{name}.yaml").read_text()
     heading = [line[1:].strip() for line in text.splitlines() if line.startswith("#") and "@package" not in line]
     facts = dict(line.split(": ", 1) for line in heading[1:] if re.match(r"[A-Z]\w+: ", line))
@@ -98,25 +98,25 @@ def read_choice(group: str, name: str) -> Choice:
 
 @functools.cache
 def top_level() -> dict[str, Knob]:
-    """The keys of `conf/config.yaml` that belong to no group, with their defaults and comments."""
+    """Return the keys of `conf/config.yaml` that belong to no group, with their defaults and comments."""
     found = _knobs(settings_text())
     return {key: knob for key, knob in found.items() if key not in _parts(found)}
 
 
 def settings_text() -> str:
-    """The lines of `conf/config.yaml` that hold these keys."""
+    """Return the lines of `conf/config.yaml` that hold these keys."""
     text = (config_dir() / "config.yaml").read_text()
     return text.split("override hydra/job_logging: none\n")[1].split("\nhydra:")[0].strip("\n")
 
 
 def owners(group: str, key: str) -> list[str]:
-    """The choices of `group` that have this key (below the group), as a knob or as a part with knobs of its own."""
+    """Return the choices of `group` that have this key (below the group), as a knob or as a part with knobs."""
     return [name for name in choices_of(group) if key in read_choice(group, name).knobs]
 
 
 @functools.cache
 def keys_ending(word: str) -> list[str]:
-    """Every key of any choice, and every top-level key, whose last part is `word`, whatever its case."""
+    """Return every key of any choice, and every top-level key, whose last part is `word` in any case."""
     found = [key for key in top_level() if key.rpartition(".")[2].lower() == word.lower()]
     for group in groups():
         for name in choices_of(group):
@@ -125,12 +125,12 @@ def keys_ending(word: str) -> list[str]:
 
 
 def _parts(knobs: Iterable[str]) -> set[str]:
-    """Those of the keys that have keys below them."""
+    """Return the keys that have keys below them."""
     return {key.rpartition(".")[0] for key in knobs}
 
 
 def _knobs(text: str) -> dict[str, Knob]:
-    """The keys in a YAML file's text, in its order. An indented line of comment goes on with the one before."""
+    """Return the keys in a YAML file's text, in its order. An indented comment line continues the one before."""
     found: dict[str, Knob] = {}
     parents: list[tuple[int, str]] = []
     for line in text.splitlines():
@@ -150,7 +150,7 @@ def _knobs(text: str) -> dict[str, Knob]:
 
 
 def _over(taken: dict[str, Knob], own: dict[str, Knob]) -> dict[str, Knob]:
-    """`taken` with what `own` says over it; a comment that `own` leaves out stays."""
+    """Return `taken` updated with `own`; a comment that `own` leaves out is kept."""
     result = dict(taken)
     for name, knob in own.items():
         value: Any = yaml.load(knob.default, Loader=YAML_LOADER) if knob.default.startswith("{") else None
@@ -164,6 +164,6 @@ def _over(taken: dict[str, Knob], own: dict[str, Knob]) -> dict[str, Knob]:
 
 
 def first_comment(file: Path) -> str:
-    """What a YAML file says of itself in its first line; Hydra's own directive there is no description."""
+    """Return the description in a YAML file's first line; Hydra's own directive there is not a description."""
     with file.open() as lines:
         return next((line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line), "")

@@ -22,7 +22,7 @@ from fcl_bench.cli.command import DONE, run_command
 from fcl_bench.errors import UserError
 from fcl_bench.files import user_path, writable
 
-# By its name, which a module that is run as a program has not.
+# The name is written out, since a module that is run as a program has another `__name__`.
 log = logging.getLogger("fcl_bench.cli.node")
 
 USAGE = """fcl-bench-node KEY=VALUE ...   one node of a federation over Flower (docs/federation.md)
@@ -34,23 +34,23 @@ USAGE = """fcl-bench-node KEY=VALUE ...   one node of a federation over Flower (
   key=FILE         this node's private key, where the SuperLink knows its nodes by keys
   data.path=...    and any other key of the run's config.yaml that differs here; not what would change the result
 """
-#: Pauses in seconds before a process that has ended is started again: longer, the more often in a row.
+#: Pauses in seconds before a process that has ended is started again; they grow with each failure in a row.
 _PATIENCE = (1.0, 2.0, 5.0, 10.0, 30.0)
-#: A process that has been up so many seconds is not failing again and again.
+#: A process that has run for this many seconds does not count as failing in a row.
 _STEADY = 60.0
 _WORKER = "--worker"
 
 
 @dataclass
 class NodeArguments:
-    """What was typed.
+    """The arguments of the command.
 
     Attributes:
-        clients: who lives here, ascending.
+        clients: the clients of this node, ascending.
         link: host:port of the SuperLink.
-        out: folder of what is kept.
-        ca, key: files; None: without TLS, without a key.
-        changes: the run's keys that differ here.
+        out: the folder for files that are kept.
+        ca, key: files; None means without TLS, or without a key.
+        changes: keys of the run that have another value on this node.
     """
 
     clients: list[int]
@@ -87,7 +87,7 @@ def _work() -> int:
 
 
 def parsed(arguments: Sequence[str]) -> NodeArguments:
-    """What was typed. Raises a `UserError` for what cannot be."""
+    """Parse the arguments. Raises a `UserError` if they are wrong."""
     import yaml
 
     found: dict[str, Any] = {}
@@ -119,8 +119,8 @@ class _Kept:
     """A process that is started again whenever it ends.
 
     Args:
-        name: for messages.
-        start: starts it.
+        name: the process's name in messages.
+        start: starts the process.
     """
 
     def __init__(self, name: str, start: Callable[[], subprocess.Popen[bytes]]) -> None:
@@ -134,7 +134,7 @@ class _Kept:
         self.process, self._since = self._start(), time.monotonic()
 
     def look(self) -> None:
-        """Start it anew if it has ended: at once, and after longer and longer pauses if it ends again and again."""
+        """Start it again if it has ended: at once, and after growing pauses if it keeps ending."""
         now = time.monotonic()
         if self.process is None:
             if now >= self._again:
@@ -156,10 +156,10 @@ class _Kept:
 
 
 def _node(node: NodeArguments, arguments: Sequence[str]) -> int:
-    """Keep a SuperNode and a worker going until this process is told to end."""
+    """Keep a SuperNode and a worker running until this process is told to end."""
     from fcl_bench.engine.flower.line import program, quiet_environment
 
-    # A Unix socket's path has room for a hundred letters only.
+    # A Unix socket's path can have only about a hundred characters.
     folder = Path(tempfile.mkdtemp(prefix="fcl-bench-"))
     path = folder / "worker"
     worker = [sys.executable, "-m", "fcl_bench.cli.node", _WORKER, str(path), *arguments]
@@ -192,11 +192,11 @@ def _node(node: NodeArguments, arguments: Sequence[str]) -> int:
 def _child(
     command: Sequence[str], environment: dict[str, str], told: BinaryIO | None = None
 ) -> subprocess.Popen[bytes]:
-    """A process that ends with this one, however this one ends, and that Ctrl-C reaches through this one only.
+    """Start a process that ends whenever this one ends, and that Ctrl-C reaches only through this one.
 
     Args:
-        command, environment: of the process.
-        told: where what it says goes; None: to the terminal.
+        command, environment: the process's command and environment variables.
+        told: the file for its output; None for the terminal.
     """
     return subprocess.Popen(
         command,
@@ -216,14 +216,14 @@ def _die_with_parent() -> None:
 
 
 def _free_port() -> int:
-    """A port for the SuperNode's own processes: several nodes may share a machine."""
+    """Return a free port for the SuperNode's own processes, since several nodes may share a machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def _work_for_good(path: Path, node: NodeArguments) -> int:
-    """The resident worker: answers what the ClientApp hands on."""
+    """Work as the resident worker, which answers the messages that the ClientApp forwards."""
     from fcl_bench.engine.flower.frames import listener
     from fcl_bench.engine.flower.worker import Worker
     from fcl_bench.execution.site import site_of

@@ -1,4 +1,4 @@
-"""Between what a user types and Hydra: arguments in the form that Hydra wants, its complaints in ours."""
+"""Translates between the user and Hydra: arguments into Hydra's form, and Hydra's errors into ours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fcl_bench.cli.knobs import choices_of, groups
 from fcl_bench.cli.suggestions import no_override, unknown_key, unknown_option
 from fcl_bench.errors import UserError, choices, first_line, installing
 
-#: What may stand first in place of keys, and the module whose `work` is given the arguments after it.
+#: Words that may come first in place of keys -> the module whose `work` gets the arguments after the word.
 COMMANDS = {
     "show": "fcl_bench.cli.show",
     "tune": "fcl_bench.cli.tune",
@@ -21,9 +21,9 @@ COMMANDS = {
 SEE_HELP = "fcl-bench --help lists keys and choices"
 #: Keys whose values are paths.
 _PATHS = ("out", "data.path", "backbone.checkpoint", "cache.dir")
-#: Groups of Hydra's whose choices write a log file, most of them.
+#: Hydra's groups of which most choices write a log file.
 _LOGGING = ("hydra/job_logging", "hydra/hydra_logging")
-#: Hydra's options that take part here, and whether a value follows.
+#: Hydra's options that are accepted, and whether a value follows.
 _OPTIONS = {
     **dict.fromkeys(("-m", "--multirun", "--hydra-help", "--resolve", "--run", "-r"), False),
     **dict.fromkeys(("--cfg", "-c", "--package", "-p", "--info", "-i"), True),
@@ -33,7 +33,7 @@ _OPTIONS = {
 
 
 def ordered(arguments: list[str]) -> list[str]:
-    """The options, then the overrides, as Hydra's parser wants them; a UserError for whatever is neither."""
+    """Return the options, then the overrides, as Hydra's parser expects; raise a `UserError` for any other argument."""
     options: list[str] = []
     overrides: list[str] = []
     skipped = -1
@@ -73,16 +73,16 @@ def _require_plain_choice(override: str) -> None:
         raise UserError(f"{override} has the wrong type", "true, false, or the name of a logger such as hydra")
     if key in _LOGGING and value not in ("none", "disabled"):
         raise UserError(f"{key}={value} would write into the working folder", "run.log in the run's folder has it all")
-    # Whatever Hydra's parser does not take for a text: it would say so in words of its own.
+    # All that Hydra's parser does not read as a text; Hydra would report it in its own words.
     if key in groups() and re.match(r"[{[]|(null|true|false|[-+]?(\d+(\.\d*)?(e[-+]?\d+)?|inf|nan))$", value, re.I):
         raise UserError(f"{override} is no choice of the group {key}", choices(choices_of(key)))
 
 
 def _swept(overrides: list[str]) -> list[str]:
-    """In a sweep over a group (method=stsa,afl), a key of its choices (method.gamma=1) as a sweep over one value.
+    """Turn a key of a swept group's choices (method.gamma=1 with method=stsa,afl) into a sweep over one value.
 
-    Hydra first composes a sweep without what is swept, so with the group's default choice, and would look for the key
-    there.
+    Hydra first composes a sweep without the swept keys, so with the group's default choice, and would look for the key
+    in that choice.
     """
     groups = {key for key, _, value in (override.partition("=") for override in overrides) if "," in value}
     made = []
@@ -96,9 +96,9 @@ def _swept(overrides: list[str]) -> list[str]:
 
 
 def _quoted_path(override: str, sweep: bool) -> str:
-    """A path with its `~` expanded, in the quotes that Hydra's grammar wants around spaces, brackets and the like.
+    """Expand the `~` of a path, and quote it as Hydra's grammar requires for spaces, brackets and the like.
 
-    In a sweep a comma separates values and is left alone; so is what is already quoted.
+    In a sweep, a comma separates values and is left as it is; a path that is already quoted is left as it is, too.
     """
     key, _, value = override.partition("=")
     if key.lstrip("+") not in _PATHS or value[:1] in ("'", '"') or (sweep and "," in value):
@@ -111,11 +111,11 @@ def _quoted_path(override: str, sweep: bool) -> str:
 
 
 def composition_error(error: Exception, typed: list[str]) -> UserError:
-    """What Hydra reports of a wrong group, choice, key or syntax, in one line with what would work.
+    """Explain Hydra's error about a wrong group, choice, key or syntax in one line, with what would work.
 
     Args:
-        error: what composing the configuration raised.
-        typed: the arguments that were to be composed.
+        error: the error of composing the configuration.
+        typed: the arguments that should have been composed.
     """
     from hydra.core.override_parser.overrides_parser import OverrideParseException
     from hydra.errors import HydraException
@@ -128,7 +128,7 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
     if found := re.search(r"Could not (?:find|load) '([^']+)/([^'/]*)'", text):
         return _unknown_choice(*found.groups())
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        # Hydra looked for the choice's file: its name is too long for one.
+        # Hydra looked for the choice's file, and the name is too long for a file.
         file = Path(str(error.filename))
         return _unknown_choice(file.parent.name, file.stem)
     if found := re.search(r"Could not override '([^']+)'", text):
@@ -150,7 +150,7 @@ def _unknown_choice(group: str, choice: str) -> UserError:
 
 
 def _unknown_key(key: str, typed: list[str]) -> UserError:
-    """Names the choice that lacks `key`, those that have it, and the keys that there are."""
+    """Name the choice that lacks `key`, the choices that have it, and the existing keys."""
     chosen = [text for text in typed if text.partition("=")[0] in groups() and "," not in text]
     top = _composed(chosen)
     known, beside = _dotted(top), _keys_beside(key, top)
@@ -160,7 +160,7 @@ def _unknown_key(key: str, typed: list[str]) -> UserError:
 
 
 def _composed(chosen: list[str]) -> Any:
-    """The configuration of these choices, as mappings and lists; of the defaults where they do not compose either."""
+    """Return the configuration of these choices as mappings and lists; that of the defaults if they do not compose."""
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
@@ -176,7 +176,7 @@ def _composed(chosen: list[str]) -> Any:
 
 
 def _dotted(node: Any, prefix: str = "") -> list[str]:
-    """Every key in nested mappings, `a` and `a.b`."""
+    """Return every key in nested mappings, `a` and `a.b`."""
     if not isinstance(node, dict):
         return []
     named = [(f"{prefix}{key}", value) for key, value in node.items() if key != "_target_"]
@@ -184,7 +184,7 @@ def _dotted(node: Any, prefix: str = "") -> list[str]:
 
 
 def _keys_beside(key: str, top: Any) -> list[str]:
-    """The keys that share the parent of `key`; those at the top if it has no parent there."""
+    """Return the keys that share the parent of `key`; the top-level keys if the parent does not exist."""
     parent = key.rpartition(".")[0]
     node = top
     for part in parent.split(".") if parent else ():

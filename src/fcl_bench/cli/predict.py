@@ -1,4 +1,4 @@
-"""`fcl-bench predict RUN [DATA]`: what a run's model takes samples for, as a table."""
+"""`fcl-bench predict RUN [DATA]`: a table of the classes that a run's model predicts for samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fcl_bench.files import csv_cell, replacing, user_path
 if TYPE_CHECKING:
     from fcl_bench.execution.predicting import Model
 
-#: Names under which an .npz file may hold samples and their labels; the first that is there counts.
+#: Names under which an .npz file may hold samples and their labels; the first name that exists is used.
 _SAMPLES, _LABELS = ("x_test", "x", "images", "features"), ("y_test", "y", "labels")
 
 
@@ -28,7 +28,7 @@ class _Parser(Parser):
 
 
 class _Asked(NamedTuple):
-    """What is asked about: the samples, what to call each, and their labels and tasks where these are known."""
+    """The samples to predict, the name of each, and their labels and tasks where these are known."""
 
     inputs: Any
     names: list[str]
@@ -37,9 +37,9 @@ class _Asked(NamedTuple):
 
 
 def work(arguments: list[str]) -> int:
-    """Write the table. Raises a `UserError` for a run, data or a file that is not there."""
+    """Write the table. Raises a `UserError` if the run, the data or a file does not exist."""
     asked = parsed(arguments)
-    # Only now, so that wrong options wait for no library.
+    # Libraries are imported only now, so that errors about wrong options are quick.
     from fcl_bench.execution.predicting import Model
 
     path, folder = _model(asked.run, asked.out)
@@ -58,7 +58,7 @@ def work(arguments: list[str]) -> int:
     if about.labels is not None and len(labels):
         right = int((labels == about.labels).sum())
         said = f"accuracy: {100 * right / len(labels):.2f} % ({right:,} of {len(labels):,})"
-        # Beside the table, not in it.
+        # It goes to stderr if the table goes to stdout.
         print(said, file=sys.stdout if asked.to else sys.stderr)
     if asked.to:
         print(f"written: {asked.to}")
@@ -66,7 +66,7 @@ def work(arguments: list[str]) -> int:
 
 
 def parsed(arguments: list[str]) -> Any:
-    """The options and arguments after `fcl-bench predict`."""
+    """Parse the options and arguments after `fcl-bench predict`."""
     what = "What the model of a complete run takes samples for: a line per sample with its class and the class's score."
     parser = _Parser(prog="fcl-bench predict", description=what)
     parser.add_argument("run", metavar="RUN", help="folder or id of a run, or its model.safetensors")
@@ -82,7 +82,7 @@ def parsed(arguments: list[str]) -> Any:
 
 
 def _model(given: str, out: str) -> tuple[Path, Path | None]:
-    """The file of the model, and the run's folder; None for a model that lies somewhere else."""
+    """Return the model's file and the run's folder; the folder is None for a model outside of a run."""
     from fcl_bench.results.finding import run_folder
 
     path = user_path("RUN", given)
@@ -133,7 +133,7 @@ def _data_set(name: str) -> _Asked:
 
 
 def _folder(path: Path, model: Model) -> _Asked:
-    """Images at any depth; in a folder per class, whose names the model knows, with their labels."""
+    """Read images at any depth, with their labels if they are in one folder per class that the model knows by name."""
     from fcl_bench.data.images.stored import IMAGE_SUFFIXES
 
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
@@ -150,7 +150,7 @@ def _array(path: Path) -> _Asked:
     try:
         loaded = np.load(path, allow_pickle=False)
         arrays = {"x": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
-    except Exception as error:  # whatever NumPy, zipfile and zlib raise on foreign bytes
+    except Exception as error:  # NumPy, zipfile and zlib raise many kinds on foreign bytes
         raise UserError(f"{path} is not a readable .npz or .npy file", f"an array {' or '.join(_SAMPLES)}") from error
     samples, labels = (next((arrays[name] for name in names if name in arrays), None) for names in (_SAMPLES, _LABELS))
     if samples is None:
@@ -162,7 +162,7 @@ def _array(path: Path) -> _Asked:
 
 @contextmanager
 def _written(to: str | None) -> Iterator[TextIO]:
-    """Where the table goes: a file, whole or not at all, or the terminal."""
+    """Open the output for the table: a file, written whole or not at all, or the terminal."""
     if to is None:
         yield sys.stdout
         return

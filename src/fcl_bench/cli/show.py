@@ -1,4 +1,4 @@
-"""`fcl-bench show`: what can be chosen, and of one choice its keys, its paper, its cost and a command."""
+"""`fcl-bench show`: the groups and choices, and for one choice its keys, paper, cost and a command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ USAGE = """usage: fcl-bench show                 the groups
        fcl-bench show GROUP=CHOICE    its keys with their defaults, its paper, its cost, a command
        fcl-bench show KEY             what a key is, and which choices have it
 """
-#: What the commands of a group need beside the choice, where that is not `group=choice` alone.
+#: Commands of choices that need more than `group=choice`.
 _EXAMPLES = {
     "backbone=timm": "fcl-bench data=cifar100 backbone=timm backbone.name=resnet50.a1_in1k",
     "data=features": "fcl-bench data=features data.path=FEATURES.npz",
@@ -31,7 +31,7 @@ _EXAMPLES = {
 
 
 def work(arguments: list[str]) -> int:
-    """Print what is asked for. Raises a `UserError` for a group, choice or key that is not there."""
+    """Print what is asked for. Raises a `UserError` if the group, choice or key does not exist."""
     if {"-h", "--help"} & set(arguments):
         print(USAGE, end="")
         return DONE
@@ -40,7 +40,7 @@ def work(arguments: list[str]) -> int:
 
 
 def about(group: str, name: str) -> str:
-    """All of one choice. Raises a `UserError` for one that is not there."""
+    """Describe one choice in full. Raises a `UserError` if it does not exist."""
     require_choice(group, name, choices_of(group))
     choice = read_choice(group, name)
     parts = [f"{group}={name}", _wrapped(choice.description)]
@@ -81,7 +81,7 @@ def _choices(group: str) -> str:
 
 
 def _key(key: str) -> str:
-    """What a key is; "" if nothing has it."""
+    """Describe a key; "" if nothing has it."""
     if key in top_level():
         return _rows({key: top_level()[key]})
     group, _, below = key.partition(".")
@@ -128,7 +128,7 @@ def _said(knob: Knob) -> str:
 
 
 def _two_columns(rows: Iterable[tuple[str, str]], indent: str = "  ") -> list[str]:
-    """Lines of names and texts, the texts folded to the terminal; a name that is too long has a line of its own."""
+    """Return lines of names and texts, wrapped to the terminal's width; a name that is too long has its own line."""
     pairs = list(rows)
     left = min(max((len(name) for name, _ in pairs), default=0), 44, _width() - 30)
     wide = max(24, _width() - left - len(indent) - 2)

@@ -1,4 +1,4 @@
-"""What was probably meant by a key that is not there, from the words that other tools use."""
+"""Suggests which key was probably meant by an unknown one, from the words that other tools use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from fcl_bench.cli.knobs import WHOLE_RUNS, choices_of, default_choices, groups, keys_ending, owners, top_level
 from fcl_bench.errors import UserError, choices
 
-#: Words of papers and other tools, and the keys that they are here; a key of the word's own name comes after these.
+#: Words of papers and other tools -> our keys for them; a key with the same name as the word is suggested after these.
 _WORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("alpha", "dirichlet_alpha", "dir_alpha", "concentration"), ("beta",)),
     **dict.fromkeys(("learning_rate", "local_lr", "eta"), ("method.training.lr",)),
@@ -36,14 +36,14 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "num_classes": ("data.classes",),
     "quick": ("profile",),
 }
-#: The part of a method that has the usual keys of training, which come before others of their names.
+#: The part of a method with the usual keys of training, which are suggested before other keys of the same name.
 _USUAL = "method.training."
-#: Most suggestions in one line.
+#: The largest number of suggestions in one line.
 _MOST = 3
 
 
 def meant(word: str) -> list[str]:
-    """The keys and groups that `word` may stand for, the likeliest first; none where it says nothing."""
+    """Return the keys and groups that `word` may stand for, the likeliest first; empty if there is none."""
     last = word.rpartition(".")[2].lower().replace("-", "_")
     named = sorted(
         keys_ending(last), key=lambda key: (not key.startswith(_USUAL), not key.startswith("method."), key.count("."))
@@ -52,13 +52,13 @@ def meant(word: str) -> list[str]:
 
 
 def unknown_key(key: str, known: Sequence[str], beside: Sequence[str], typed: Collection[str]) -> UserError:
-    """What to say of a key that the composed configuration does not have.
+    """Return the error for a key that the composed configuration does not have.
 
     Args:
         key: as typed, without its value.
         known: every key of the configuration that is composed without it, dotted, and its groups.
-        beside: those that share the key's parent.
-        typed: all arguments, from which the choices come that were made.
+        beside: the keys that share the key's parent.
+        typed: all arguments; they say which choices were made.
     """
     pairs = [text.lstrip("+").partition("=") for text in typed]
     chosen = {group: choice for group, _, choice in pairs if group in groups()}
@@ -80,12 +80,12 @@ def unknown_key(key: str, known: Sequence[str], beside: Sequence[str], typed: Co
 
 
 def unknown_option(option: str, value: str | None, options: Collection[str]) -> UserError:
-    """`--seed 3` for seed=3, and the like.
+    """Return the error for an unknown option, such as `--seed 3` in place of seed=3.
 
     Args:
         option: as typed, perhaps with `=VALUE`.
-        value: the argument after it, if that is no option and no override.
-        options: those that there are.
+        value: the argument after it, if that is neither an option nor an override.
+        options: the existing options.
     """
     name, has_value, own = option.lstrip("-").partition("=")
     written = f"={own if has_value else value}" if has_value or value is not None else "=VALUE"
@@ -99,7 +99,7 @@ def unknown_option(option: str, value: str | None, options: Collection[str]) -> 
 
 
 def no_override(argument: str, value: str | None, commands: Collection[str], otherwise: str) -> UserError:
-    """An argument that is neither an option nor key=value: `seed 3`, `fedran`, `shwo`."""
+    """Return the error for an argument that is neither an option nor key=value: `seed 3`, `fedran`, `shwo`."""
     told = f"{argument} is not key=value"
     key = argument if argument in (*top_level(), *groups()) else next(iter(meant(argument)), "")
     if key and value is not None:
@@ -114,7 +114,7 @@ def no_override(argument: str, value: str | None, commands: Collection[str], oth
 def _of_others(
     group: str, key: str, having: list[str], chosen: dict[str, str], beside: Sequence[str], value: str
 ) -> UserError:
-    """A key that other choices of its group have."""
+    """Return the error for a key that other choices of its group have."""
     own = ", ".join(name.removeprefix(f"{group}.") for name in beside) or "no keys"
     remedy = f"{_which(group, chosen)} has {own}"
     if key == "data.path" and value.endswith(".npz"):
@@ -123,7 +123,7 @@ def _of_others(
 
 
 def _which(group: str, chosen: dict[str, str]) -> str:
-    """The choice that is in force, as far as what was typed tells."""
+    """Return the choice of `group` that applies, as far as the arguments say."""
     return f"{group}={chosen.get(group) or default_choices().get(group)}"
 
 
@@ -132,7 +132,7 @@ def _listed(having: list[str]) -> str:
 
 
 def _names(names: list[str]) -> str:
-    """Some of them, and how many there are."""
+    """Return some of the names, and the number of the others."""
     if len(names) <= 6:
         return ", ".join(names)
     return f"{', '.join(names[:4])} and {len(names) - 4} more"

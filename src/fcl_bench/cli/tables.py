@@ -1,4 +1,4 @@
-"""The command `fcl-tables`: what runs left behind, as tables and figures, and beside what papers print."""
+"""The command `fcl-tables`: tables and figures of runs, and comparisons with the numbers that papers print."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _arguments() -> argparse.Namespace:
     if not arguments.format:
         raise UserError("--format names none", formats)
     if arguments.profile != "full":
-        from fcl_bench.papers.experiments import PROFILES  # only now: others wait for no library
+        from fcl_bench.papers.experiments import PROFILES  # only now, since others do not need it
 
         require_choice("--profile", arguments.profile, PROFILES)
     if arguments.out is None:
@@ -113,7 +113,7 @@ def _file_name(given: str) -> str:
 
 
 def _list_of(option: str, known: Iterable[str] = ()) -> Callable[[str], list[str]]:
-    """Reads names with commas between them; if there are `known` ones, none but those."""
+    """Return a reader of comma-separated names; if `known` is not empty, it accepts only those."""
 
     def read(given: str) -> list[str]:
         names = [name.strip() for name in given.split(",")] if given else []
@@ -127,14 +127,14 @@ def _list_of(option: str, known: Iterable[str] = ()) -> Callable[[str], list[str
 
 
 def _figures(given: str) -> list[str]:
-    """Reads names of figures; none: all."""
+    """Read names of figures; all figures if there is none."""
     from fcl_bench.results.figures.figure_set import FIGURES
 
     return _list_of("--figures", FIGURES)(given) or list(FIGURES)
 
 
 def _metrics(given: str) -> list[str]:
-    """Reads names of measures: one of `MEASURES`, or of a single task."""
+    """Read names of measures: those in `MEASURES`, or measures of a single task."""
     names = _list_of("--metrics")(given)
     _list_of("--metrics", [*MEASURES, *filter(by_task, names)])(given)
     return names
@@ -142,7 +142,7 @@ def _metrics(given: str) -> list[str]:
 
 def _tables() -> int:
     arguments = _arguments()
-    # Only now, so that help and wrong options wait for no library.
+    # Libraries are imported only now, so that help and errors about wrong options are quick.
     from fcl_bench.results.collect import collect, of_sweep, selected
     from fcl_bench.results.reference import beside
 
@@ -172,7 +172,7 @@ def _tables() -> int:
 
 
 def _written(files: list[Path]) -> str:
-    """One line: how many files of which kinds, and what their names begin with."""
+    """Return one line: the number of files of each kind, and the common start of their names."""
     kinds = ", ".join(dict.fromkeys(file.suffix.removeprefix(".") for file in files))
     if len(files) == 1:
         return f"written: {files[0]}"
@@ -181,7 +181,7 @@ def _written(files: list[Path]) -> str:
 
 
 def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> list[Path]:
-    """Today's runs as a table on the screen, and as files, which it returns."""
+    """Show the runs as a table on the screen and write the files of tables and figures; return the files' paths."""
     from fcl_bench.results.collect import mixed
     from fcl_bench.results.figures.costs import accuracy_against_cost, compared
     from fcl_bench.results.figures.figure_files import figure_files
@@ -197,7 +197,7 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
     frame = told_apart(frame, arguments.together)
     runs = used_runs(frame)
     summary = summarise(runs)
-    # Labels of rows that have a column for a knob do without it.
+    # A knob with its own column is left out of the labels.
     knobs = [key for key in arguments.by if key.startswith("method.")]
     parts = sections(summarise(used_runs(frame, knobs)) if knobs else summary, measures, arguments.by)
     whole = summary_table(runs, summary, measures)
@@ -229,7 +229,7 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
 
 
 def _charts(frame: pd.DataFrame, folder: Path) -> tuple[list[dict[str, Any]], str | None]:
-    """What the page's charts show, and the library that draws them; a warning where it is not installed."""
+    """Return the data of the page's charts and the library that draws them; warn if it is not installed."""
     from fcl_bench.results.page.charts import chart_data, library
     from fcl_bench.results.summarise import summarise, used_runs
 
@@ -244,7 +244,7 @@ def _charts(frame: pd.DataFrame, folder: Path) -> tuple[list[dict[str, Any]], st
 
 
 def _require_figures(wanted: list[str], figures: Mapping[str, Drawing]) -> None:
-    """Raises a UserError for a figure that was asked for by name and has too few runs."""
+    """Raise a `UserError` if a figure that was asked for by name has too few runs."""
     from fcl_bench.results.figures.figure_set import FIGURES
 
     missing = [name for name in wanted if name not in figures]
@@ -254,12 +254,12 @@ def _require_figures(wanted: list[str], figures: Mapping[str, Drawing]) -> None:
 
 
 def _show(summary: pd.DataFrame, sheet: Sheet) -> None:
-    """The summary on the screen."""
+    """Print the summary on the screen."""
     from fcl_bench.execution.screen import ScreenConsole
     from fcl_bench.results.tables.summary_table import screen_table
 
     console = ScreenConsole(highlight=False)
-    # A pipe has no width, unless the user says one.
+    # A pipe has no width unless the user sets one.
     is_narrow = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
     table, left_out = screen_table(summary, sheet, console.width if is_narrow else math.inf)
     if not is_narrow:
@@ -272,7 +272,7 @@ def _show(summary: pd.DataFrame, sheet: Sheet) -> None:
 
 
 def _papers(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> list[Path]:
-    """The printed tables with ours beside them, as files, which it returns; on screen how many numbers have runs."""
+    """Write the printed tables with our numbers beside them; print how many have runs, and return the files' paths."""
     from fcl_bench.results.page.page import html_page
     from fcl_bench.results.summarise import used_runs
     from fcl_bench.results.tables.markup import table_files
@@ -298,7 +298,7 @@ def _papers(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> li
 
 
 def _write(folder: Path, contents: Mapping[str, str | bytes]) -> list[Path]:
-    """Every file, each whole or not at all; returns their paths."""
+    """Write every file, each whole or not at all; return their paths."""
     files = [folder / name for name in contents]
     file = folder
     try:

@@ -22,9 +22,9 @@ from fcl_bench.sweeps.search import Pruning, Range, ended, open_study, parse_ran
 from fcl_bench.tracking.base import Tracking, load_tracking
 from fcl_bench.tracking.console import log_to_terminal, printed_to, say
 
-#: What a run tells after each task is of this kind; trials that are chosen by something else are not pruned.
+#: Metrics by which trials can be pruned, since a run reports them after each task; others allow no pruning.
 _PRUNED_BY = ("A_avg", "A_T")
-#: Trials that are listed at the end.
+#: The number of trials that are listed at the end.
 _LISTED = 5
 
 
@@ -34,14 +34,14 @@ class _Parser(Parser):
 
 @dataclass(frozen=True)
 class _Search:
-    """What was asked for.
+    """The search that was asked for.
 
     Attributes:
         fixed: the overrides of every trial.
         space: the keys that are searched.
-        seeds: every trial is run with each, and the mean counts.
+        seeds: the seeds of every trial; its value is their mean.
         metric: one of `MEASURES`.
-        prune: whether trials that fall behind are ended.
+        prune: whether trials that fall behind are stopped early.
     """
 
     fixed: list[str]
@@ -51,12 +51,12 @@ class _Search:
     prune: bool
 
     def overrides(self, values: dict[str, str], seed: str) -> list[str]:
-        """Of one run."""
+        """Return the overrides of one run."""
         return [*self.fixed, *(f"{key}={value}" for key, value in values.items()), f"seed={seed}"]
 
 
 def work(arguments: list[str]) -> int:
-    """Do the trials that are left, and print the best. Raises a `UserError` for wrong input."""
+    """Carry out the trials that are left, and print the best. Raises a `UserError` for wrong input."""
     parser = _Parser(
         prog="fcl-bench tune",
         usage="fcl-bench tune [options] key=value ... key=RANGE ...",
@@ -79,7 +79,7 @@ def work(arguments: list[str]) -> int:
         raise UserError(f"--study {options.study} is not a plain name", "letters, digits, -, _ and .")
     search = _search(options.overrides, options.metric, not options.no_pruning)
     require_optuna()
-    # The whole of it is checked before the first trial: a wrong key is not a matter of one of them.
+    # Everything is checked before the first trial, since a wrong key concerns all trials.
     settings, _ = _composed(
         search.overrides({key: space.least for key, space in search.space.items()}, search.seeds[0])
     )
@@ -116,7 +116,7 @@ def _composed(overrides: list[str]) -> tuple[Settings, Tracking]:
 
 def _tune(search: _Search, settings: Settings, name: str, trials: int) -> None:
     content: dict[str, Any] = {"fixed": sorted(search.fixed), "seeds": search.seeds, "metric": search.metric}
-    content |= {"revision": settings.method.revision}  # another one measures something else
+    content |= {"revision": settings.method.revision}  # another revision has other results
     content |= {"space": {key: [space.kind, *space.values] for key, space in search.space.items()}}
     label = "-".join(map(slug, (settings.method.name, settings.data.name)))
     name = name or f"tune-{label}-{json_hash(content)[:8]}"
@@ -134,7 +134,7 @@ def _tune(search: _Search, settings: Settings, name: str, trials: int) -> None:
 
 
 def _trial(search: _Search, study: Any, folder: Path, which: str, tasks: int) -> None:
-    """One trial, told in a line. Raises a `UserError` if it is the first to come to an end, and a bad one."""
+    """Carry out one trial and print a line about it. Raises a `UserError` if it fails before any is complete."""
     optuna = require_optuna()
     trial = study.ask()
     values = {key: space.asked(trial, key) for key, space in search.space.items()}
@@ -163,7 +163,7 @@ def _trial(search: _Search, study: Any, folder: Path, which: str, tasks: int) ->
 
 
 def _run(search: _Search, trial: Any, folder: Path, report: JobReport, first: int) -> float:
-    """What one run of a trial measures; it prints into a file."""
+    """Carry out one run of a trial and return its metric; the run prints into a file."""
     from fcl_bench.execution.run import run
     from fcl_bench.execution.screen import print_record
     from fcl_bench.results.collect import measured
@@ -191,7 +191,7 @@ def _run(search: _Search, trial: Any, folder: Path, report: JobReport, first: in
 
 
 def _summary(search: _Search, study: Any, out: Path, name: str) -> None:
-    """The best trials, the command of the best, and where everything is."""
+    """Print the best trials, the command of the best, and the paths of the files."""
     done = [trial for trial in ended(study) if trial.value is not None and trial.state.name == "COMPLETE"]
     count = {state: sum(trial.state.name == state for trial in ended(study)) for state in ("PRUNED", "FAIL")}
     say(f"\nstudy {name}: {len(done)} complete, {count['PRUNED']} pruned, {count['FAIL']} failed")

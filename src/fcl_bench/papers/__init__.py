@@ -1,1 +1,1 @@
-"""The papers: the numbers they print, the settings of each, and the conventions under which they count."""
+"""The papers: the numbers they print, the setting of each number, and the conventions by which they count bytes."""

@@ -1,8 +1,8 @@
 """Uploads under the papers' own conventions, so that their tables can be checked to the printed digit.
 
 The ledger counts what is really sent; this counts what a paper's table counts. Each `*_values` is the number of values
-in one upload with label columns for `classes` classes; a convention then says which classes, how many bytes a value,
-and whether tasks add up.
+in one upload with label columns for `classes` classes; a convention then says which classes count, how many bytes a
+value has, and whether tasks are summed.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ MIB = 2**20
 
 @functools.singledispatch
 def accounting(method: Method, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
-    """One client's uploads as the papers count them, in MiB; nothing for a method that has no place in their tables.
+    """Return one client's uploads as the papers count them, in MiB; empty for a method that is not in their tables.
 
     `fedran_mib` (FedRAN's Table 4): one task's upload in float64 with label columns for all classes of the stream.
-    `stsa_mib` (STSA's Table 5): the uploads of all tasks in float32, each with the task's own classes. Of LANDER, as
-    there, what is exchanged after the first task, downloads included.
+    `stsa_mib` (STSA's Table 5): the uploads of all tasks in float32, each with the task's own classes. For LANDER, as
+    in that table, it is what is exchanged after the first task, including downloads.
 
     Args:
-        method: its class says what it sends.
-        problem: the number of features counts where M is None, the wire's type for a rank under a budget of bytes.
+        method: the method; its class determines what it sends.
+        problem: its number of features counts if M is None, its wire type for a rank under a budget of bytes.
         classes_per_task: c_t.
     """
     return {}
@@ -79,7 +79,7 @@ def _(method: CentredSketch, problem: Problem, classes_per_task: Sequence[int]) 
     twice = method.remainder == "gaussian" and method.M is not None
 
     def values(classes: int) -> int:
-        # Of the backbone's features the Gaussian remainder sends the same, but for the counts.
+        # With the backbone's features, the Gaussian remainder sends the same except for the counts.
         of_inputs = centred_sketch_values(d, method.input_rank, classes, centre=False) if twice else 0
         of_inputs += d - 1 if twice and method.input_remainder == "diagonal" else 0
         return centred_sketch_values(M, method.rank, classes, method.centre) + of_inputs
@@ -97,7 +97,7 @@ def _(method: LANDER, problem: Problem, classes_per_task: Sequence[int]) -> dict
 def _both(
     values: Callable[[int], int], classes_per_task: Sequence[int], in_fedran: int | None = None
 ) -> dict[str, float]:
-    """Both conventions for uploads of `values(classes)` values, or in FedRAN's for one of `in_fedran` values."""
+    """Return both conventions' MiB for uploads of `values(classes)` values; FedRAN's may have `in_fedran` values."""
     return {
         "fedran_mib": 8 * (in_fedran or values(sum(classes_per_task))) / MIB,
         "stsa_mib": sum(4 * values(classes) for classes in classes_per_task) / MIB,
@@ -125,13 +125,13 @@ def centred_sketch_values(M: int, rank: int, classes: int, centre: bool) -> int:
 
 
 def lander_mib(method: LANDER, body: int, row: int, side: int, classes_per_task: Sequence[int]) -> float:
-    """What a client of LANDER exchanges after the first task, down as well as up (MiB).
+    """Return what a client of LANDER exchanges after the first task, downloads and uploads (MiB).
 
-    The model of all classes so far in every round, and once a task all images that are kept, with a byte per label.
+    It is the model of all classes so far in every round, and once per task all kept images, with one byte per label.
 
     Args:
-        body: values of the network without its head, the mapping to anchors in it.
-        row: values of the head for a class.
+        body: values of the network without its head, including the mapping to anchors.
+        row: values of the head per class.
         side: of the images, in pixels.
         classes_per_task: c_t.
     """
@@ -142,5 +142,5 @@ def lander_mib(method: LANDER, body: int, row: int, side: int, classes_per_task:
 
 
 def rounds_mib(state: Iterable[torch.Tensor], rounds: int) -> float:
-    """What a gradient method uploads for a task (MiB): the whole model state, buffers included, in every round."""
+    """Return what a gradient method uploads per task (MiB): the whole model state with buffers, in every round."""
     return rounds * sum(tensor.numel() * tensor.element_size() for tensor in state) / MIB

@@ -1,4 +1,4 @@
-"""The grids of `experiment=...`: which runs a paper's table or figure is made of, in either profile.
+"""The grids of `experiment=...`: the runs behind a paper's table or figure, in either profile.
 
 A run in miniature stands for a printed number if it is the same cell of the experiment's other profile.
 """
@@ -31,7 +31,7 @@ def experiments() -> list[str]:
 
 
 def runs_of(experiment: str, profile: str = "full", typed: Sequence[str] = ()) -> list[tuple[str, ...]]:
-    """What `fcl-bench -m experiment=... profile=... typed...` runs: the overrides of each run, in its order.
+    """Return the overrides of each run of `fcl-bench -m experiment=... profile=... typed...`, in its order.
 
     Args:
         experiment, profile: of `experiments()` and `PROFILES`.
@@ -47,7 +47,7 @@ def runs_of(experiment: str, profile: str = "full", typed: Sequence[str] = ()) -
 
 
 def grid_cells(experiment: str, profile: str = "full") -> list[tuple[str, ...]]:
-    """`runs_of`, of the first seed only: a cell is what is averaged over seeds.
+    """Like `runs_of`, but for the first seed only: a cell is what is averaged over seeds.
 
     The cells of both profiles are in the same order, so that a run in miniature stands for a printed cell.
     """
@@ -57,16 +57,16 @@ def grid_cells(experiment: str, profile: str = "full") -> list[tuple[str, ...]]:
 
 @functools.cache
 def _grids(experiment: str) -> dict[str, dict[str, str]]:
-    """Both grids: key -> its values, with commas between them."""
+    """Return both grids: key -> its comma-separated values."""
     return OmegaConf.to_object(composed([f"experiment={experiment}"]).grid)  # type: ignore[return-value]
 
 
 def stand_ins(cell: pd.Series, wanted: Settings) -> list[tuple[tuple[str, ...], Settings]]:
-    """The overrides and settings of `profile=quick` for a printed number; several where the paper leaves a key open.
+    """Return overrides and settings of `profile=quick` for a printed number; several if the paper leaves a key open.
 
     Args:
         cell: the printed number; its own table's experiments come first, then any of its paper's.
-        wanted: its setting in full.
+        wanted: the number's full setting.
     """
     left_open = frozenset(key for key in STATED if not cell[key])
     key = setting_key(wanted, left_open)

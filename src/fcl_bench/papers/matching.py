@@ -1,4 +1,4 @@
-"""Which runs have exactly the setting of a printed number."""
+"""Finds the runs that have exactly the setting of a printed number."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from fcl_bench.recorded import resolved_config
 
 log = logging.getLogger(__name__)
 
-#: Of a printed number, what is compared with the record of a run.
+#: The columns of a printed number that are compared with the record of a run.
 STATED = ("tasks", "clients", "beta")
 #: What the copy of a paper has lost of a number: whose it is.
 LOST_METHOD = "which of the eight methods is lost in the copy"
 #: Why no run can stand beside it; where there cannot be such a method, its words go on with ": " and why.
 NO_METHOD = "no such method here"
-#: How words end that say what a paper does not say and we had to choose.
+#: The end of words about a value that a paper does not say and that we had to choose.
 _OURS = ": ours"
-#: What has no bearing on the numbers.
+#: Keys that do not affect the numbers.
 _INDIFFERENT = {"seed", "drift", "evaluate_rounds", "method.bounds", "method.theory"}
 
 
 def words_without_key(setting: str) -> list[str]:
-    """What a printed setting says in quotes, since no key of ours says it; no run can have such a setting."""
+    """Return the quoted words of a printed setting for which we have no key; no run can have such a setting."""
     return [words for words in _quoted(setting) if not words.endswith(_OURS)]
 
 
 def left_to_us(setting: str) -> list[str]:
-    """What it says in quotes of values that the paper does not say: those in the setting are ours."""
+    """Return the quoted words of a setting about values that the paper does not say; those in the setting are ours."""
     return [words.removesuffix(_OURS) for words in _quoted(setting) if words.endswith(_OURS)]
 
 
@@ -47,24 +47,24 @@ def _quoted(setting: str) -> list[str]:
 
 
 def overrides(cell: pd.Series) -> tuple[str, ...]:
-    """The overrides of `fcl-bench` that run a printed number; what the paper does not say is left out."""
+    """Return the overrides of `fcl-bench` for a printed number; what the paper does not say is left out."""
     stated = [f"{key}={cell[key]}" for key in ("method", "data", "backbone", *STATED) if cell[key]]
     return (*stated, *re.sub(r'"[^"]*"', " ", cell["setting"]).split())
 
 
 @functools.cache
 def settings_of(overrides: tuple[str, ...]) -> Settings:
-    """What Hydra composes of `overrides`. Raises a `UserError` for values that cannot be."""
+    """Return the settings that Hydra composes of `overrides`. Raises a `UserError` for invalid values."""
     return load_settings(composed(overrides))
 
 
 def comparable(settings: Settings) -> dict[str, Any]:
-    """The flat identity, without what has no bearing on the numbers."""
+    """Return the flat identity, without keys that do not affect the numbers."""
     return {key: value for key, value in _flat(settings.identity()).items() if key not in _INDIFFERENT}
 
 
 def setting_key(settings: Settings, left_open: Container[str] = ()) -> str:
-    """The same text for the same setting, whatever the keys in `left_open`."""
+    """Return a text that is the same for the same setting, whatever the values of the keys in `left_open`."""
     kept = {key: value for key, value in comparable(settings).items() if key not in left_open}
     return json.dumps(kept, sort_keys=True, default=str)
 
@@ -73,8 +73,8 @@ class Matcher:
     """Compares runs with printed settings.
 
     Args:
-        runs: what `used_runs` returned; may be empty.
-        folder: that holds the run folders.
+        runs: the result of `used_runs`; may be empty.
+        folder: the folder that holds the run folders.
     """
 
     def __init__(self, runs: pd.DataFrame, folder: Path) -> None:
@@ -82,7 +82,7 @@ class Matcher:
         self._config = functools.cache(lambda run: resolved_config(folder / run / "config.yaml"))
 
     def exactly(self, settings: Settings) -> list[Hashable]:
-        """The index of each run of exactly these settings, seeds aside, by this version of the code."""
+        """Return the index of each run with exactly these settings (any seed), by this version of the code."""
         return self._same.get(setting_key(settings), [])
 
     @functools.cached_property
@@ -96,7 +96,7 @@ class Matcher:
         return found
 
     def differences(self, cell: pd.Series) -> dict[Hashable, list[str]]:
-        """Of each run that has the method, tasks, clients, beta and data of a printed number: what else differs.
+        """Return what else differs in runs that have the method, tasks, clients, beta and data of a printed number.
 
         What the paper leaves open may be anything; every other key must have the value that the printed setting gives
         it, or else our default. Seeds, paths and the device do not count, nor do reports beside the result.
@@ -130,7 +130,7 @@ class Matcher:
         return found
 
     def _whole(self, run: pd.Series, cell: pd.Series) -> dict[str, Any]:
-        """The run's whole configuration; keys that are newer than the run have their defaults."""
+        """Return the run's whole configuration; keys that are newer than the run have their defaults."""
         config = self._config(run["folder"])
         groups = tuple(word for word in overrides(cell) if "." not in word.partition("=")[0])
         defaults = settings_of(tuple(word for word in groups if word.partition("=")[0] not in ("adapt", "label_rate")))
@@ -141,7 +141,7 @@ class Matcher:
                 whole[group] = {**ours, **whole[group]}
         for section in ("wire", "cache"):
             whole[section] = {**defaults.resolved[section], **whole[section]}
-        # A file that need no longer be there; what it held is told by the fingerprints.
+        # The file may no longer exist; the fingerprints identify its content.
         if "checkpoint" in whole["backbone"]:
             whole["backbone"] = {**whole["backbone"], "checkpoint": None}
         return whole
@@ -150,7 +150,7 @@ class Matcher:
 def groups_of(
     differences: dict[Hashable, list[str]], runs: pd.DataFrame, left_open: Sequence[str]
 ) -> dict[str, list[Hashable]]:
-    """The runs that differ in nothing, by the values of what the paper leaves open: "beta 0.1" -> indices.
+    """Group the runs without differences by the values of what the paper leaves open: "beta 0.1" -> indices.
 
     Runs on other features or files than others (their fingerprints tell) are kept apart from these, too.
     """
@@ -164,7 +164,7 @@ def groups_of(
 
 
 def _loaded(run: pd.Series, config: dict[str, Any]) -> Settings | None:
-    """A run's settings; None where this version of the code has no such configuration."""
+    """Return a run's settings; None if this version of the code has no such configuration."""
     try:
         return load_settings(OmegaConf.create(config))
     except UserError as error:
@@ -173,7 +173,7 @@ def _loaded(run: pd.Series, config: dict[str, Any]) -> Settings | None:
 
 
 def _shown(identity: dict[str, Any], key: str) -> str:
-    """As the user types it; "nothing" for a key that the choice does not have."""
+    """Return the value of a key as the user types it; "nothing" for a key that the choice does not have."""
     value = identity.get(key, "nothing")
     return json.dumps(value) if value is None or isinstance(value, list | dict) else text(value)
 

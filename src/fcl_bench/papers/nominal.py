@@ -33,7 +33,7 @@ _FEATURES = 2048
 
 
 def nominal(cell: pd.Series) -> float | None:
-    """The number that a printed cell of a communication table should be; None where it is of no such table.
+    """Return the number that a printed cell of a communication table should have; None for other tables.
 
     Args:
         cell: a row of `printed()`.
@@ -62,7 +62,7 @@ def as_sent(cell: pd.Series) -> float | None:
 
 
 def _counted(cell: pd.Series, convention: str, one_task: bool = False) -> float | None:
-    """MiB of the cell's method under one of `CONVENTIONS`; None where the cell does not say enough for it.
+    """Return MiB of the cell's method under one of `CONVENTIONS`; None if the cell does not say enough for it.
 
     Args:
         cell: a row of `printed()`.
@@ -76,7 +76,7 @@ def _counted(cell: pd.Series, convention: str, one_task: bool = False) -> float 
     # With random features no size depends on the backbone's; without, its width would have to be known.
     if classes is None or getattr(settings.method, "M", None) is None:
         return None
-    # FedRAN's count has all classes of the data in every task, however they are spread over tasks.
+    # FedRAN counts all classes of the data in every task, however they are distributed over tasks.
     sizes = [classes]
     if convention == "stsa_mib":
         if not cell["tasks"] or settings.split.name != "class_incremental" or getattr(settings.split, "first", None):
@@ -90,7 +90,7 @@ def _counted(cell: pd.Series, convention: str, one_task: bool = False) -> float 
 def _model_mib(cell: pd.Series) -> float:
     """FedProTIP's network with the class weights of the tasks up to the cell's ("task 3 of 10"), sent once.
 
-    Weights alone, no statistics of batch norms; and a layer from its 2,048 features to 512, which nothing else has.
+    It counts only weights, no batch-norm statistics, and a layer from the 2,048 features to 512, which only it has.
     """
     [told] = [words for words in words_without_key(cell["setting"]) if words.startswith("task ")]
     task, tasks = (int(number) for number in re.findall(r"\d+", told))
@@ -123,7 +123,7 @@ def _target_mib(data: str) -> float:
 
 
 def _lander_mib(cell: pd.Series) -> float:
-    """LANDER's in STSA's Table 5, of a ResNet-18 with the stem for small images."""
+    """Return LANDER's MiB in STSA's Table 5, for a ResNet-18 with the stem for small images."""
     settings = settings_of(overrides(cell))
     method, width = settings.method, 512
     assert isinstance(method, LANDER)
@@ -137,25 +137,25 @@ def _classes(data: str) -> int:
 
 
 def _resnet18_mib(classes: int, small_images: bool, rounds: int) -> float:
-    """So many uploads of a ResNet-18's float32 state."""
+    """Return the MiB of `rounds` uploads of a ResNet-18's float32 state."""
     return rounds_mib(_resnet18_state(classes, small_images), rounds)
 
 
 def _resnet18_state(classes: int, small_images: bool) -> tuple[torch.Tensor, ...]:
-    """Sizes alone: the weights and batch-norm buffers of a ResNet-18."""
+    """Return the weights and batch-norm buffers of a ResNet-18, without values."""
     state = _resnet18(classes, small_images).state_dict()
     return tuple(tensor for tensor in state.values() if tensor.is_floating_point())
 
 
 def _unfolded() -> dict[str, int]:
-    """Of every convolution of a ResNet-18 with the stem for small images: the numbers in one patch, d_l."""
+    """Return d_l, the numbers in one patch, per convolution of a ResNet-18 with the stem for small images."""
     layers = _resnet18(0, True).named_modules()
     return {name: layer.weight[0].numel() for name, layer in layers if isinstance(layer, torch.nn.Conv2d)}
 
 
 @functools.cache
 def _resnet18(classes: int, small_images: bool) -> torch.nn.Module:
-    """A ResNet-18 without values."""
+    """Return a ResNet-18 whose parameters have no values."""
     import timm
 
     with torch.device("meta"):

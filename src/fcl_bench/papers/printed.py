@@ -24,12 +24,12 @@ _COUNTED = (
 
 
 def paper_files(name: str) -> dict[str, Path]:
-    """Paper -> the file of this name in its folder, of the papers that have it, ascending."""
+    """Return paper -> the file of this name in its folder, for the papers that have it, ascending."""
     return {file.parent.name: file for file in sorted(Path(__file__).parent.glob(f"*/{name}"))}
 
 
 def printed() -> pd.DataFrame:
-    """The numbers of all papers, one paper after the other, a row each.
+    """Return the numbers of all papers, one paper after the other, one row per number.
 
     Every column of the files is text as it stands there, "" where nothing is printed, so that trailing zeros are kept.
     `method`, `metric`, `data` and `backbone` are our own names where we have the same thing. Added are `paper`, and as
@@ -60,7 +60,7 @@ def notes(paper: str, table: str, has_sizes: bool) -> list[str]:
 
 
 def _numbers_of(paper: str, file: Path) -> pd.DataFrame:
-    # As text: neither "n/a" nor "" is to become NaN, nor 37.50 a number.
+    # Cells stay text, so that "n/a" and "" do not become NaN, and 37.50 does not become a number.
     frame = pd.read_csv(file, dtype=str, keep_default_na=False)
     return frame.assign(paper=paper, number=_floats(frame["value"]), spread_number=_floats(frame["spread"]))
 

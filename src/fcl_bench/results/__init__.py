@@ -1,1 +1,1 @@
-"""From run folders to tables, figures and a page."""
+"""Turns run folders into tables, figures and a page."""

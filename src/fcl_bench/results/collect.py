@@ -1,4 +1,4 @@
-"""Run folders as one data frame: a row a run, what was configured and what came out."""
+"""Run folders as one data frame: one row per run, with its configuration and its results."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ from fcl_bench.results.measures import MEASURES, SERIES, ByTask, by_task
 log = logging.getLogger(__name__)
 
 
-#: Columns that tell runs of one configuration apart. What is neither one of these nor a measure is configuration.
+#: Columns that tell runs of one configuration apart. Every other column is a measure or part of the configuration.
 RUN_COLUMNS = ("seed", "run_id", "folder", "profile", "experiment", "git_commit", "written")
 
-#: What the record says of the configuration; of the groups there, the classes' knobs are columns too where they matter.
+#: The parts of the configuration that the record holds; knobs of a group's choice that matter are columns too.
 _RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks")
-#: Keys of config.yaml without a bearing on the result, or that the record has in the form that was used.
+#: Keys of config.yaml that do not affect the result, or that the record has in the form that was used.
 _GROUPS = ("split", "partition", "adapt", "faults", "noise", "secure")
 _BESIDE = ("drift", "evaluate_rounds", "predictions", "experiment", "profile")
-#: Of a transport, how its processes find each other.
+#: Keys of a transport that say how its processes find each other.
 _MEETING = ("transport.link", "transport.ca", "transport.meeting")
 _NEITHER = ("transport", "device", "out", "force", "preview", "cache", "checkpoint_rounds", *_BESIDE)
 _LEFT_OUT = {*_RECORDED, "method", "seed", *_NEITHER}
-#: Of what is mixed: how many values are listed, and how many characters of each.
+#: How many mixed values a message lists, and how many characters of each.
 _VALUES, _SHOWN = 4, 40
-#: What is read here and by those who draw the runs.
+#: The files that are read here and by the code that draws the runs.
 _READ = {"config.yaml", "tasks.csv", "uploads.csv", "rounds.csv", "accuracy_matrix.csv", "task_aware_matrix.csv"}
-#: Keys that older runs lack, of which they had this value; `resolved_config` fills in the knobs marked `added`.
+#: Keys that older runs lack, with the value that those runs used; `resolved_config` fills in the knobs marked `added`.
 _BEFORE: dict[str, Any] = {"label_rate": 1.0, "on_bad_upload": "fail"}
 _BEFORE |= {"adapt": "none", "faults": "none", "noise": "none", "secure": "none"}
 _BEFORE |= {"protocol": "task-agnostic"}
 _NEW = {"split.order_seed": "null"}
-#: Of older runs' tables: what they lack.
+#: Columns that tables of older runs lack, with their values.
 BEFORE = {**_BEFORE, **_NEW}
 
 
 def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
-    """Every complete, undamaged run in the folder `runs`, one row each.
+    """Return every complete, undamaged run in the folder `runs`, one row each.
 
-    Damaged runs are left out with a warning each, those of another version of the run folder with one for all.
+    Damaged runs are left out with one warning each, runs of another version of the run folder with one warning for all.
 
     Besides `RUN_COLUMNS` and `MEASURES`, the columns are `method`, its knobs as `method.<knob>` with
-    `method.revision`, and the setting: what the record and `config.yaml` say of data, stream, partition, number types
-    and device, with fingerprints of data and features. A null is the text "null"; a key that a run lacks, and the beta
-    of a partition without one, is NaN.
+    `method.revision`, and the setting: what the record and `config.yaml` say about data, stream, partition, number
+    types and device, with fingerprints of data and features. A null is the text "null"; a key that a run lacks, and the
+    beta of a partition without one, is NaN.
 
     Args:
-        runs: holds the run folders.
-        measures: names; those of a single task (`S_3`) are columns too.
+        runs: the folder that holds the run folders.
+        measures: names of measures; those of a single task (`S_3`) become columns too.
     """
     rows, others = [], []
     single = [name for name in measures if by_task(name)]
@@ -77,11 +77,11 @@ def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
 
 
 def run_row(folder: Path, record: Mapping[str, Any], single: Collection[str] = ()) -> dict[str, Any]:
-    """The row of `collect` of one run.
+    """Return one run's row of `collect`.
 
     Args:
-        folder: the run's.
-        record: its run.json.
+        folder: the run's folder.
+        record: the run's run.json.
         single: names of measures of a single task.
     """
     run = {"seed": record["seed"], "run_id": record["run_id"], "folder": folder.name}
@@ -92,21 +92,21 @@ def run_row(folder: Path, record: Mapping[str, Any], single: Collection[str] = (
 
 
 def frame_of(rows: list[dict[str, Any]], single: Collection[str] = ()) -> pd.DataFrame:
-    """Rows of `run_row` as a frame; measures are floats, NaN where a row has none."""
-    # As objects, so that a whole number stays one in a column where other runs have none.
+    """Return rows of `run_row` as a frame; measures are floats, NaN where a row has none."""
+    # The columns are objects, so that an integer stays one in a column where other runs have no value.
     frame = pd.DataFrame(rows, dtype=object)
     return frame.astype({name: float for name in (*MEASURES, *single) if name in frame}).copy() if rows else frame
 
 
 def selected(frame: pd.DataFrame, conditions: list[str], runs: Path | None = None) -> pd.DataFrame:
-    """The runs that meet all of `conditions` (key=value, or key=value,value).
+    """Return the runs that meet all of `conditions` (key=value, or key=value,value).
 
     A key is a column of `frame` or, if the folder `runs` is given, any other key of run.json, such as
-    `environment.torch`. A condition on a knob says nothing of methods without it: method.rank=16 keeps STSA, which has
+    `environment.torch`. A condition on a knob does not affect methods without it: method.rank=16 keeps STSA, which has
     no rank.
 
     Raises:
-        UserError: a key that nothing has, or a value that no run has.
+        UserError: nothing has the key, or no run has the value.
     """
     known = [column for column in frame if column not in (*MEASURES, "written") and not by_task(column)]
     records: pd.DataFrame | None = None
@@ -131,7 +131,7 @@ def selected(frame: pd.DataFrame, conditions: list[str], runs: Path | None = Non
 
 
 def _records(frame: pd.DataFrame, runs: Path | None) -> pd.DataFrame:
-    """Every key of the runs' run.json, nested ones with dots, on the index of `frame`; nothing without a folder."""
+    """Return all keys of the runs' run.json, nested ones with dots, on the index of `frame`; empty without a folder."""
     if runs is None:
         return pd.DataFrame(index=frame.index)
     rows = [dict(_flat(json.loads((runs / folder / "run.json").read_text()))) for folder in frame["folder"]]
@@ -139,13 +139,13 @@ def _records(frame: pd.DataFrame, runs: Path | None) -> pd.DataFrame:
 
 
 def of_sweep(frame: pd.DataFrame, out: Path, sweep: str) -> pd.DataFrame:
-    """The runs of one sweep in `<out>/sweeps`: those that it did, and those that it found complete.
+    """Return the runs of one sweep in `<out>/sweeps`: those that it carried out, and those that it found complete.
 
     Args:
-        sweep: the name of the sweep's folder; "": the latest one that has a complete run.
+        sweep: the name of the sweep's folder; "" means the latest sweep that has a complete run.
 
     Raises:
-        UserError: no such sweep, or none of its runs is there.
+        UserError: there is no such sweep, or none of its runs is there.
     """
     folders = [path for path in (out / "sweeps").glob("*") if (path / "jobs").is_dir()]
     folders.sort(key=lambda path: (path / "jobs").stat().st_mtime, reverse=True)
@@ -163,13 +163,13 @@ def of_sweep(frame: pd.DataFrame, out: Path, sweep: str) -> pd.DataFrame:
 
 
 def _runs_of(sweep: Path) -> set[str]:
-    """The names of the run folders in a sweep's reports."""
+    """Return the names of the run folders in a sweep's reports."""
     reports = (json.loads(path.read_text()) for path in (sweep / "jobs").glob("[0-9]*.json"))
     return {Path(report["run"]).name for report in reports if report.get("run")}
 
 
 def mixed(frame: pd.DataFrame) -> list[str]:
-    """A line for each of profile, device and code revision in which runs of one table differ, and how to part them."""
+    """Return one line for each of profile, device and code revision that is mixed, with how to select one value."""
     lines = []
     for what, key, values in (
         ("profiles", "profile", frame["profile"]),
@@ -193,10 +193,10 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
     return {
         "method": record["method"],
         **dict(_flat(config.get("method", {}), "method.")),
-        # As text: it tells versions of the code apart and is no quantity.
+        # The revision is text: it tells versions of the code apart and is not a quantity.
         "method.revision": str(record.get("method_revision", "unknown")),
         **dict(_flat({key: record[key] for key in _RECORDED if key in record})),
-        **({"beta": math.nan} if record.get("beta") is None else {}),  # a law without one, where null says nothing
+        **({"beta": math.nan} if record.get("beta") is None else {}),  # a partition without beta has null
         **_BEFORE,
         **{key: record[key] for key in ("adapt", "faults", "noise", "secure", "protocol") if key in record},
         **dict(_flat({key: value for key, value in config.items() if key not in (*_LEFT_OUT, *_GROUPS)})),
@@ -206,12 +206,12 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
             key: value
             for group in _GROUPS
             for key, value in _flat(config.get(group, {}), f"{group}.")
-            if key != "partition.beta"  # which the record has as `beta`
+            if key != "partition.beta"  # the record has it as `beta`
         },
         **{
             key: value
             for key, value in _flat(config.get("transport", {}), "transport.")
-            if key not in _MEETING and value != "null"  # what all transports do
+            if key not in _MEETING and value != "null"  # null is what all transports do
         },
         "features": features.hexdigest()[:8],
         "data_fingerprint": str(record.get("data_fingerprint"))[:8],
@@ -219,7 +219,7 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
 
 
 def measured(record: Mapping[str, Any], single: Collection[str] = ()) -> dict[str, Any]:
-    """Every one of `MEASURES` in a run record, and those of `single` tasks; None where it is not defined."""
+    """Return all `MEASURES` of a run record, and the measures of `single` tasks; None where one is not defined."""
     communication: Mapping[str, Any] = record["communication"]
     found = {**record["metrics"], **communication.get("accounting", {}), **record["runtime"]}
     for way in ("up_max", "down_max", "up_total_max"):
@@ -227,10 +227,10 @@ def measured(record: Mapping[str, Any], single: Collection[str] = ()) -> dict[st
             found[f"{way}_mib"] = communication[f"{way}_bytes"] / 2**20
     if record["runtime"].get("peak_memory_bytes") is not None:
         found["peak_memory_mib"] = record["runtime"]["peak_memory_bytes"] / 2**20
-    if "client_storage_max_bytes" in record:  # which older runs lack
+    if "client_storage_max_bytes" in record:  # older runs lack it
         found["client_storage_mib"] = record["client_storage_max_bytes"] / 2**20
         found["client_samples_kept"] = record["client_samples_kept"]
-    if raw := communication.get("raw"):  # which older runs lack
+    if raw := communication.get("raw"):  # older runs lack it
         found["raw_mib"] = raw["busiest_bytes"] / 2**20
         found["times_raw"] = communication["up_total_bytes"] / raw["total_bytes"] if raw["total_bytes"] else None
     privacy: Mapping[str, Any] = record.get("privacy", {})
@@ -252,7 +252,7 @@ def measured(record: Mapping[str, Any], single: Collection[str] = ()) -> dict[st
 
 
 def _flat(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """`{"wire": {"dtype": "float32"}}` as ("wire.dtype", "float32"); which class a group names is left out."""
+    """Yield `{"wire": {"dtype": "float32"}}` as ("wire.dtype", "float32"); the class that a group names is left out."""
     for key, value in node.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")

@@ -1,4 +1,4 @@
-"""The folder of a run, by its path, its name or its id."""
+"""Finds the folder of a run by its path, its name or its id."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 from fcl_bench.errors import UserError
 from fcl_bench.files import user_path
 
-#: Fewer characters of an id would fit too many runs.
+#: Fewer characters of an id would match too many runs.
 _SHORTEST = 4
 
 
 def run_folder(given: str | Path, out: str | Path = "outputs") -> Path:
-    """The folder of a complete run.
+    """Return the folder of a complete run.
 
     Args:
-        given: the folder, a file in it, the folder's name, or the id of the run, of which its first letters will do.
-        out: where runs are looked for by name or id: OUT/runs, and OUT/quick/runs.
+        given: the folder, a file in it, the folder's name, or the run's id (its first letters are enough).
+        out: the folder in which runs are looked for by name or id: OUT/runs, and OUT/quick/runs.
 
     Raises:
-        UserError: there is none, or there are several.
+        UserError: no run matches, or several do.
     """
     path = user_path("run", str(given))
     if path.exists():

@@ -1,4 +1,4 @@
-"""Whether tables that were written before are still those of the runs, the options and the code."""
+"""Checks whether tables that were written earlier still fit the runs, the options and the code."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from fcl_bench.files import content_hash, locked, remove_leftovers, replacing
 
 
 class Made:
-    """What `fcl-tables` once made under some options: remembered beside the files.
+    """The record of what `fcl-tables` made with some options; it is kept beside the files.
 
-    Runs and code are looked at once, when this is made: what comes while the files are written is not in them.
+    Runs and code are read once, when this object is made: runs that end while the files are written are not in them.
 
     Args:
-        out: holds runs/ and tables/.
-        options: of the command; those that only say when to work do not count.
+        out: the folder that holds runs/ and tables/.
+        options: the command's options; those that only say when to work do not count.
 
     Attributes:
-        files, runs: how many of each there are, once `is_current` has said yes.
+        files, runs: the number of each, known once `is_current` has returned True.
     """
 
     def __init__(self, out: Path, options: Mapping[str, object]) -> None:
@@ -60,7 +60,7 @@ class Made:
 
 
 def _stamp(file: Path) -> list[int] | None:
-    """Size and time; None for a file that is not there."""
+    """Return the file's size and time; None for a file that is not there."""
     try:
         found = file.stat()
     except OSError:

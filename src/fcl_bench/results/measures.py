@@ -1,4 +1,4 @@
-"""What a run measures: which table shows it, under which heading, and which way is better."""
+"""The measures of a run: which table shows each, under which heading, and whether higher is better."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SECTIONS = ("accuracy", "communication", "runtime")
-#: What is said of `A_T_best` wherever it is shown: it is no result of a method, which has no test data to choose by.
+#: The note on `A_T_best` wherever it is shown: it is not a result of a method, which has no test data to choose by.
 BEST_ROUND = "best over rounds, chosen on test data"
 
 
@@ -18,12 +18,13 @@ class Measure:
     """One column of `collect`.
 
     Attributes:
-        name: of the column, and of `--metrics`.
-        header: in tables, with its unit.
-        section: the table it stands in.
-        higher: whether more is better.
-        plain: percent and points, with two decimals at any size; others keep three digits that count.
-        shown: unasked "always", only where any run has it ("defined") or has some of it ("positive"), or not ("asked").
+        name: the name of the column, also for `--metrics`.
+        header: the heading in tables, with the unit.
+        section: the table that shows it.
+        higher: whether higher is better.
+        plain: whether it always has two decimals (percent and points); others keep three significant digits.
+        shown: when a table shows it: "always", if any run has it ("defined"), if any run has some of it ("positive"),
+            or only when asked for ("asked").
     """
 
     name: str
@@ -34,7 +35,7 @@ class Measure:
     shown: str = "defined"
 
     def shown_for(self, means: Iterable[float]) -> bool:
-        """Whether a table with these values, NaN where there is none, shows the measure unasked."""
+        """Return whether a table with these values (NaN where there is none) shows the measure without being asked."""
         if self.shown == "positive":
             return any(mean > 0 for mean in means)
         return self.shown == "always" or (self.shown == "defined" and not all(map(math.isnan, means)))
@@ -44,9 +45,9 @@ def _percent(name: str, header: str, higher: bool = True, shown: str = "asked") 
     return Measure(name, f"{header} (%)", "accuracy", higher, plain=True, shown=shown)
 
 
-#: By name, in percent, MiB and seconds; NaN where not defined. `A_T_aware`: with the task of each test sample given;
-#: `A_T_unrouted`: with all classes competing, of a method that predicts tasks; `routing`: how often it is right about
-#: the task, after the last one.
+#: Name -> measure, in percent, MiB and seconds; NaN where not defined. `A_T_aware` is the accuracy with the task of
+#: each test sample given; `A_T_unrouted` is the accuracy with all classes competing, for a method that predicts tasks;
+#: `routing` is how often such a method predicts the task correctly after the last task.
 MEASURES: dict[str, Measure] = {
     measure.name: measure
     for measure in (
@@ -95,7 +96,7 @@ MEASURES: dict[str, Measure] = {
 }
 
 
-#: Of the measures that a record has after every task: part and name of the series there.
+#: For the measures that a record has after every task: the part and the name of the series there.
 SERIES = {
     "A_T": ("metrics", "accuracy"),
     "S_T": ("metrics", "stability_by_task"),
@@ -107,11 +108,11 @@ SERIES = {
 
 @dataclass(frozen=True)
 class ByTask:
-    """One entry of a series: `S_3` is the stability after the third task.
+    """One entry of a series; `S_3` is the stability after the third task.
 
     Attributes:
         last: the measure that is the series' last entry.
-        task: from 1.
+        task: the number of the task, from 1.
     """
 
     last: str
@@ -119,7 +120,7 @@ class ByTask:
 
     @property
     def measure(self) -> Measure:
-        """Like that of the last task."""
+        """Return the measure, like that of the last task."""
         whole = MEASURES[self.last]
         name = f"{self.last.removesuffix('_T')}_{self.task}"
         header = whole.header.replace("_T", f"_{self.task}")
@@ -127,25 +128,25 @@ class ByTask:
         return Measure(name, header, whole.section, whole.higher, whole.plain, "asked")
 
     def of(self, record: Mapping[str, Any], part: str = "") -> float | None:
-        """The value in a run record, or of the metrics in another `part` of it; None where it is not defined."""
+        """Return the value in a run record or in another `part` of its metrics; None where it is not defined."""
         own, series = SERIES[self.last]
         values = (record.get(part or own) or {}).get(series, [])
         return values[self.task - 1] if self.task <= len(values) else None
 
 
 def by_task(name: str) -> ByTask | None:
-    """`S_3`, `cumulative_seconds_10`; None for what is not the value of a measure after one of the tasks."""
+    """Parse `S_3` or `cumulative_seconds_10`; None if `name` is not a measure after one of the tasks."""
     match = re.fullmatch(r"(\w+)_([1-9]\d*)", name)
     last = next((last for last in SERIES if match and last.removesuffix("_T") == match[1]), None)
     return ByTask(last, int(match[2])) if match and last else None
 
 
 def measure_named(name: str) -> Measure | None:
-    """One of `MEASURES`, or of a single task; None for what is neither."""
+    """Return one of `MEASURES`, or a measure of a single task; None if `name` is neither."""
     single = by_task(name)
     return single.measure if single else MEASURES.get(name)
 
 
 def direction(metric: str) -> Measure | None:
-    """The measure that a paper's metric is (task_aware.A_T_tasks is an A_T_tasks); None for what is not ours."""
+    """Return our measure for a paper's metric (A_T_tasks for task_aware.A_T_tasks); None if we have no such measure."""
     return measure_named(metric.rpartition(".")[2])

@@ -1,7 +1,7 @@
-"""Our own runs behind the numbers of README and docs: small tables in the repository, to stand beside a user's runs.
+"""Our own runs behind the numbers of README and docs: small tables in the repository, for comparison with a user's.
 
-`NAME.csv` has one row per run with what varies among the runs and what they measured; `NAME.yaml` has what they share,
-where the numbers stand, the commands and the revisions of the code.
+`NAME.csv` has one row per run with what varies among the runs and their measures; `NAME.yaml` has what they share, the
+pages that show the numbers, the commands and the revisions of the code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fcl_bench.results.summarise import setting, signature
 
 log = logging.getLogger(__name__)
 
-#: What tables keep; seconds are those of another machine.
+#: The measures that tables keep; seconds are left out, since they come from another machine.
 KEPT = ("A_avg", "A_T", "forgetting", "A_T_aware", "A_T_best", "up_max_mib", "up_total_max_mib", "times_raw")
 #: The knob by which tables tell a reference run from a user's own.
 FROM = "method.from"
@@ -32,14 +32,14 @@ _DIGITS = 10
 
 
 def folder() -> Path:
-    """Where the tables are: in the installed package or, of a checkout, in results/."""
+    """Return the folder of the tables: in the installed package, or results/ in a checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "reference"
     return installed if installed.is_dir() else package.parents[1] / "results"
 
 
 def names() -> list[str]:
-    """Of the tables there are."""
+    """Return the names of all tables."""
     return sorted(file.stem for file in folder().glob("*.csv"))
 
 
@@ -47,9 +47,9 @@ def save(frame: pd.DataFrame, to: Path, about: dict[str, Any]) -> None:
     """Write `to`.csv and `to`.yaml.
 
     Args:
-        frame: what `collect` returned.
-        to: path without suffix.
-        about: what to say of the runs beside what they share: `pages`, `commands`.
+        frame: the result of `collect`.
+        to: the path without suffix.
+        about: further entries of the YAML file, beside what the runs share: `pages`, `commands`.
     """
     measures = [name for name in KEPT if frame[name].notna().any()]
     configured = [*setting(frame), "method", *(column for column in frame if column.startswith("method."))]
@@ -66,7 +66,7 @@ def save(frame: pd.DataFrame, to: Path, about: dict[str, Any]) -> None:
 
 
 def load(name: str) -> pd.DataFrame:
-    """The runs of a table as `collect` returns runs, less what only a folder has: `folder` is empty, seconds are NaN.
+    """Return a table's runs like `collect`, without what only a folder has: `folder` is empty, seconds are NaN.
 
     Raises:
         UserError: there is no such table.
@@ -83,7 +83,7 @@ def load(name: str) -> pd.DataFrame:
 
 
 def _value(told: Any) -> Any:
-    """A number where the text is one as tables write it; a fingerprint that looks like one stays a text."""
+    """Return a number if the text is one as tables write it; a fingerprint that looks like a number stays text."""
     if not isinstance(told, str):
         return told
     for kind in (int, float):
@@ -97,11 +97,11 @@ def _value(told: Any) -> Any:
 
 
 def beside(own: pd.DataFrame, wanted: Sequence[str]) -> pd.DataFrame:
-    """A user's runs, and below them the reference runs of the same settings, on whatever device.
+    """Return a user's runs, and below them the reference runs of the same settings on any device.
 
     Args:
-        own: what `collect` returned, after selection.
-        wanted: names of tables; none: all.
+        own: the result of `collect`, after selection.
+        wanted: names of tables; all tables if empty.
     """
     there = pd.concat([load(name) for name in wanted or names()], ignore_index=True)
     if own.empty:

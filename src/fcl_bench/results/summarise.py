@@ -1,4 +1,4 @@
-"""Runs grouped over seeds: one row a method and setting, with means and standard deviations."""
+"""Groups runs over seeds: one row per method and setting, with means and standard deviations."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 #: The method that sees all data at once: a ceiling, not a competitor.
 CEILING = "joint"
-#: With the one that trains the network.
+#: All ceilings, including the method that trains the network on all data.
 CEILINGS = (CEILING, "joint_training")
 
-#: Of the setting, what is shown wherever it varies; the rest is shown only where these do not tell it already.
+#: Columns of the setting that are shown wherever they vary; others are shown only if these do not determine them.
 _PRIMARY = (
     *("data", "backbone", "split", "partition", "beta", "clients", "tasks"),
     *("label_rate", "adapt", "faults", "noise", "secure", "protocol", "dtype"),
@@ -31,12 +31,12 @@ _PRIMARY = (
 
 
 def knobs(frame: pd.DataFrame) -> list[str]:
-    """The columns that hold the methods' knobs."""
+    """Return the columns that hold the methods' knobs."""
     return [column for column in frame if column.startswith("method.")]
 
 
 def setting(frame: pd.DataFrame) -> list[str]:
-    """The columns that describe what the methods had to do: all of the configuration but the method."""
+    """Return the columns that describe the problem: the whole configuration except the method."""
     results = {"label", "family", "n", "seeds", "run_ids", *RUN_COLUMNS, *MEASURES}
     results |= {f"{measure}_{part}" for measure in MEASURES for part in ("mean", "std")}
     rest = [column for column in frame if column not in (*results, *_PRIMARY, "method", *knobs(frame))]
@@ -45,10 +45,10 @@ def setting(frame: pd.DataFrame) -> list[str]:
 
 
 def told_apart(frame: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
-    """Runs whose `keys` tell methods apart, as knobs do, and not settings: rows that differ in them share a panel.
+    """Treat `keys` of the setting as knobs, so that they distinguish methods: rows that differ in them share a panel.
 
     Raises:
-        UserError: a key is none of the setting's.
+        UserError: a key does not belong to the setting.
     """
     known = setting(frame)
     for key in keys:
@@ -58,7 +58,7 @@ def told_apart(frame: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
 
 
 def varying_setting(frame: pd.DataFrame) -> list[str]:
-    """The columns of the setting that vary, less the minor ones that follow from those before them."""
+    """Return the columns of the setting that vary, without minor ones that follow from those before them."""
     shown: list[str] = []
     for column in setting(frame):
         before = signature(frame, [] if column in _PRIMARY else shown)
@@ -68,25 +68,25 @@ def varying_setting(frame: pd.DataFrame) -> list[str]:
 
 
 def signature(frame: pd.DataFrame, columns: list[str]) -> pd.Series:
-    """A text a row that is the same for rows with the same values in `columns`."""
+    """Return one text per row, the same for rows with the same values in `columns`."""
     return pd.Series(["\n".join(map(text, row)) for row in frame[columns].to_numpy(object)], frame.index, dtype=object)
 
 
 def used_runs(frame: pd.DataFrame, apart: Iterable[str] = ()) -> pd.DataFrame:
-    """`frame` in the order of the tables, with a `label` and a `family` for each run.
+    """Return `frame` in the order of the tables, with a `label` and a `family` for each run.
 
-    A label is the method with those knobs that vary among its runs (`fedran rank=512 complement=floor`); a family
-    leaves the numeric ones out (`fedran complement=floor`). Where one configuration has a seed more than once (made by
-    different versions of the code, or with another `evaluate_rounds`), only the newest of these runs is kept, of those
-    that know their best round if there are any, and a warning says so.
+    A label is the method with the knobs that vary among its runs (`fedran rank=512 complement=floor`); a family leaves
+    out the numeric knobs (`fedran complement=floor`). If one configuration has a seed more than once (made by different
+    versions of the code, or with another `evaluate_rounds`), only the newest of these runs is kept, and a warning says
+    so; runs that know their best round are preferred.
 
     Args:
-        apart: knobs that labels leave out, since the table has columns for them.
+        apart: knobs that labels leave out because the table has columns for them.
     """
     frame = pd.concat(_named(runs, set(apart)) for _, runs in frame.groupby("method"))
     configuration = [*setting(frame), "method", *knobs(frame)]
     frame = frame.sort_values("written", kind="stable")
-    # Beside the same results, they say more.
+    # Their results are the same, and they say more.
     frame = frame.sort_values("A_T_best", key=pd.Series.notna, kind="stable")
     key = signature(frame, [*configuration, "seed"])
     for _, runs in frame[key.duplicated(keep=False)].groupby(signature(frame, configuration), sort=False):
@@ -103,11 +103,11 @@ def used_runs(frame: pd.DataFrame, apart: Iterable[str] = ()) -> pd.DataFrame:
 
 
 def summarise(runs: pd.DataFrame) -> pd.DataFrame:
-    """Group what `used_runs` returned over seeds.
+    """Group the result of `used_runs` over seeds.
 
     Returns:
-        `label`, `family`, the configuration, `n`, `seeds`, `run_ids`, and of every measure `<measure>_mean` and
-        `<measure>_std`: the standard deviation with n - 1, NaN for a single run; both NaN where a run has no value.
+        `label`, `family`, the configuration, `n`, `seeds`, `run_ids`, and for every measure `<measure>_mean` and
+        `<measure>_std`: the standard deviation with n - 1, NaN for a single run; both are NaN if a run has no value.
     """
     configuration = [*setting(runs), "method", *knobs(runs)]
     rows: list[dict[str, Any]] = []
@@ -123,7 +123,7 @@ def summarise(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _named(runs: pd.DataFrame, apart: set[str]) -> pd.DataFrame:
-    """The runs of one method with their labels and families."""
+    """Return the runs of one method with their labels and families."""
     varying = [knob for knob in knobs(runs) if knob not in apart and runs[knob].map(text).nunique() > 1]
 
     def name(row: pd.Series, numbers: bool) -> str:
@@ -137,5 +137,5 @@ def _named(runs: pd.DataFrame, apart: set[str]) -> pd.DataFrame:
 
 
 def _rank(value: Any) -> tuple[int, float, str]:
-    """Sorts numbers by size, then texts by letters."""
+    """Return a sort key: numbers by size, then texts alphabetically."""
     return (0, float(value), "") if is_number(value) else (1, 0.0, text(value))

@@ -1,1 +1,1 @@
-"""Sweeps: jobs that report, workers that share the machine, and the parent that watches."""
+"""Sweeps: jobs that report, workers that share the machine, and the parent process that watches them."""

@@ -1,4 +1,4 @@
-"""Of a sweep's jobs those that compose are run, and the others fail, each in a line; each is composed once."""
+"""Runs the jobs of a sweep that compose and fails the others with one line each; each job is composed once."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from fcl_bench.errors import UserError
 from fcl_bench.sweeps.workers import runs_here
 
-#: Most configurations that wait for their job, at a tenth of a megabyte each; later jobs are composed again.
+#: The most configurations that are kept for their jobs, at 0.1 megabytes each; later jobs are composed again.
 _WAITING = 1000
-#: Makes an error of ours of what composing raised, and of what was to be composed.
+#: Turns the error of composing, and the overrides that should have been composed, into an error of ours.
 Explain = Callable[[Exception, list[str]], UserError]
-#: Takes the jobs that do not compose, by their overrides.
+#: Receives the overrides and the error of each job that does not compose.
 Refuse = Callable[[list[tuple[tuple[str, ...], UserError]]], None]
 
 
 def _taken_first(composed: dict[tuple[str, ...], Any], compose: Callable[..., Any]) -> Callable[..., Any]:
-    """`compose` for the jobs of a sweep, which hands out what was composed already, each once."""
+    """Return `compose` for the jobs of a sweep; it first hands out the configurations in `composed`, each once."""
 
     def load_sweep_config(master_config: Any, sweep_overrides: list[str]) -> Any:
         found = composed.pop(tuple(sweep_overrides), None)
@@ -29,14 +29,14 @@ def _taken_first(composed: dict[tuple[str, ...], Any], compose: Callable[..., An
 
 @contextmanager
 def jobs_that_compose(refuse: Refuse, explain: Explain) -> Iterator[None]:
-    """A block in which Hydra's sweeper leaves out the jobs that do not compose, and hands them to `refuse`.
+    """In the block, Hydra's sweeper leaves out the jobs that do not compose, and passes them to `refuse`.
 
     Hydra composes every job of a batch before it starts the first, and one that fails ends them all. It has no setting
-    for that, and takes sweepers of others only from a package `hydra_plugins`, so the check itself is replaced for the
-    block. Where no job composes, the error of the first is raised, as without it.
+    for that, and accepts other sweepers only from a package `hydra_plugins`, so the check itself is replaced in the
+    block. If no job composes, the error of the first is raised, as without the replacement.
 
-    Where the jobs run in this process, what was composed is kept for them: composing takes a fifth of a default run
-    on digits, and Hydra does it once to check and once to run.
+    If the jobs run in this process, their configurations are kept: composing takes a fifth of a default run on digits,
+    and Hydra does it once to check and once to run.
     """
     from hydra.errors import HydraException
     from hydra.plugins.sweeper import Sweeper
@@ -45,10 +45,10 @@ def jobs_that_compose(refuse: Refuse, explain: Explain) -> Iterator[None]:
     before = Sweeper.validate_batch_is_legal
 
     def keep_legal(self: Any, batch: Sequence[Sequence[str]]) -> None:
-        if type(self).__name__ != "BasicSweeper":  # what others make of a shorter batch is not known
+        if type(self).__name__ != "BasicSweeper":  # other sweepers may not accept a shorter batch
             return before(self, batch)
         loader = self.hydra_context.config_loader
-        vars(loader).pop("load_sweep_config", None)  # of the batch before
+        vars(loader).pop("load_sweep_config", None)  # left from the batch before
         good: list[Sequence[str]] = []
         refused: list[tuple[tuple[str, ...], UserError]] = []
         first: Exception | None = None

@@ -1,4 +1,4 @@
-"""What a job of a sweep tells the parent: a small JSON file in the sweep's folder, whichever process ran it."""
+"""The report of a sweep's job to the parent process: a small JSON file in the sweep's folder."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from pathlib import Path
 
 from fcl_bench.files import replacing
 
-#: States of a job. One whose process died stays at RUNNING; one that never started has no file, and is WAITING.
+#: States of a job. A job whose process died stays RUNNING; a job that never started has no file and is WAITING.
 WAITING, RUNNING, DONE, FAILED, INTERRUPTED = "waiting", "running", "done", "failed", "interrupted"
 
 
 @dataclass
 class JobReport:
-    """`<sweep folder>/jobs/<number>.json`.
+    """The content of `<sweep folder>/jobs/<number>.json`, whichever process ran the job.
 
     Attributes:
-        number: of the job in its sweep, from 0.
-        overrides: what makes this job, as the user would type it.
-        status: see the states above.
-        code: the exit code that the job alone would have had; None until it ends.
-        reason: of a failure, in one line.
-        was_complete: whether the run was complete before, and only reported.
-        seconds: from its start to its end.
+        number: the number of the job in its sweep, from 0.
+        overrides: the overrides of this job, as the user would type them.
+        status: one of the states above.
+        code: the exit code that the job would have on its own; None until it ends.
+        reason: the reason of a failure, in one line.
+        was_complete: whether the run was complete before and was only reported.
+        seconds: the time from its start to its end.
         run: the run's folder.
-        result: of a run that is complete, its accuracies in percent and its upload in MiB; None where not defined.
-        warnings: what the run warned of, each text once.
+        result: the accuracies in percent and the upload in MiB of a complete run; None where not defined.
+        warnings: the run's warnings, each text once.
     """
 
     number: int
@@ -47,24 +47,24 @@ class JobReport:
 
     @property
     def command(self) -> str:
-        """What repeats this job alone."""
+        """Return the command that repeats this job alone."""
         return shlex.join(["fcl-bench", *self.overrides])
 
 
 def output_path(sweep: Path, number: int) -> Path:
-    """Where a job that runs beside others prints."""
+    """Return the file for the output of a job that runs beside others."""
     return sweep / "jobs" / f"{number}.log"
 
 
 def write_report(sweep: Path, report: JobReport) -> None:
-    """Put the report in its place, whole or not at all."""
+    """Write the report, whole or not at all."""
     with replacing(sweep / "jobs" / f"{report.number}.json") as temporary:
         temporary.write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
 
 
 @contextmanager
 def reported(sweep: Path, report: JobReport) -> Iterator[None]:
-    """A block that carries out a job and sets the code of its `report`, which is in its place from start to end."""
+    """Keep `report` written while the block carries out a job and sets the report's code."""
     write_report(sweep, report)
     begin = time.perf_counter()
     try:
@@ -79,6 +79,6 @@ def reported(sweep: Path, report: JobReport) -> Iterator[None]:
 
 
 def read_reports(sweep: Path) -> dict[int, JobReport]:
-    """Every job's report so far, by number."""
+    """Return job number -> report, for every report so far."""
     reports = (JobReport(**json.loads(path.read_text())) for path in (sweep / "jobs").glob("[0-9]*.json"))
     return dict(sorted((report.number, report) for report in reports))

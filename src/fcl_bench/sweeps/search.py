@@ -1,4 +1,4 @@
-"""What `fcl-bench tune` searches, and how Optuna is asked: ranges, a study that goes on, pruning after tasks."""
+"""The search of `fcl-bench tune` with Optuna: ranges, a study that can be continued, pruning after tasks."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from fcl_bench.files import json_hash
 from fcl_bench.tracking.base import TrackedRun, Tracker, Tracking
 
 _FORMS = "log(1e-4,1), uniform(0,1), int(1,8), int_log(8,512), choice(a,b) or a,b"
-#: Trials that are complete before any is pruned.
+#: The number of complete trials before any trial is pruned.
 _UNPRUNED = 4
 
 
 @dataclass(frozen=True)
 class Range:
-    """What one key may be.
+    """The range of one key.
 
     Attributes:
         kind: log, uniform, int, int_log or choice.
-        values: least and most; of a choice, all.
+        values: the least and the largest value; for a choice, all values.
     """
 
     kind: str
     values: tuple[str, ...]
 
     def asked(self, trial: Any, key: str) -> str:
-        """The value that Optuna suggests, as it is typed: numbers with three digits that count."""
+        """Return the value that Optuna suggests, as it is typed; numbers have three significant digits."""
         if self.kind == "choice":
             return str(trial.suggest_categorical(key, list(self.values)))
         low, high = map(float, self.values)
@@ -40,15 +40,15 @@ class Range:
 
     @property
     def least(self) -> str:
-        """One of its values."""
+        """Return one of its values."""
         return self.values[0]
 
 
 def parse_range(override: str) -> tuple[str, Range] | None:
-    """Key and range of `key=log(1e-4,1)` and the like; None for a single value.
+    """Parse key and range of `key=log(1e-4,1)` and the like; None for a single value.
 
     Raises:
-        UserError: a range without two ends, in the wrong order, or on a logarithmic scale from 0.
+        UserError: the range lacks two ends, has them in the wrong order, or is logarithmic and starts at 0.
     """
     key, _, value = override.partition("=")
     found = re.fullmatch(r"(log|uniform|int|int_log|choice)\((.*)\)", value)
@@ -69,7 +69,7 @@ def parse_range(override: str) -> tuple[str, Range] | None:
 
 
 def require_optuna() -> ModuleType:
-    """Optuna. Raises a `UserError` that says how to install it."""
+    """Import Optuna. Raises a `UserError` that says how to install it if it is missing."""
     try:
         import optuna
     except ModuleNotFoundError as error:
@@ -79,11 +79,11 @@ def require_optuna() -> ModuleType:
 
 
 def open_study(folder: Path, name: str, content: dict[str, Any], higher: bool) -> Any:
-    """The study `name` in a file of `folder`, made if need be; trials that a killed process left are asked again.
+    """Open or make the study `name` in a file of `folder`; trials that a killed process left are asked again.
 
     Args:
-        content: what it searches and with what; a study of other content under that name is refused.
-        higher: whether more of what is measured is better.
+        content: what the study searches and how; a study with the same name and other content is refused.
+        higher: whether a higher value is better.
     """
     optuna = require_optuna()
     from optuna.storages import JournalStorage
@@ -92,7 +92,7 @@ def open_study(folder: Path, name: str, content: dict[str, Any], higher: bool) -
     folder.mkdir(parents=True, exist_ok=True)
     study = optuna.create_study(
         study_name=name,
-        # A file of JSON lines; nothing in it is unpickled.
+        # The file has JSON lines; nothing in it is unpickled.
         storage=JournalStorage(JournalFileBackend(str(folder / f"{name}.journal"))),
         pruner=optuna.pruners.MedianPruner(n_startup_trials=_UNPRUNED),
         direction="maximize" if higher else "minimize",
@@ -106,25 +106,25 @@ def open_study(folder: Path, name: str, content: dict[str, Any], higher: bool) -
         study.enqueue_trial(trial.params)
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
         study.set_user_attr("interrupted", [*study.user_attrs.get("interrupted", []), trial.number])
-    # The draws of the first trials are not made again by a process that goes on.
+    # A process that continues the study must not repeat the draws of the first trials.
     study.sampler = optuna.samplers.TPESampler(seed=len(study.get_trials(deepcopy=False)), n_startup_trials=_UNPRUNED)
     return study
 
 
 def ended(study: Any) -> list[Any]:
-    """The trials that are over: complete, pruned or failed; not those that an interruption ended."""
+    """Return the trials that are complete, pruned or failed, without those that an interruption ended."""
     interrupted = set(study.user_attrs.get("interrupted", []))
     return [trial for trial in study.get_trials() if trial.state.is_finished() and trial.number not in interrupted]
 
 
 @dataclass
 class Pruning:
-    """Tells a trial the accuracy after each task, and ends the run if the trial has fallen behind the others.
+    """Tracking that reports each task's accuracy to a trial, and ends the run if the trial falls behind the others.
 
     Attributes:
-        trial: Optuna's.
-        first: number of the run's first task among those of the trial's runs.
-        also: who else is told how the run goes.
+        trial: Optuna's trial.
+        first: the number of the run's first task among all tasks of the trial's runs.
+        also: another tracker, which gets the same calls.
     """
 
     trial: Any

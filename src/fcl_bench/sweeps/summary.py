@@ -1,4 +1,4 @@
-"""What the user reads of a sweep: how far it is, how long it still takes, what came out, what failed."""
+"""The texts about a sweep for the user: progress, time left, results and failures."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from rich.table import Table
 from fcl_bench.sweeps.jobs import DONE, FAILED, INTERRUPTED, RUNNING, JobReport
 from fcl_bench.tracking.progress import duration
 
-#: Settings that the table on the screen has at most; `fcl-tables` has all.
+#: The largest number of settings in the table on the screen; `fcl-tables` shows all.
 _MOST = 40
-#: Different warnings that are repeated at the end.
+#: The largest number of different warnings that are repeated at the end.
 _WARNINGS = 8
 
 
 def progress_line(reports: Iterable[JobReport], total: int | None, workers: int) -> str:
-    """`3 done, 2 running, 1 failed, 6 to come, about 4 min left`.
+    """Return a line such as `3 done, 2 running, 1 failed, 6 to come, about 4 min left`.
 
-    The time left is the mean of the runs that were carried out (those that were complete before take none) times what
-    is still to come, over the jobs side by side.
+    The time left is the mean time of the runs that were carried out (runs that were complete before take none) times
+    the number of jobs still to come, divided by the number of jobs side by side.
 
     Args:
-        reports: of the jobs that have started.
-        total: number of jobs, None if not known.
-        workers: jobs side by side.
+        reports: the reports of the jobs that have started.
+        total: the number of jobs, None if not known.
+        workers: the number of jobs side by side.
     """
     reports = list(reports)
     count = Counter(report.status for report in reports)
@@ -43,7 +43,7 @@ def progress_line(reports: Iterable[JobReport], total: int | None, workers: int)
 
 
 def varying(jobs: Iterable[Sequence[str]]) -> set[str]:
-    """The keys whose values differ between the jobs of a sweep, by their overrides."""
+    """Return the keys whose values differ between the jobs of a sweep, given the overrides of each job."""
     values: dict[str, set[str]] = {}
     count = 0
     for job in jobs:
@@ -54,13 +54,13 @@ def varying(jobs: Iterable[Sequence[str]]) -> set[str]:
 
 
 def name_of(overrides: Iterable[str], keys: set[str]) -> str:
-    """The overrides of a job that tell it from the others: those of `keys`; all of them if that leaves none."""
+    """Return the overrides of a job that distinguish it: those of `keys`, or all of them if that leaves none."""
     own = list(overrides)
     return " ".join([text for text in own if text.partition("=")[0] in keys] or own) or "defaults"
 
 
 def end_line(report: JobReport, total: int | None, keys: set[str], elsewhere: bool = False) -> str:
-    """One ended job, with its accuracy, or with what ended it; a cluster (`elsewhere`) may start it again."""
+    """Return a line about an ended job: its accuracy or its failure; a cluster (`elsewhere`) may start it again."""
     which = f"run {report.number + 1}" + ("" if total is None else f" of {total}")
     what = name_of(report.overrides, keys)
     if report.status != DONE:
@@ -73,10 +73,10 @@ def end_line(report: JobReport, total: int | None, keys: set[str], elsewhere: bo
 
 
 def results_table(reports: Iterable[JobReport], keys: set[str]) -> tuple[Table, str] | None:
-    """One row per setting (what varies but the seed), in the order of the jobs, and a line with the best; None if
-    nothing was measured.
+    """Return a table with one row per setting (the varying keys except the seed), in the order of the jobs, and a line
+    with the best; None if nothing was measured.
 
-    Cells are means over the seeds with the standard deviation (n - 1), and the best run's A_T beside.
+    Cells are means over the seeds with the standard deviation (n - 1), with the best run's A_T beside them.
     """
     settings: dict[str, list[JobReport]] = {}
     for report in reports:
@@ -111,10 +111,10 @@ def results_table(reports: Iterable[JobReport], keys: set[str]) -> tuple[Table, 
 
 
 def failures(reports: Iterable[JobReport], output: str = "") -> list[str]:
-    """Two lines for each failed job: why, and the command that repeats it.
+    """Return two lines for each failed job: the reason, and the command that repeats it.
 
     Args:
-        output: where what a job printed is, with `{}` for its number; told of those that met a bug.
+        output: the path of a job's output, with `{}` for its number; it is named for jobs that met a bug.
     """
     failed = [report for report in reports if report.status == FAILED]
     lines = []
@@ -125,12 +125,12 @@ def failures(reports: Iterable[JobReport], output: str = "") -> list[str]:
 
 
 def unheard(reports: Iterable[JobReport]) -> list[str]:
-    """A line for each job that has begun and not ended: the command that repeats it."""
+    """Return a line for each job that has begun and not ended: the command that repeats it."""
     return [f"    {report.command}" for report in reports if report.status == RUNNING]
 
 
 def warnings(reports: Iterable[JobReport]) -> list[str]:
-    """Each warning of any run once, with how many runs had it."""
+    """Return each warning once, with the number of runs that had it."""
     count = Counter(text for report in reports for text in report.warnings)
     lines = [f"  {text}" + (f" ({runs} runs)" if runs > 1 else "") for text, runs in count.items()]
     more = [f"  and {len(lines) - _WARNINGS} more, in what the runs printed"] if len(lines) > _WARNINGS else []
@@ -142,7 +142,7 @@ def _values(reports: Iterable[JobReport], measure: str) -> list[float]:
 
 
 def _value(reports: Iterable[JobReport], measure: str) -> float:
-    """The mean; -1 where no run has the measure."""
+    """Return the mean of a measure; -1 if no run has it."""
     found = _values(reports, measure)
     return statistics.fmean(found) if found else -1.0
 

@@ -1,4 +1,4 @@
-"""The parent's side of a sweep: from Hydra's start of it to the last line and the exit code."""
+"""The parent process's side of a sweep, from its start by Hydra to the last line and the exit code."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from fcl_bench.sweeps.workers import announce_gpus, jobs_at_once, runs_here, sha
 from fcl_bench.tracking.console import log_to_terminal, printed_to, say
 from fcl_bench.tracking.progress import current_progress
 
-#: Added to a multirun's arguments, so that Hydra says when the sweep starts, and with which configuration.
+#: An argument that is added to a multirun, so that Hydra reports the start and the configuration of the sweep.
 CALLBACK = f"+hydra.callbacks.fcl_bench_sweep._target_={__name__}.Begin"
 _POLL_SECONDS = 0.5
-#: Between two lines that say how far the sweep is, where no terminal shows a line that moves.
+#: Seconds between two lines of progress where no terminal shows a moving line.
 _LINE_SECONDS = 60.0
 
 
 class Begin(Callback):
-    """Hands Hydra's configuration of the sweep to the `Sweep` that the command is in."""
+    """A callback that passes Hydra's configuration of the sweep to the command's `Sweep`."""
 
     def on_multirun_start(self, config: Any, **kwargs: Any) -> None:
         sweep = _CURRENT.get()
@@ -45,13 +45,13 @@ class Begin(Callback):
 
 
 class Sweep:
-    """One multirun, as its parent process sees it.
+    """One multirun, seen by its parent process.
 
     Attributes:
-        began: whether Hydra got as far as starting it.
-        jobs: the overrides of each job, those that do not compose last; None where the sweeper decides them as it goes.
-        workers: jobs side by side here; None if they run on other machines.
-        folds: whether what jobs print goes to files, and a line of each to the screen.
+        began: whether Hydra has started it.
+        jobs: the overrides of each job, those that do not compose last; None if the sweeper decides them as it goes.
+        workers: the number of jobs side by side here; None if they run on other machines.
+        folds: whether the output of jobs goes to files, with one line per job on the screen.
     """
 
     def __init__(self) -> None:
@@ -71,11 +71,11 @@ class Sweep:
 
     @property
     def total(self) -> int | None:
-        """Number of jobs, None if not known."""
+        """Return the number of jobs, None if not known."""
         return None if self.jobs is None else len(self.jobs)
 
     def begin(self, config: Any) -> None:
-        """Learn what is to be done, and get this machine ready for jobs side by side if there will be any."""
+        """Take over Hydra's configuration, and prepare this machine for jobs side by side if there will be any."""
         from joblib import cpu_count
 
         self.folder = Path(str(config.hydra.sweep.dir)).absolute()
@@ -94,7 +94,7 @@ class Sweep:
         self.began = True
 
     def refuse(self, refused: list[tuple[tuple[str, ...], UserError]]) -> None:
-        """Put jobs that do not compose behind the others, as failed ones."""
+        """Put jobs that do not compose behind the others, as failed jobs."""
         done = self.jobs or []
         bad = [job for job, _ in refused]
         rest = [job for job in done if job not in bad]
@@ -104,12 +104,12 @@ class Sweep:
         self.tell()
 
     def note(self, report: JobReport) -> None:
-        """Know of a job of this process what cannot be written to its report."""
+        """Remember the report of a job of this process that could not be written."""
         self._unwritten[report.number] = report
 
     @contextmanager
     def folded(self, output: Path) -> Iterator[None]:
-        """A block in which a job prints into a file."""
+        """In the block, a job prints into a file."""
         try:
             with printed_to(output):
                 yield
@@ -117,7 +117,7 @@ class Sweep:
             log_to_terminal("fcl-bench")
 
     def reports(self) -> list[JobReport]:
-        """Every job's report once the sweep has ended; what was still at work on this machine has then failed."""
+        """Return every job's report once the sweep has ended; jobs that still ran on this machine have then failed."""
         found = dict(sorted({**read_reports(self.folder), **self._unwritten}.items()))
         for report in found.values():
             if report.status == RUNNING and self.workers is not None:
@@ -129,7 +129,7 @@ class Sweep:
         return [*found.values(), *waiting]
 
     def close(self) -> None:
-        """Stop watching; say what came out, what failed, and where it is."""
+        """Stop watching; print the results, the failures, and their paths."""
         self._stop.set()
         if self._watcher is not None:
             self._watcher.join()
@@ -142,7 +142,7 @@ class Sweep:
         more = f", {left} left (the same command goes on with them)" if left else ""
         say(f"\nsweep: {count[DONE]} done, {count[FAILED]} failed{more}", self._screen)
         if self.workers is None and count[RUNNING]:
-            # Whether they still are at work, only the cluster knows: a job that was cancelled says no last word.
+            # Only the cluster knows whether they are still running, since a cancelled job writes no last report.
             told = ["begun on other machines, without a word of their end:", *unheard(reports)]
             say("\n".join(told), self._screen)
         self._results(reports)
@@ -155,7 +155,7 @@ class Sweep:
             print(f"fcl-bench: {count[FAILED]} of {len(reports)} runs failed", file=self._err)
 
     def _results(self, reports: list[JobReport]) -> None:
-        """The table of what was measured, and what makes tables and figures of exactly these runs."""
+        """Print the table of results, and the command that makes tables and figures of exactly these runs."""
         shown = results_table(reports, varying(report.overrides for report in reports))
         if shown is None:
             return
@@ -177,7 +177,7 @@ class Sweep:
             self.tell()
 
     def tell(self) -> None:
-        """A line for each job that has ended since; on a terminal a line that moves, elsewhere a line a minute."""
+        """Print a line for each newly ended job, and progress: a moving line on a terminal, else a line per minute."""
         with self._telling:
             self._tell()
 
@@ -211,21 +211,21 @@ class Sweep:
             print(f"sweep: {status}{at}", file=self._err, flush=True)
 
 
-#: Hydra makes its callbacks itself, from the configuration: nothing but this can lead them to the sweep.
+#: The current sweep; Hydra makes its callbacks itself from the configuration, so that they find the sweep only here.
 _CURRENT: ContextVar[Sweep | None] = ContextVar("fcl_bench_sweep", default=None)
 
 
 def current_sweep() -> Sweep | None:
-    """The sweep that this process is the parent of; None in a worker."""
+    """Return the sweep of which this process is the parent; None in a worker."""
     return _CURRENT.get()
 
 
 @contextmanager
 def sweeping(explain: Explain) -> Iterator[Sweep]:
-    """A block in which Hydra may start a sweep; what it changes in the environment is undone at the end.
+    """In the block, Hydra may start a sweep; changes to the environment are undone at the end.
 
     Args:
-        explain: makes an error of ours of what composing a job raised.
+        explain: turns the error of composing a job into an error of ours.
     """
     before = dict(os.environ)
     sweep = Sweep()
@@ -244,7 +244,7 @@ def sweeping(explain: Explain) -> Iterator[Sweep]:
 
 
 def _columns(stream: TextIO) -> int:
-    """The width of a terminal."""
+    """Return the width of a terminal."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except OSError:
@@ -252,7 +252,7 @@ def _columns(stream: TextIO) -> int:
 
 
 def _jobs(config: Any) -> list[tuple[str, ...]] | None:
-    """The overrides of each job, as Hydra's own sweeper makes them; None for another sweeper."""
+    """Return the overrides of each job, as Hydra's own sweeper makes them; None for another sweeper."""
     if not str(config.hydra.sweeper._target_).endswith(".BasicSweeper"):
         return None
     fixed = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]

@@ -1,4 +1,4 @@
-"""How many jobs run side by side, and how they share one machine: cores divided, GPUs handed out one by one."""
+"""Decides how many jobs run side by side and how they share one machine: cores are divided, GPUs are assigned."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from filelock import FileLock, Timeout
 
 #: GNU OpenMP's limit on spinning that `spin_briefly` sets.
 SPIN = "1000"
-#: What the parent tells the workers: the machine's GPUs, as CUDA_VISIBLE_DEVICES lists them.
+#: The variable in which the parent lists the machine's GPUs for the workers, in the form of CUDA_VISIBLE_DEVICES.
 _GPUS = "FCL_BENCH_GPUS"
 
 
 def jobs_at_once(launcher: Any, jobs: int | None) -> int | None:
-    """How many jobs the launcher runs side by side on this machine; None if they run elsewhere.
+    """Return how many jobs the launcher runs side by side on this machine; None if they run elsewhere.
 
     Args:
         launcher: `hydra.launcher` of the configuration.
-        jobs: of the sweep, None if not known beforehand.
+        jobs: the number of jobs of the sweep, None if not known beforehand.
     """
     from joblib import cpu_count, effective_n_jobs
 
@@ -31,13 +31,13 @@ def jobs_at_once(launcher: Any, jobs: int | None) -> int | None:
         case "JoblibLauncher":
             workers = effective_n_jobs(launcher.n_jobs)
             return min(workers, jobs or workers)
-        case "LocalLauncher":  # submitit's, which starts all of them
+        case "LocalLauncher":  # submitit's local launcher starts all of them
             return jobs or cpu_count()
     return None
 
 
 def runs_here(launcher: Any) -> bool:
-    """Whether the launcher runs its jobs one after the other in the parent process. To be asked there."""
+    """Return whether the launcher runs its jobs one by one in the parent process. Call it in that process."""
     return _kind(launcher) in ("BasicLauncher", "JoblibLauncher") and jobs_at_once(launcher, None) == 1
 
 
@@ -50,52 +50,52 @@ def spin_briefly() -> None:
 
     Threads that wait by spinning take the cores from each other: two default runs at once on two cores took 110 s each,
     and 9 s each with this short spin, while a run alone is no slower (it is with OMP_WAIT_POLICY=PASSIVE, which never
-    spins). To be called before torch is imported: GNU OpenMP, which torch brings on Linux, reads it then.
+    spins). Call this before torch is imported, since GNU OpenMP, which torch uses on Linux, reads it then.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
-        # The threads of SciPy's OpenBLAS, likewise: 2^20 cycles instead of 2^26 until they sleep. A FedRAN run alone
-        # took 6 % less with it, and 15 % less processor time.
+        # The threads of SciPy's OpenBLAS also sleep sooner: after 2^20 cycles instead of 2^26. With it, a FedRAN run
+        # alone took 6 % less time, and 15 % less processor time.
         os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
 
 
 def share_cores(workers: int, cores: int) -> None:
     """Have the processes that this one starts use `cores / workers` threads each, and wait without spinning.
 
-    To be called before they start: OpenMP reads its settings when torch is imported. What the user has set stays.
+    Call this before they start, since OpenMP reads its settings when torch is imported. The user's settings are kept.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // workers)))
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         if os.environ.get("GOMP_SPINCOUNT") == SPIN:
-            del os.environ["GOMP_SPINCOUNT"]  # it would win over the policy
+            del os.environ["GOMP_SPINCOUNT"]  # it would override the policy
 
 
 def announce_gpus() -> None:
-    """Tell the workers which GPUs there are to share. submitit's local executor hides them, so they cannot look."""
+    """Tell the workers which GPUs they share. They cannot look, since submitit's local executor hides the GPUs."""
     if gpus := visible_gpus():
         os.environ.setdefault(_GPUS, ",".join(gpus))
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, without importing torch."""
+    """Return the GPUs that this process may use, without importing torch."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
     try:
         found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
-        return []  # no driver, no GPU
+        return []  # without a driver there is no GPU
     count = sum(line.startswith("GPU") for line in found.stdout.splitlines())
     return [str(index) for index in range(count)]
 
 
 def take_gpu(sweep: Path, device: str) -> None:
-    """Let this worker see one of the announced GPUs only, the same for all of its jobs.
+    """Let this worker see only one of the announced GPUs, the same for all of its jobs.
 
-    Workers take places 0, 1, 2, ... that their death frees; place i has GPU i modulo their number, so that no GPU has
-    two jobs while another has none. To be called before torch is imported. A GPU that was asked for by its number
-    (device=cuda:1) is left to the user.
+    Workers take places 0, 1, 2, ..., which are free again when they end; place i has GPU i modulo the number of GPUs,
+    so that no GPU has two jobs while another has none. Call this before torch is imported. If the user asks for a GPU
+    by its number (device=cuda:1), nothing is changed.
     """
     gpus = [name for name in os.environ.get(_GPUS, "").split(",") if name]
     if gpus and device in ("auto", "cuda"):
@@ -105,7 +105,7 @@ def take_gpu(sweep: Path, device: str) -> None:
 
 @functools.cache
 def _place(sweep: Path) -> tuple[int, FileLock]:
-    """This process's place in the sweep, taken at the first call, and the lock that holds it until the process ends."""
+    """Return this process's place in the sweep, taken at the first call, and its lock, held until the process ends."""
     folder = sweep / "workers"
     folder.mkdir(parents=True, exist_ok=True)
     place = 0

@@ -1,1 +1,1 @@
-"""Other people's experiment trackers, fed by a run: off by default, and never a part of its result."""
+"""Experiment trackers that a run can report to: off by default, and never part of its result."""

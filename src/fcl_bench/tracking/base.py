@@ -1,4 +1,4 @@
-"""What a run tells a tracker, and what a tracker has to do with it."""
+"""The interface between a run and a tracker."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fcl_bench.typed import typed_instance
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run that starts, or goes on.
+    """A run that starts or continues.
 
     Attributes:
-        id: the run's; the same again when it goes on after an interruption.
-        label: the name of its folder.
-        config: everything that determines the result; flat names (`method.rank`) to plain values.
-        out: root of everything that is written.
-        tasks_done: complete tasks, when it goes on.
-        fresh: whether what was tracked of this run before does not count any more (force=true).
+        id: the run's id, the same when the run continues after an interruption.
+        label: the name of the run's folder.
+        config: everything that determines the result: flat names (`method.rank`) -> plain values.
+        out: the root folder of everything that is written.
+        tasks_done: the number of complete tasks, if the run continues.
+        fresh: whether earlier tracking of this run does not count any more (force=true).
     """
 
     id: str
@@ -39,7 +39,7 @@ class Tracker:
     """A tracker's side of one run; this one does nothing."""
 
     def task(self, metrics: dict[str, float], step: int) -> None:
-        """A task is complete. Told before the checkpoint is kept, so a run that is killed in between tells it again.
+        """A task is complete. This comes before the checkpoint is kept, so a run killed in between repeats the call.
 
         Args:
             metrics: finite numbers by name.
@@ -62,7 +62,7 @@ class Tracking(Protocol):
 
 @dataclass
 class NoTracking:
-    """`track=none`: a run tells nobody."""
+    """`track=none`: no tracking."""
 
     def start(self, run: TrackedRun) -> Tracker:
         """See `Tracking`."""
@@ -70,7 +70,7 @@ class NoTracking:
 
 
 def load_tracking(config: Any) -> Tracking:
-    """The choice of the group `track` in what Hydra composed; no tracking where there is none.
+    """Return the choice of the group `track` in what Hydra composed; no tracking if there is none.
 
     Raises:
         UserError: a wrong key or value.
@@ -88,7 +88,7 @@ def load_tracking(config: Any) -> Tracking:
 
 
 def require_package(track: str, module: str) -> ModuleType:
-    """A tracker's package. Raises a `UserError` that says how to install it."""
+    """Import a tracker's package. Raises a `UserError` that says how to install it if it is missing."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

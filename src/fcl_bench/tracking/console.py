@@ -1,4 +1,4 @@
-"""What appears on the terminal: lines that outlive their reader, progress bars, notices that are told once."""
+"""Output on the terminal: lines that survive the loss of their reader, progress bars, notices that appear once."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fcl_bench.tracking.progress import Progress, ProgressLines
 
 log = logging.getLogger(__name__)
 
-#: Name of the log handlers that write to the terminal.
+#: The name of the log handlers that write to the terminal.
 _TERMINAL = "terminal"
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print a line now, to stdout or another stream, or go on without a reader (`| head`)."""
+    """Print a line at once, to stdout or another stream; if the reader has gone (`| head`), go on without it."""
     try:
         print(printable(text), file=stream, flush=True)
     except BrokenPipeError:
@@ -29,13 +29,13 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 def drop_output(stream: TextIO | None = None) -> None:
-    """The reader of stdout, or of another stream, has gone: go on without it, a sweep has more runs to do."""
+    """Go on without the reader of stdout or of another stream, which has gone, since a sweep has more runs to do."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
 
 
 @contextmanager
 def printed_to(path: Path) -> Iterator[None]:
-    """What Python prints and logs in this block, on either stream, is added to the file `path`."""
+    """Append to the file `path` what Python prints and logs in the block, on either stream."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", buffering=1, errors="backslashreplace") as file, redirect_stdout(file), redirect_stderr(file):
         yield
@@ -43,7 +43,7 @@ def printed_to(path: Path) -> Iterator[None]:
 
 @contextmanager
 def output_to(path: Path) -> Iterator[None]:
-    """What this process prints in the block, on either stream and from any library, is added to the file `path`."""
+    """Append to the file `path` what this process prints in the block, on either stream and from any library."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -63,11 +63,11 @@ def output_to(path: Path) -> Iterator[None]:
 
 
 def log_to_terminal(prefix: str, kept: list[str] | None = None, notes: bool = True) -> None:
-    """Send the package's warnings to stderr and its notes to stdout, in place of what an earlier call arranged.
+    """Send the package's warnings to stderr and its notes to stdout; this replaces the effect of an earlier call.
 
     Args:
-        prefix: what stands before each line: the command's name.
-        kept: where each warning's text is put besides, once.
+        prefix: the text before each line: the command's name.
+        kept: a list to which each warning's text is also added, once.
         notes: whether notes are shown at all.
     """
     package = logging.getLogger("fcl_bench")
@@ -86,7 +86,7 @@ def log_to_terminal(prefix: str, kept: list[str] | None = None, notes: bool = Tr
         handler.name = _TERMINAL
         handler.setFormatter(_Printable(f"{prefix}: %(message)s"))
         package.addHandler(handler)
-    # What libraries have to say comes in lines of the same form.
+    # Warnings of libraries get lines of the same form.
     warnings.showwarning = _folded
     logging.lastResort = logging.StreamHandler(sys.stderr)
     logging.lastResort.setLevel(logging.WARNING)
@@ -94,12 +94,12 @@ def log_to_terminal(prefix: str, kept: list[str] | None = None, notes: bool = Tr
 
 
 def _folded(message: Warning | str, *_: Any, **__: Any) -> None:
-    """A library's warning (of Pillow on damaged metadata, say) as one of ours, without the code that it comes from."""
+    """Log a library's warning (such as Pillow's on damaged metadata) as one of ours, without its source line."""
     log.warning("%s", " ".join(str(message).split()))
 
 
 class _Kept(logging.Handler):
-    """Puts the text of each warning into a list, once."""
+    """Adds the text of each warning to a list, once."""
 
     def __init__(self, kept: list[str]) -> None:
         super().__init__(logging.WARNING)
@@ -112,7 +112,7 @@ class _Kept(logging.Handler):
 
 
 class _Printable(logging.Formatter):
-    """Names of files and the like are data: what a terminal would obey is written out."""
+    """Escapes control characters in names of files and other data, so that a terminal does not obey them."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
@@ -124,21 +124,21 @@ class _OneLine(_Printable):
 
 
 class Notices:
-    """Tells each kind of notice once, through the log (terminal and run.log), where many clients or tasks repeat it."""
+    """Logs each kind of notice once (terminal and run.log), since many clients or tasks may repeat it."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._told: set[str] = set()
 
     def tell(self, kind: str, text: str, level: int = logging.WARNING) -> None:
-        """Log `text`, unless something of this `kind` has been told already."""
+        """Log `text`, unless a notice of this `kind` was logged before."""
         if kind not in self._told:
             self._told.add(kind)
             self._log.log(level, text)
 
 
 def silence() -> None:
-    """Nothing more is said by the package or by libraries' warnings: another process speaks for this one."""
+    """Switch off all output of the package and libraries' warnings, since another process prints for this one."""
     package = logging.getLogger("fcl_bench")
     package.addHandler(logging.NullHandler())
     package.propagate = False
@@ -146,24 +146,24 @@ def silence() -> None:
     _quiet.append(True)
 
 
-#: Holds something once nothing is to be said any more.
+#: Not empty once all output is switched off.
 _quiet: list[bool] = []
 
 
 def progress(total: int, what: str, unit: str, done: int = 0) -> Progress:
-    """A bar with rate and time left on stderr, shown only once two seconds have passed.
+    """Return a bar with rate and time left on stderr, shown only after two seconds.
 
-    Where stderr is no terminal, a line a minute instead.
+    If stderr is not a terminal, there is one line per minute instead.
 
     Args:
-        total: units of work in all.
+        total: the number of units of work.
         what: the text before the bar.
-        unit: what is counted ("image"); of bytes ("B") in millions and the like.
+        unit: what is counted ("image"); bytes ("B") are shown in millions and the like.
         done: units that an earlier, interrupted pass already did (not counted in the rate).
     """
     if not _quiet and not sys.stderr.isatty():
         return ProgressLines(total, what, unit, done)
-    # Here, so that `--help` does not wait for it.
+    # Imported here, so that `--help` does not wait for it.
     from tqdm import tqdm
 
     return tqdm(

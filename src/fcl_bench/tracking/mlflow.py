@@ -15,20 +15,20 @@ from fcl_bench.errors import UserError
 from fcl_bench.files import locked, user_path, writable
 from fcl_bench.tracking.base import TrackedRun, Tracker, require_package
 
-#: The tag by which a run that goes on finds itself.
+#: The tag by which a continued run is found.
 _TAG = "fcl_bench.run_id"
 _SQLITE = "sqlite:///"
-#: MLflow's own limit of items in one request.
+#: MLflow's limit on the number of items in one request.
 _BATCH = 100
 
 
 @dataclass
 class MLflow:
-    """An MLflow run, found again by its tag `fcl_bench.run_id` when the run goes on.
+    """An MLflow run, which is found by its tag `fcl_bench.run_id` when the run continues.
 
     Args:
-        uri: of the tracking store: `sqlite:///FILE`, or a server's `http://...`. MLflow 3 refuses its own file store.
-        experiment: name of the MLflow experiment; made if need be.
+        uri: the tracking store: `sqlite:///FILE`, or a server's `http://...`. MLflow 3 refuses its own file store.
+        experiment: the name of the MLflow experiment, which is made if it does not exist.
     """
 
     uri: str
@@ -42,7 +42,7 @@ class MLflow:
         """See `Tracking`."""
         tracking = require_package("mlflow", "mlflow.tracking")
         entities = require_package("mlflow", "mlflow.entities")
-        # It writes to stderr how it makes its tables; stderr is for what the user should know.
+        # MLflow logs the creation of its tables to stderr, which is for what the user should know.
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         if not self.uri.startswith(_SQLITE):
             return _Run(tracking.MlflowClient(self.uri), entities, self.experiment, run, None)
@@ -50,7 +50,7 @@ class MLflow:
             require_package("mlflow", package)
         file = user_path("track.uri", self.uri.removeprefix(_SQLITE))
         writable(f"track.uri={self.uri}", file.parent)
-        with _lock(file):  # the first to come makes the tables
+        with _lock(file):  # the first process makes the tables
             client = tracking.MlflowClient(f"{_SQLITE}{file}")
             return _Run(client, entities, self.experiment, run, file)
 
@@ -103,5 +103,5 @@ def _lock(file: Path | None) -> Any:
 
 
 def _artifacts(file: Path | None) -> str | None:
-    """Where MLflow would keep files of a run: beside its own file, not in the folder that the command is run in."""
+    """Return the folder for MLflow's files of a run: beside its own file, not in the working folder."""
     return None if file is None else (file.absolute().parent / "mlflow_artifacts").as_uri()

@@ -1,4 +1,4 @@
-"""How far a piece of work is, where no terminal shows a bar: a line a minute, and for whoever asks."""
+"""Progress without a terminal: one line per minute, and a text on request."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import sys
 import time
 from typing import Protocol
 
-#: Seconds between two lines, and until the first one.
+#: Seconds between two lines, and before the first one.
 _EVERY = 60.0
 
 
 class Progress(Protocol):
-    """What the work tells: how many units are done since the last call. A context, at whose end the work is over."""
+    """Receives the number of units done since the last call. It is a context manager; at its end, the work is over."""
 
     def update(self, n: float | None = 1) -> object:
         """`n` more units are done."""
@@ -21,7 +21,7 @@ class Progress(Protocol):
     def __exit__(self, *raised: object) -> object: ...
 
 
-#: The pieces of work that go on in this process, the innermost last.
+#: The pieces of work in progress in this process, the innermost last.
 _CURRENT: list[ProgressLines] = []
 
 
@@ -29,9 +29,9 @@ class ProgressLines:
     """Progress in a log file: `learning: 31 of 50 rounds, about 40 s left`, once a minute.
 
     Args:
-        total: units of work in all.
+        total: the number of units of work.
         what: the text before the numbers.
-        unit: what is counted ("image"); of bytes ("B") in millions.
+        unit: what is counted ("image"); bytes ("B") are shown in millions.
         done: units that an earlier, interrupted pass already did (not counted in the rate).
     """
 
@@ -49,7 +49,7 @@ class ProgressLines:
             print(self.text(), file=sys.stderr, flush=True)
 
     def text(self) -> str:
-        """How far it is, and about how long the rest takes at the rate so far."""
+        """Return the progress so far, and the approximate time left at the rate so far."""
         if self._unit == "B":
             counted = f"{self._done / 1e6:.0f} of {self._total / 1e6:.0f} MB"
         else:
@@ -68,12 +68,12 @@ class ProgressLines:
 
 
 def current_progress() -> str:
-    """What this process is at, where no terminal shows it; "" if nothing tells. May be asked from any thread."""
+    """Return the progress that no terminal shows; "" if there is none. It may be called from any thread."""
     return next((work.text() for work in _CURRENT[-1:]), "")
 
 
 def duration(seconds: float) -> str:
-    """`40 s`, `12 min`, `3 h 20 min`."""
+    """Format seconds as `40 s`, `12 min`, `3 h 20 min`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

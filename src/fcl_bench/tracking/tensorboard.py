@@ -13,7 +13,7 @@ from fcl_bench.tracking.base import TrackedRun, Tracker, require_package
 
 @dataclass
 class TensorBoard:
-    """Event files in `<dir>/<run>/`: a point a task, and the record's numbers at the end.
+    """Event files in `<dir>/<run>/`: one point per task, and the record's numbers at the end.
 
     Args:
         dir: root of the event files.
@@ -23,13 +23,13 @@ class TensorBoard:
 
     def start(self, run: TrackedRun) -> Tracker:
         """See `Tracking`."""
-        # torch's module only fails in its middle, in other words, where tensorboard is missing.
+        # Without tensorboard, torch's module fails later and with another message.
         require_package("tensorboard", "tensorboard")
         writer = require_package("tensorboard", "torch.utils.tensorboard").SummaryWriter
         folder = writable(f"track.dir={self.dir}", user_path("track.dir", self.dir)) / run.label
         if run.fresh:
             shutil.rmtree(folder, ignore_errors=True)
-        # Points that a killed process told before it could keep its checkpoint are told again: purge them.
+        # Points that a killed process wrote before it kept its checkpoint are written again, so purge them.
         return _Events(writer(str(folder), purge_step=run.tasks_done or None), run)
 
 

@@ -12,7 +12,7 @@ from fcl_bench.tracking.base import TrackedRun, Tracker, require_package
 
 @dataclass
 class WandB:
-    """A W&B run under the run's own id, so that one that goes on is one run there too.
+    """A W&B run with the run's own id, so that a continued run is one run there too.
 
     Args:
         project: name of the W&B project.
@@ -29,7 +29,7 @@ class WandB:
     def start(self, run: TrackedRun) -> Tracker:
         """See `Tracking`."""
         wandb = require_package("wandb", "wandb")
-        # Each process of a run that was interrupted leaves files of its own; W&B joins them by the id.
+        # Each process of an interrupted run leaves its own files; W&B joins them by the id.
         opened = wandb.init(
             project=self.project,
             entity=self.entity,
@@ -42,7 +42,7 @@ class WandB:
             # No second set of signal handlers, no copy of the terminal, nothing printed between our lines.
             settings=wandb.Settings(console="off", silent=True),
         )
-        # W&B's own step may only grow; a task that is told twice is told twice.
+        # W&B's own step may only grow, so a task that is reported twice appears twice.
         opened.define_metric("task/*", step_metric="task/step")
         return _Run(opened)
 

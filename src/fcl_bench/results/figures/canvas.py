@@ -1,4 +1,4 @@
-"""The paper that figures are drawn on: a grid of panels, one legend below, and a caption that stands beside it."""
+"""The layout of figures: a grid of panels, one legend below, and a caption that is kept apart from the picture."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fcl_bench.results.figures.style import CHARACTERS, SMALL_SIZE, TEXT_SIZE, T
 
 #: Accuracies closer than this many points look alike at any size.
 ALIKE = 0.05
-#: What figures of accuracy show, side by side, and what their axes are called.
+#: The measures that figures of accuracy show side by side, and the labels of their axes.
 ACCURACIES = {"A_avg": "$A_{avg}$, mean over tasks (%)", "A_T": "$A_T$, after the last task (%)"}
 
 
 class Drawing(Figure):
-    """A figure whose caption is no part of the picture: a paper sets it in its own letters.
+    """A figure whose caption is not part of the picture, since a paper typesets it in its own font.
 
     Attributes:
         caption: what the figure shows, in sentences.
@@ -32,24 +32,24 @@ class Drawing(Figure):
 
 
 def caption(*sentences: str) -> str:
-    """The sentences, less the empty ones."""
+    """Join the sentences that are not empty."""
     return " ".join(filter(None, sentences))
 
 
 def accuracy_axis(reference: str) -> str:
-    """What an axis of A_t is called, in percent or, if there is a reference, in points."""
+    """Return the label of an axis of A_t, in percent or, if there is a reference, in points."""
     return f"$A_t$ less that of {reference} (points)" if reference else "accuracy, $A_t$ (%)"
 
 
 def canvas(
     count: int, columns: int, sentences: Sequence[str], height: float = 3.3, sharex: bool = False
 ) -> tuple[Drawing, list[Axes]]:
-    """A figure with `count` panels in rows of `columns`, and the sentences of its caption.
+    """Return a figure with `count` panels in rows of `columns`, and with a caption of `sentences`.
 
     Args:
-        count, columns: of panels; a last row may be short.
+        count, columns: numbers of panels, in all and per row; the last row may be short.
         sentences: see `caption`.
-        height: of a row, inches.
+        height: the height of a row in inches.
         sharex: whether all panels have one horizontal axis.
     """
     columns = min(columns, count)
@@ -67,19 +67,19 @@ def canvas(
 
 
 def title(axes: Axes, words: str, columns: int) -> None:
-    """A panel's title, wrapped to its width; what a user named is no formula."""
+    """Set a panel's title, wrapped to its width; names that users chose are not parsed as formulas."""
     width = int(0.9 * CHARACTERS / columns)
     wrapped = textwrap.fill(words, width, break_on_hyphens=False)
     axes.set_title(wrapped, fontsize=TITLE_SIZE, loc="left", parse_math=False)
 
 
 def percent_axes(panels: Sequence[Axes]) -> None:
-    """Give panels of accuracy in percent one vertical axis, so that their heights compare, never beyond 0 to 100."""
+    """Give panels of accuracy in percent the same vertical axis, within 0 to 100, so that their heights compare."""
     share(panels, 0.0, 100.0)
 
 
 def share(panels: Sequence[Axes], least: float = -np.inf, most: float = np.inf) -> None:
-    """One vertical axis for all panels, a little longer than what they show, within these bounds."""
+    """Give all panels the same vertical axis, a little longer than what they show, within these bounds."""
     ends = [end for axes in panels for end in axes.dataLim.intervaly if np.isfinite(end)]
     if not ends:
         return
@@ -90,12 +90,12 @@ def share(panels: Sequence[Axes], least: float = -np.inf, most: float = np.inf) 
         axes.set_ylim(*limits)
         for line in axes.lines:
             heights = np.asarray(line.get_ydata(), dtype=float)
-            # A marker at 100 is whole; a bar that reaches beyond is cut.
+            # A marker at 100 is drawn whole; a bar that reaches beyond is clipped.
             line.set_clip_on(bool(np.any(heights < limits[0]) or np.any(heights > limits[1])))
 
 
 def ticks(axes: Axes, values: Sequence[float], log_base: float | None = None) -> None:
-    """A tick at each of the values that were run, as the user typed it; on a log axis where `log_base` is given."""
+    """Set a tick at each value that was run, as the user typed it; the axis is logarithmic if `log_base` is given."""
     if log_base and min(values) > 0:
         axes.set_xscale("log", base=log_base)
     axes.xaxis.set_major_locator(FixedLocator(sorted(set(values))))
@@ -104,7 +104,7 @@ def ticks(axes: Axes, values: Sequence[float], log_base: float | None = None) ->
 
 
 def legend(figure: Figure, looks: dict[str, Look], more: Sequence[Artist] = ()) -> None:
-    """One legend below all panels: name -> how it is drawn, then `more` with labels of their own."""
+    """Draw one legend below all panels: `looks` (name -> how its line looks), then `more`, which have own labels."""
     handles = [*(Line2D([], [], label=name, **look) for name, look in looks.items()), *more]
     if not handles:
         return

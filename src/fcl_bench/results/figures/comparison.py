@@ -1,4 +1,4 @@
-"""The figure of a comparison: accuracy over tasks, and what it costs in bytes, a column per setting."""
+"""The figure of a comparison: accuracy over tasks, and its cost in bytes, one column per setting."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _MOST_PANELS = 4
 
 
 def comparison(summary: pd.DataFrame, folders: Mapping[str, Path], reference: str = "") -> Drawing:
-    """Above A_t over tasks, below A_avg against the upload of the busiest client and task (log); a column a setting.
+    """Draw A_t over tasks above A_avg against the upload of the busiest client and task (log), one column per setting.
 
-    The panels of a row share their axes, so that settings compare by eye. Ceilings are dotted; they have no place on
-    the axis of bytes.
+    The panels of a row share their axes, so that settings compare by eye. Ceilings are dotted lines, since they have no
+    position on the axis of bytes.
 
     Args:
-        summary: what `compared` returned, of streams of two tasks or more.
+        summary: the result of `compared`, for streams of two tasks or more.
         folders: run id -> its folder.
-        reference: the configuration that is subtracted from all in the upper row; "": none.
+        reference: the configuration that is subtracted from all others in the upper row; "" for none.
 
     Raises:
         UserError: see `references`.
@@ -61,7 +61,7 @@ def comparison(summary: pd.DataFrame, folders: Mapping[str, Path], reference: st
         log_costs(axes, rivals["up_max_mib_mean"])
     above[0].set_ylabel(accuracy_axis(reference))
     below[0].set_ylabel(ACCURACIES["A_avg"])
-    # The words are as long as a third of the width: beyond two panels, one of them says it for all.
+    # The label is a third as long as the width: with more than two panels, only one of them has it.
     for axes in below if columns <= 2 else [below[columns // 2]]:
         axes.set_xlabel(COSTS["bytes"][1])
     less = f", less that of {reference}" if reference else ""
@@ -77,7 +77,7 @@ def comparison(summary: pd.DataFrame, folders: Mapping[str, Path], reference: st
 
 
 def _costs(axes: Axes, rows: pd.DataFrame, looks: Mapping[str, Look]) -> None:
-    """A point for each configuration that has sent something, a dotted line for each ceiling."""
+    """Draw a point for each configuration that has sent something, and a dotted line for each ceiling."""
     for _, row in rows.iterrows():
         height, size = row["A_avg_mean"], row["up_max_mib_mean"]
         if row["method"] in CEILINGS:

@@ -1,4 +1,4 @@
-"""What accuracy costs: A_avg and A_T against bytes or seconds, with the front of what is not beaten in both."""
+"""What accuracy costs: A_avg and A_T against bytes or seconds, with the Pareto front."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from fcl_bench.results.summarise import CEILINGS, knobs, setting, signature
 
 _MOST_PANELS = 4
 _MOST_ANNOTATED = 10
-#: Lines of one family: the starts of more would lie on each other.
+#: Most lines of one family whose starts are named; the names of more would overlap.
 _MOST_NAMED = 2
 
 
-#: Name in the figure's -> the measure, its axis with the unit, the caption, and whether points have the knob's values.
+#: Name in the figure's name -> the measure, its axis label with the unit, the caption, and whether points show the
+#: knob's values.
 COSTS = {
     "bytes": (
         *("up_max_mib", "upload of the busiest client and task (MiB)"),
@@ -39,20 +40,21 @@ COSTS = {
 
 
 def compared(summary: pd.DataFrame) -> pd.DataFrame:
-    """The rows of those settings that have two rivals or more: a single dot compares with nothing."""
+    """Return the rows of settings with two or more rivals, since a single point has nothing to be compared with."""
     rivals = ~summary["method"].isin(CEILINGS)
     return summary[rivals.groupby(signature(summary, setting(summary))).transform("sum") > 1]
 
 
 def accuracy_against_cost(summary: pd.DataFrame, name: str) -> Drawing:
-    """A row of panels per setting: A_avg and A_T against a cost (log), with the Pareto front.
+    """Draw one row of panels per setting: A_avg and A_T against a cost (log), with the Pareto front.
 
-    Rows of one family differ in numeric knobs only. A line joins, in its order, points that differ only in the knob
-    with the most values, which stands at each; the other knobs stand at its start. Error bars are one standard
-    deviation over seeds. Ceilings are dotted lines: they have all data in one place, so their cost does not compare.
+    Rows of one family differ in numeric knobs only. A line joins the points that differ only in the knob with the most
+    values, in the order of that knob, whose value is written at each point; the other knobs are written at the line's
+    start. Error bars are one standard deviation over seeds. Ceilings are dotted lines: they have all data in one place,
+    so their cost is not comparable.
 
     Args:
-        summary: what `compared` returned, not empty; kinds of devices are settings of their own.
+        summary: the result of `compared`, not empty; each kind of device is a setting of its own.
         name: one of `COSTS`.
     """
     cost, axis, about, annotate = COSTS[name]
@@ -60,7 +62,7 @@ def accuracy_against_cost(summary: pd.DataFrame, name: str) -> Drawing:
     rows = pd.concat([panel.rows for panel in shown])
     rivals = rows[~rows["method"].isin(CEILINGS)]
     numeric = {family: _numeric_knobs(group) for family, group in rivals.groupby("family", sort=False)}
-    # Ever smaller markers, since the exact methods reach the same point.
+    # Markers get smaller from family to family, since the exact methods reach the same point.
     own_looks = enumerate(styles(rivals, "family").items())
     looks = {family: {**look, "markersize": 10 - 0.8 * (i % 7)} for i, (family, look) in own_looks}
     seeds = f"Mean over seeds; bars: one standard deviation either way; {seeds_told(rows)}."
@@ -93,9 +95,9 @@ def accuracy_against_cost(summary: pd.DataFrame, name: str) -> Drawing:
 
 
 def pareto_front(rows: pd.DataFrame, cost: str, gain: str) -> pd.DataFrame:
-    """The rows, by rising cost, that no other one beats: none costs less or as much and gains more.
+    """Return the rows on the Pareto front, by rising cost: no other row costs at most as much and gains more.
 
-    Ceilings are no rivals, and what costs nothing or has no gain has no place on a log axis.
+    Ceilings are not rivals. Rows without a cost or a gain are left out, since they have no position on a log axis.
     """
     rivals = rows[~rows["method"].isin(CEILINGS) & (rows[cost] > 0) & rows[gain].notna()]
     ordered = rivals.sort_values([cost, gain], ascending=[True, False], kind="stable")
@@ -104,7 +106,7 @@ def pareto_front(rows: pd.DataFrame, cost: str, gain: str) -> pd.DataFrame:
 
 
 def _numeric_knobs(rows: pd.DataFrame) -> list[str]:
-    """The numeric knobs that vary within a family, the one with the most values last."""
+    """Return the numeric knobs that vary within a family, the one with the most values last."""
     counts = {knob: rows.loc[rows[knob].map(is_number), knob].nunique() for knob in knobs(rows)}
     return sorted((knob for knob, count in counts.items() if count > 1), key=counts.__getitem__)
 
@@ -120,7 +122,7 @@ def _legend(family: str, numeric: list[str]) -> str:
 def _draw(
     axes: Axes, rows: pd.DataFrame, over: tuple[str, str], numeric: list[str], look: Look, annotate: bool
 ) -> None:
-    """The points of one family in one panel; what has no accuracy or cost nothing has no place there."""
+    """Draw the points of one family in one panel; rows without an accuracy or with a cost of zero are left out."""
     cost, measure = over
     rows = rows[(rows[f"{cost}_mean"] > 0) & rows[f"{measure}_mean"].notna()]
     if numeric:
@@ -129,11 +131,11 @@ def _draw(
     for _, line in rows.groupby(others, sort=False):
         x, y = line[f"{cost}_mean"], line[f"{measure}_mean"]
         spreads = [line[f"{key}_std"].fillna(0) for key in (measure, cost)]
-        # Bytes are often the same for every seed: no bar then, whose ends would lie on the point.
+        # Bytes are often the same for every seed; then there is no bar, since its ends would lie on the point.
         up, across = (spread if spread.any() else None for spread in spreads)
         axes.errorbar(x, y, up, across, capsize=2, **look)
         if numeric and annotate:
-            # Where a curve that rises with cost leaves room: names below its points, the others left of the first.
+            # A curve that rises with cost leaves room below its points, and for the other knobs left of the first one.
             note = {"textcoords": "offset points", "color": look["color"], **ANNOTATION}
             for value, size, accuracy in zip(line[numeric[-1]], x, y, strict=True):
                 axes.annotate(text(value), (size, accuracy), (6, -12), **note)
@@ -142,11 +144,11 @@ def _draw(
 
 
 def log_costs(axes: Axes, sizes: pd.Series) -> None:
-    """A log axis with plain numbers, for all panels that share it."""
+    """Set a log axis with plain numbers, for all panels that share it."""
     axes.set_xscale("log")
     sizes = sizes[sizes > 0]
     if len(sizes):
-        # Room for the names, too.
+        # The limits leave room for the names, too.
         span = (sizes.max() / sizes.min()) ** 0.12
         axes.set_xlim(sizes.min() / span / 1.4, sizes.max() * span * 1.4)
     is_wide = len(sizes) > 0 and np.log10(sizes.max() / sizes.min()) > 2

@@ -1,4 +1,4 @@
-"""Curves of accuracy over tasks in one panel: those that coincide told apart, or all less one of them."""
+"""Curves of accuracy over tasks in one panel, with coinciding curves kept visible, or as differences to one curve."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from fcl_bench.results.figures.canvas import ALIKE
 from fcl_bench.results.figures.selection import Panel
 from fcl_bench.results.figures.style import Look
 
-#: Width of the lowest of coinciding lines beside that of the next one, and the sizes of their markers, in points.
+#: How much wider each coinciding line is than the next one above it, and how much larger its markers are, in points.
 _WIDER, _LARGER = 2.0, 3.5
 
 
 def accuracies(runs: Sequence[str], folders: Mapping[str, Path]) -> np.ndarray:
-    """(runs, T): [A_1..A_T] of each run in percent, NaN where a task has no test sample."""
+    """Return (runs, T): [A_1..A_T] of each run in percent, NaN where a task has no test sample."""
     records = [json.loads((folders[run] / "run.json").read_text()) for run in runs]
     return np.array([record["metrics"]["accuracy"] for record in records], dtype=float)
 
 
 def mean_matrix(runs: Sequence[str], folders: Mapping[str, Path]) -> np.ndarray:
-    """(T, T): the mean over runs of a[t, tau] in percent, NaN above the diagonal."""
+    """Return (T, T): the mean over runs of a[t, tau] in percent, NaN above the diagonal."""
     files = [folders[run] / "accuracy_matrix.csv" for run in runs]
     return np.mean([pd.read_csv(file).to_numpy(float) for file in files], axis=0)
 
 
 def references(shown: list[Panel], folders: Mapping[str, Path], reference: str) -> dict[str, np.ndarray]:
-    """Title of a panel -> (T,), the mean curve of the configuration that the others are compared with.
+    """Return title of a panel -> (T,), the mean curve of the configuration with which the others are compared.
 
     Args:
-        shown: panels; those without the reference have no entry.
+        shown: the panels; those without the reference have no entry.
         folders: run id -> its folder.
-        reference: a label of the tables, or a method that has one configuration in each panel.
+        reference: a label of the tables, or a method with one configuration in each panel.
 
     Raises:
         UserError: no panel has it, or one has it several times.
@@ -58,7 +58,7 @@ def references(shown: list[Panel], folders: Mapping[str, Path], reference: str) 
 
 
 def coinciding(curves: Mapping[str, np.ndarray]) -> list[list[str]]:
-    """Groups of two names or more whose curves differ by less than `ALIKE` points everywhere from the first one's."""
+    """Return groups of two or more names whose curves are everywhere within `ALIKE` points of the first one's."""
     groups: list[list[str]] = []
     for name, curve in curves.items():
         for group in groups:
@@ -78,19 +78,19 @@ def draw_curves(
     looks: Mapping[str, Look],
     reference: np.ndarray | None = None,
 ) -> list[list[str]]:
-    """Draw the mean over seeds of A_t of each configuration, and a band of one deviation.
+    """Draw the mean over seeds of A_t for each configuration, and a band of one standard deviation.
 
-    Lines that coincide lie on each other from the widest to the thinnest, so that each can be seen.
+    Coinciding lines are drawn on each other from the widest to the thinnest, so that each can be seen.
 
     Args:
-        axes: to draw on.
+        axes: the axes to draw on.
         panel: the configurations.
         folders: run id -> its folder.
         looks: label -> how its line looks.
-        reference: (T,) to be subtracted from every curve.
+        reference: (T,) the curve that is subtracted from every curve.
 
     Returns:
-        Labels that coincide, in groups.
+        Groups of labels whose curves coincide.
     """
     runs = {row["label"]: accuracies(row["run_ids"], folders) for _, row in panel.rows.iterrows()}
     if reference is not None:
@@ -109,13 +109,13 @@ def draw_curves(
 
 
 def coincidences(groups: list[list[str]], named: Mapping[str, str]) -> str:
-    """The caption's sentence about lines that lie on each other."""
+    """Return the caption's sentence about coinciding lines."""
     told = list(dict.fromkeys(" and ".join(named[label] for label in group) for group in groups))
     return f"Within {ALIKE:g} points of each other, the thinner line above: {'; '.join(told)}." if told else ""
 
 
 def _wider(look: Look, above: int) -> Look:
-    """How a line looks on which `above` others lie."""
+    """Return the look of a line with `above` others drawn on it."""
     width, size = look.get("linewidth", 1.5), look.get("markersize", 6.0)
     wider = {"linewidth": width + _WIDER * above, "alpha": 0.6} if above else {}
     return {**look, **wider, **({"markersize": size + _LARGER * above} if above and "marker" in look else {})}

@@ -1,4 +1,4 @@
-"""A figure as files: the picture in every form, and its caption beside it."""
+"""Writes a figure as files: the picture in every format, and its caption in files of its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from fcl_bench.results.tables.markup import latex_text
 
 
 def figure_files(figure: Drawing) -> dict[str, str | bytes]:
-    r"""Suffix -> content: pdf, png, svg, and the caption as text and for LaTeX (\caption{\input{...}})."""
+    r"""Return suffix -> content: pdf, png, svg, and the caption as text and for LaTeX (\caption{\input{...}})."""
     captions = {"caption.txt": f"{figure.caption}\n", "caption.tex": f"{latex_text(figure.caption)}\n"}
     return {**{kind: drawn(figure, kind) for kind in KINDS}, **captions}

@@ -1,4 +1,4 @@
-"""Every figure that a set of runs has enough for."""
+"""Makes every figure for which a set of runs is sufficient."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fcl_bench.results.summarise import summarise, used_runs
 
 
 def _name(quantity: str) -> str:
-    """Of the figure of accuracy against a quantity that was varied."""
+    """Return the name of the figure of accuracy against a quantity that was varied."""
     return f"accuracy_against_{quantity.removeprefix('noise.')}"
 
 
-#: Every figure there is, in the order to read them.
+#: All figures, in reading order.
 FIGURES = (
     *("comparison", "accuracy_over_tasks", "accuracy_over_rounds"),
     *(f"accuracy_against_{cost}" for cost in COSTS),
@@ -36,21 +36,22 @@ FIGURES = (
 def figure_set(
     runs: pd.DataFrame, folder: Path, wanted: Collection[str] = FIGURES, reference: str = ""
 ) -> dict[str, Drawing]:
-    """Name -> figure, in the order of `FIGURES`; only those for which there are runs.
+    """Return name -> figure, in the order of `FIGURES`; only figures for which there are runs.
 
-    `accuracy_over_tasks` and `accuracy_matrix` want streams of two tasks or more; `accuracy_over_rounds` a run that was
-    tested within its tasks; `accuracy_against_bytes` and `accuracy_against_seconds` two configurations in one setting,
-    ceilings aside, and `comparison` the same of streams; `rank_by_M` one configuration at two ranks and two widths;
-    `accuracy_against_label_rate`, `_beta`, `_clients` and `_epsilon` one that was run at two values, all else equal.
+    `accuracy_over_tasks` and `accuracy_matrix` need streams of two tasks or more; `accuracy_over_rounds` needs a run
+    that was tested within its tasks; `accuracy_against_bytes` and `accuracy_against_seconds` need two configurations in
+    one setting, not counting ceilings, and `comparison` needs the same with streams; `rank_by_M` needs one
+    configuration at two ranks and two widths; `accuracy_against_label_rate`, `_beta`, `_clients` and `_epsilon` need
+    one configuration that was run at two values, all else equal.
 
     Args:
-        runs: what `collect` returned, after selection; of repeated runs only the newest counts.
-        folder: runs/, which holds the folders named there.
-        wanted: of `FIGURES`; no other is drawn.
-        reference: the configuration that curves over tasks are drawn as a difference to; "": none.
+        runs: the result of `collect`, after selection; of repeated runs only the newest counts.
+        folder: the folder runs/, which holds the runs' folders.
+        wanted: names of `FIGURES`; no other figure is drawn.
+        reference: the configuration that is subtracted from curves over tasks; "" for none.
 
     Raises:
-        UserError: the reference is no configuration of these runs, or several of one panel.
+        UserError: the reference matches no configuration of these runs, or several in one panel.
     """
     if runs.empty:
         return {}

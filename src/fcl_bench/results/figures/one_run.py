@@ -1,4 +1,4 @@
-"""One run by itself: accuracy after each task, and the accuracy matrix."""
+"""The figure of a single run: accuracy after each task, and the accuracy matrix."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fcl_bench.results.figures.canvas import Drawing, canvas, percent_axes, titl
 from fcl_bench.results.figures.style import line_look, looks
 from fcl_bench.results.figures.tasks import matrix_panel
 
-#: What a caption says of a run, where it has it.
+#: The keys of a run that a caption states, where the run has them.
 _SAID = ("method", "data", "backbone", "split", "partition", "beta", "clients", "seed", "adapt", "faults", "run_id")
 
 
 def one_run(record: Mapping[str, Any], matrix: np.ndarray) -> Drawing:
-    """Two panels: A_t on all classes seen so far, and a[t, tau] in percent.
+    """Draw two panels: A_t on all classes seen so far, and a[t, tau] in percent.
 
     Args:
-        record: run.json.
+        record: the run's run.json.
         matrix: (T, T) in percent, NaN above the diagonal.
     """
     said = [f"{key} {text(record[key])}" for key in _SAID if record.get(key) not in (None, "none")]

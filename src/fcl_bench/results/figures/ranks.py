@@ -1,4 +1,4 @@
-"""The picture of what the SVD rank r and the projection's width M do (FedRAN Fig. 6): lines and a heat map."""
+"""The figure of the effect of the SVD rank r and the projection's width M (FedRAN Fig. 6): lines and a heat map."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MARKERS = ("o", "s", "^", "D", "v")
 
 
 def grids(summary: pd.DataFrame) -> list[Panel]:
-    """The runs of one method in one setting that differ in r and M only, at least two of each; the largest first."""
+    """Return grids of one method in one setting that differ only in r and M, at least two of each; largest first."""
     if not {RANK, WIDTH} <= set(summary):
         return []
     rows = summary[summary[RANK].map(is_number) & summary[WIDTH].map(is_number)]
@@ -39,7 +39,7 @@ def grids(summary: pd.DataFrame) -> list[Panel]:
 
 
 def _crossed(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows whose M has another r as well, and whose r another M: a lone run does not tell what either does."""
+    """Return the rows whose M was run with another r and whose r was run with another M; others show no effect."""
     while len(rows):
         ranks, widths = (rows.groupby(key)[other].transform("nunique") for key, other in ((WIDTH, RANK), (RANK, WIDTH)))
         kept = rows[(ranks > 1) & (widths > 1)]
@@ -50,7 +50,7 @@ def _crossed(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def rank_by_width(found: list[Panel]) -> Drawing:
-    """A row of two panels a grid: A_avg against r with a line for each M, and both with the upload as a heat map."""
+    """Draw one row of two panels per grid: A_avg against r, one line per M, and a heat map of both with the upload."""
     shown, rows = found[:_MOST], pd.concat([grid.rows for grid in found[:_MOST]])
     more = len(found) - len(shown)
     said = [
@@ -73,7 +73,7 @@ def rank_by_width(found: list[Panel]) -> Drawing:
 
 
 def _look(position: int, count: int) -> Look:
-    """M is a quantity, so its lines run through the colour map; the palest yellow is left out on white."""
+    """Return the look of a line for one M: M is a quantity, so colours follow the colour map, without pale yellow."""
     colour = colormaps[COLOUR_MAP](0.75 * position / max(1, count - 1))
     dashes, marker = DASHES[position % len(DASHES)], _MARKERS[position % len(_MARKERS)]
     return {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 6}

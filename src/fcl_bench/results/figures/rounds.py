@@ -1,4 +1,4 @@
-"""Accuracy while a model is trained: against rounds, against what was uploaded, against seconds."""
+"""Accuracy while a model is trained, against rounds, uploaded bytes and seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fcl_bench.results.figures.style import Look
 from fcl_bench.results.summarise import CEILINGS
 
 _MOST_PANELS, _MOST_LINES = 4, 16
-#: Column of `progress` -> its axis.
+#: Column of `progress` -> the label of its axis.
 _AXES = {
     "rounds": "rounds of exchange so far",
     "mib": "upload of the busiest client (MiB)",
@@ -24,13 +24,13 @@ _AXES = {
 
 
 def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> Drawing:
-    """A row of panels per setting: accuracy on all classes seen so far against rounds, upload and seconds (log axes).
+    """Draw one row of panels per setting: accuracy on all classes so far against rounds, upload and seconds (log axes).
 
-    A run that was not tested within its tasks (`evaluate_rounds=0`), such as one of a closed-form method, has a point
-    for each task; a ceiling is a line at where it ends.
+    A run that was not tested within its tasks (`evaluate_rounds=0`), such as one of a closed-form method, has one point
+    per task; a ceiling is a line at its final accuracy.
 
     Args:
-        summary: what `summarise` returned.
+        summary: the result of `summarise`.
         folders: run id -> its folder.
     """
     shown, left_out = panels(summary, most=_MOST_PANELS)
@@ -48,7 +48,7 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
         for _, row in panel.rows.iterrows():
             runs = [progress(folders[run]) for run in row["run_ids"]]
             if row["method"] in CEILINGS:
-                # All data in one place: what it sent, and how long it took, does not compare.
+                # A ceiling has all data in one place, so its bytes and seconds are not comparable.
                 axes.axhline(np.mean([run["accuracy"].iloc[-1] for run in runs]), **looks[row["label"]])
                 continue
             middle = sum(run[quantity].to_numpy(float) for run in runs) / len(runs)
@@ -69,10 +69,10 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
 
 
 def progress(folder: Path) -> pd.DataFrame:
-    """What a run had reached and spent when it was tested: `accuracy`; `rounds`, `mib`, `seconds` since its start.
+    """Return a run's `accuracy` at each test, with its `rounds`, `mib` and `seconds` since the start.
 
     Args:
-        folder: of the run.
+        folder: the run's folder.
     """
     uploads = pd.read_csv(folder / "uploads.csv")
     tasks = pd.read_csv(folder / "tasks.csv").set_index("task")
@@ -95,5 +95,5 @@ def progress(folder: Path) -> pd.DataFrame:
 
 
 def _thinned(look: Look, points: int) -> Look:
-    """A dozen markers on a long curve, not one at each round."""
+    """Return the look with a dozen markers on a long curve, not one per round."""
     return {**look, "markevery": max(1, points // 12)}

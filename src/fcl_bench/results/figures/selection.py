@@ -1,4 +1,4 @@
-"""What one figure shows of a summary: which settings become panels, which configurations become lines."""
+"""Selects what a figure shows of a summary: the settings that become panels, the configurations that become lines."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from fcl_bench.results.summarise import CEILINGS, knobs, setting, signature, var
 MOST_PANELS = 6
 MOST_LINES = 10
 _UNTOLD = ("features", "data_fingerprint", "dtype")
-#: What goes without saying.
+#: Defaults, which captions leave out.
 _USUAL = {"adapt none", "faults none", "noise none", "secure none", "on_bad_upload fail"}
 _USUAL |= {"protocol task-agnostic", "label_rate 1"}
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One setting: what it is called among the others, and its rows of the summary."""
+    """One setting: its title, which distinguishes it from the others, and its rows of the summary."""
 
     title: str
     rows: pd.DataFrame
 
 
 def panels(summary: pd.DataFrame, without: Sequence[str] = (), most: int = MOST_PANELS) -> tuple[list[Panel], str]:
-    """The settings with the most configurations, in the order of the tables; and what to say of those left out.
+    """Return the settings with the most configurations, in the order of the tables, and a note on those left out.
 
     Args:
-        summary: what `summarise` returned.
+        summary: the result of `summarise`.
         without: columns of the setting that may differ within a panel, since they are its horizontal axis.
-        most: panels.
+        most: the largest number of panels.
     """
     frame = summary.drop(columns=list(without))
     blocks = [rows for _, rows in summary.groupby(signature(frame, setting(frame)), sort=False)]
@@ -51,10 +51,10 @@ def panels(summary: pd.DataFrame, without: Sequence[str] = (), most: int = MOST_
 
 
 def lines(shown: list[Panel], most: int = MOST_LINES) -> tuple[list[Panel], str]:
-    """The same panels with at most `most` configurations in all (ceilings aside); and what to say of the others.
+    """Return the panels with at most `most` configurations in all (not counting ceilings), and a note on the others.
 
-    Where there are more, each family keeps the one that is run in most panels, of those the most accurate (A_avg);
-    then the best family of each method comes first, after it the next ones.
+    If there are more, each family keeps the configuration that was run in most panels, and among those the most
+    accurate one (A_avg); the best family of each method comes first, then each method's second best, and so on.
     """
     rows = pd.concat([panel.rows for panel in shown])
     rows = rows[~rows["method"].isin(CEILINGS)]
@@ -78,7 +78,7 @@ def lines(shown: list[Panel], most: int = MOST_LINES) -> tuple[list[Panel], str]
 
 
 def names(rows: pd.DataFrame, column: str = "label") -> dict[str, str]:
-    """Label -> method with those knobs only that vary among the rows of one method; of a family no numeric ones."""
+    """Return label -> method with the knobs that vary among the rows of one method; a family has no numeric knobs."""
     found = {}
     for method, group in rows.groupby("method", sort=False):
         varying = [knob for knob in knobs(group) if group[knob].map(text).nunique() > 1]
@@ -89,7 +89,7 @@ def names(rows: pd.DataFrame, column: str = "label") -> dict[str, str]:
 
 
 def styles(rows: pd.DataFrame, column: str = "label") -> dict[str, Look]:
-    """Label (or family) -> how its line looks; those of one method share colour and marker. Ceilings have no marker.
+    """Return label (or family) -> look; lines of one method share colour and marker, ceilings have no marker.
 
     Dashes and filling go by family, so that figures with the same families draw them alike.
     """
@@ -103,14 +103,14 @@ def styles(rows: pd.DataFrame, column: str = "label") -> dict[str, Look]:
 
 
 def named_looks(rows: pd.DataFrame) -> dict[str, Look]:
-    """Name, with ceilings called so -> look: what a legend lists."""
+    """Return what a legend lists: name -> look, with ceilings marked as such."""
     called, method_of = names(rows), dict(zip(rows["label"], rows["method"], strict=True))
     ends = {label: " (ceiling)" if method_of[label] in CEILINGS else "" for label in called}
     return {f"{called[label]}{ends[label]}": look for label, look in styles(rows).items()}
 
 
 def seeds_told(rows: pd.DataFrame) -> str:
-    """n, the same for all or from least to most."""
+    """Return n in words: one number if all rows have the same, else its range."""
     least, most = int(rows["n"].min()), int(rows["n"].max())
     if least == most:
         return f"n = {least} seeds" if least > 1 else "n = 1 seed, so without a deviation"
@@ -118,7 +118,7 @@ def seeds_told(rows: pd.DataFrame) -> str:
 
 
 def shared(rows: pd.DataFrame) -> str:
-    """What all rows have in common of the setting, as a caption's last sentence; fingerprints and minor keys aside."""
+    """Return a caption's last sentence: the setting that all rows share, without fingerprints and minor keys."""
     major = [column for column in setting(rows) if column == "wire.dtype" or "." not in column]
     values = {column: set(rows[column].map(text)) for column in major if column not in _UNTOLD}
     common = [f"{column} {min(value)}" for column, value in values.items() if len(value) == 1]
@@ -127,6 +127,6 @@ def shared(rows: pd.DataFrame) -> str:
 
 
 def told(rows: pd.DataFrame, columns: list[str]) -> list[str]:
-    """Column and value in `rows`, which is the same for all; nothing of those without one."""
+    """Return each column with its value, which is the same in all `rows`; columns without a value are left out."""
     values = {column.removeprefix("method."): text(rows[column].iloc[0]) for column in columns}
     return [f"{column} {value}" for column, value in values.items() if value]

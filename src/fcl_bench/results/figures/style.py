@@ -1,4 +1,4 @@
-"""How every figure looks: one colour and marker a method, wherever it is drawn, and sizes that stay legible."""
+"""How every figure looks: one colour and marker per method in all figures, and legible sizes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from matplotlib.patheffects import withStroke
 Look = dict[str, Any]
 Marker = str | tuple[int, int, int]
 
-#: Okabe and Ito's colours, which colour-blind readers tell apart, without the yellow that is faint on white.
+#: Okabe and Ito's colours, which colour-blind readers can tell apart, without the yellow that is faint on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, BLACK = _COLOURS
-#: No two methods share a marker, so that a grey copy tells them apart as well; a marker of numbers is a star or an
+#: No two methods share a marker, so that they are distinct in a grey copy as well; a marker of numbers is a star or an
 #: asterisk (points, 1 or 2, angle).
 METHODS: dict[str, tuple[str, Marker]] = {
     "fedran": (BLUE, "o"),
@@ -66,39 +66,39 @@ METHODS: dict[str, tuple[str, Marker]] = {
     "fedcbc": (SKY, (3, 1, 30)),
 }
 _MORE_MARKERS: tuple[Marker, ...] = ("o", "s", "^", "v", "D", "P", "X", "p", "h", "8", "H")
-#: The ceilings' dots are none of these.
+#: Dashes of methods; the dotted line is reserved for ceilings.
 DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
 _FILLS = ("none", "full", "left", "bottom")
-#: Methods with all data in one place: ceilings, no competitors.
+#: Looks of methods with all data in one place: they are ceilings, not competitors.
 CEILING_LOOKS: dict[str, Look] = {
     "joint": {"color": "0.35", "linestyle": ":", "linewidth": 1.6},
     "joint_training": {"color": "0.35", "linestyle": (0, (1, 3)), "linewidth": 1.6},
 }
-#: Dark for high values in no direction: its lightness rises evenly, for colour-blind readers and in grey as well.
+#: Its lightness rises evenly with the value, so that it also works in grey and for colour-blind readers.
 COLOUR_MAP = "cividis"
 FRONT: Look = {"color": "0.8", "linewidth": 5, "solid_joinstyle": "round", "zorder": 1}
-#: Of texts inside a panel: under the points themselves, with a halo.
+#: The style of texts inside a panel: they lie under the points and have a halo.
 _HALO = withStroke(linewidth=2, foreground="white")
 ANNOTATION: dict[str, Any] = {"fontsize": 9, "zorder": 1.9, "path_effects": [_HALO]}
 TITLE_SIZE, TEXT_SIZE, SMALL_SIZE = 10.5, 10, 8.5
 WIDTH_INCHES = 10.0
-#: What fits into a line of `TEXT_SIZE` over the whole width.
+#: The number of characters that fit into a line of `TEXT_SIZE` over the whole width.
 CHARACTERS = 124
-#: Of files by their kind: how fine they are, and what they say of themselves (not when they were made).
+#: Options for saving each kind of file: its resolution, and its metadata (without the date).
 _SAVING: dict[str, dict[str, Any]] = {
     "pdf": {"metadata": {"CreationDate": None}},
     "png": {"dpi": 150},
     "svg": {"metadata": {"Date": None}},
 }
-#: What a figure is written as: for LaTeX, for a README, for a web page.
+#: The file formats of a figure: for LaTeX, for a README, for a web page.
 KINDS = tuple(_SAVING)
 
 
 def looks(methods: Iterable[str]) -> dict[str, tuple[str, Marker]]:
-    """Colour and marker of each method: from `METHODS`, or a free pair that the name of an unknown one picks."""
+    """Return colour and marker of each method: from `METHODS`, or a free pair that is chosen by the method's name."""
     taken = {*METHODS.values()}
     free = [pair for pair in itertools.product(_COLOURS, _MORE_MARKERS) if pair not in taken]
-    # The name decides, not which other methods are there, unless two of them want the same pair.
+    # The choice depends on the name only, not on the other methods, unless two of them pick the same pair.
     return {
         method: METHODS.get(method) or free.pop(zlib.crc32(method.encode()) % len(free))
         for method in sorted(set(methods))
@@ -106,7 +106,7 @@ def looks(methods: Iterable[str]) -> dict[str, tuple[str, Marker]]:
 
 
 def line_look(pair: tuple[str, Marker], variant: int = 0) -> Look:
-    """A method's colour and marker, in the dashes and filling of its n-th variant.
+    """Return a method's colour and marker with the dashes and filling of its n-th variant.
 
     The first 16 variants of a method differ from each other.
     """
@@ -117,9 +117,9 @@ def line_look(pair: tuple[str, Marker], variant: int = 0) -> Look:
 
 
 def drawn(figure: Figure, kind: str) -> bytes:
-    """The figure as a file's content, one of `KINDS`, the same bytes each time.
+    """Return the figure as a file's content in one of `KINDS`, with the same bytes each time.
 
-    In svg letters need no font; in pdf they are text in TrueType fonts, which publishers take.
+    Letters in svg are paths and need no font; in pdf they are text in TrueType fonts, which publishers accept.
     """
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "fcl-bench", "svg.fonttype": "path", "pdf.fonttype": 42}):

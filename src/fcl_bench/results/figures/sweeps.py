@@ -1,4 +1,4 @@
-"""The pictures of accuracy against one quantity of the setting: label rate, beta, number of clients, epsilon."""
+"""The figures of accuracy against one quantity of the setting: label rate, beta, number of clients, epsilon."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fcl_bench.results.figures.canvas import ACCURACIES, Drawing, canvas, legend
 from fcl_bench.results.figures.selection import lines, named_looks, panels, seeds_told, shared, styles
 from fcl_bench.results.summarise import setting, signature
 
-#: Quantity -> how its axis is called, and the base of its log scale.
+#: Quantity -> the label of its axis, and the base of its log scale.
 SWEPT = {
     "label_rate": ("label rate: labelled fraction of the training samples", None),
     "beta": ("Dirichlet beta: the smaller, the more skewed the clients' classes", 10),
@@ -21,7 +21,7 @@ SWEPT = {
 
 
 def swept(summary: pd.DataFrame, quantity: str) -> pd.DataFrame:
-    """The rows of those configurations that were run at two or more values of `quantity`, all else being equal."""
+    """Return the rows of configurations that were run at two or more values of `quantity`, all else being equal."""
     rows = summary[summary[quantity].map(is_number)] if quantity in summary else summary.iloc[:0]
     if rows.empty:
         return rows
@@ -31,10 +31,12 @@ def swept(summary: pd.DataFrame, quantity: str) -> pd.DataFrame:
 
 
 def accuracy_against(summary: pd.DataFrame, quantity: str) -> Drawing:
-    """A row of panels a setting: A_avg and A_T at each value of `quantity`, with one standard deviation over seeds.
+    """Draw one row of panels per setting: A_avg and A_T at each value of `quantity`.
+
+    Each point has one standard deviation over seeds.
 
     Args:
-        summary: what `swept` returned, not empty.
+        summary: the result of `swept`, not empty.
         quantity: one of `SWEPT`.
     """
     shown, left_out = panels(summary, [quantity], most=4)

@@ -17,17 +17,17 @@ from fcl_bench.results.figures.style import COLOUR_MAP
 
 _CURVE_COLUMNS, _MATRIX_COLUMNS = 2, 3
 _MOST_MATRICES = 8
-#: Beyond it the numbers would be too small to read; the shades tell.
+#: Matrices of more tasks show shades only, since numbers would be too small to read.
 _MOST_NUMBERED = 10
 
 
 def accuracy_over_tasks(summary: pd.DataFrame, folders: Mapping[str, Path], reference: str = "") -> Drawing:
-    """A panel a setting: mean over seeds of A_t, on all classes seen up to task t, and a band of one deviation.
+    """Draw one panel per setting: mean over seeds of A_t, on all classes seen up to task t, with one deviation's band.
 
     Args:
-        summary: what `summarise` returned.
+        summary: the result of `summarise`.
         folders: run id -> its folder.
-        reference: the configuration that is subtracted from all; "": none.
+        reference: the configuration that is subtracted from all others; "" for none.
 
     Raises:
         UserError: see `references`.
@@ -54,10 +54,10 @@ def accuracy_over_tasks(summary: pd.DataFrame, folders: Mapping[str, Path], refe
 
 
 def accuracy_matrices(summary: pd.DataFrame, folders: Mapping[str, Path]) -> Drawing:
-    """A heat map a configuration, of the setting with the most of them: the mean over seeds of a[t, tau] in percent.
+    """Draw one heat map per configuration of the setting with the most: mean over seeds of a[t, tau] in percent.
 
     Args:
-        summary: what `summarise` returned, for streams of two tasks or more.
+        summary: the result of `summarise`, for streams of two tasks or more.
         folders: run id -> its folder.
     """
     blocks, left_out = panels(summary, most=1)
@@ -82,12 +82,12 @@ def accuracy_matrices(summary: pd.DataFrame, folders: Mapping[str, Path]) -> Dra
 
 
 def matrix_panel(axes: Axes, matrix: np.ndarray, low: float, high: float) -> AxesImage:
-    """Draw a[t, tau] (T, T) in percent as shades, with numbers where there is room; for a bar of colours.
+    """Draw a[t, tau] (T, T) in percent as shades, with numbers where there is room; return the image for a colour bar.
 
     Args:
-        axes: to draw on.
-        matrix: NaN above the diagonal.
-        low, high: the ends of the shades.
+        axes: the axes to draw on.
+        matrix: (T, T), NaN above the diagonal.
+        low, high: the ends of the range of shades.
     """
     image = axes.imshow(matrix, cmap=COLOUR_MAP, vmin=low, vmax=high)
     axes.grid(False)

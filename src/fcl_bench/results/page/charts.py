@@ -1,4 +1,4 @@
-"""What the page's interactive charts show, as data, and the library that draws them."""
+"""The data of the page's interactive charts, and the library that draws them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fcl_bench.results.figures.selection import styles
 from fcl_bench.results.figures.style import METHODS
 from fcl_bench.results.summarise import varying_setting
 
-#: Plotly's name of a marker; a star or an asterisk of numbers is one of the last two.
+#: Plotly's name of each marker; a star or an asterisk that is given by numbers is one of the last two.
 _SYMBOLS = {
     **{"o": "circle", "s": "square", "^": "triangle-up", "v": "triangle-down", "<": "triangle-left"},
     **{">": "triangle-right", "D": "diamond", "d": "diamond-tall", "P": "cross", "X": "x", "p": "pentagon"},
@@ -28,7 +28,7 @@ _DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
 
 
 def library() -> str | None:
-    """The source of plotly.js, which plotly's package brings along; None where that is not installed."""
+    """Return the source of plotly.js, which the package plotly contains; None if that is not installed."""
     if find_spec("plotly") is None:
         return None
     from plotly.offline import get_plotlyjs
@@ -37,10 +37,10 @@ def library() -> str | None:
 
 
 def chart_data(summary: pd.DataFrame, folders: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """One entry per row of the summary: its name, setting, look, curve, costs and matrix, null where there is none.
+    """Return one entry per row of the summary: name, setting, look, curve, costs and matrix, null where there is none.
 
     Args:
-        summary: what `summarise` returned.
+        summary: the result of `summarise`.
         folders: run id -> its folder.
     """
     keys = varying_setting(summary)
@@ -74,7 +74,7 @@ def _series(runs: list[str], folders: Mapping[str, Path]) -> dict[str, Any]:
 
 
 def _look(look: Mapping[str, Any], method: str) -> dict[str, str]:
-    """A line's look in Plotly's words; grey in Matplotlib's is a text of a number."""
+    """Return a line's look in Plotly's terms; Matplotlib writes grey as a number in a text."""
     marker = METHODS[method][1] if method in METHODS else look.get("marker", "o")
     named = _SYMBOLS.get(marker) if isinstance(marker, str) else _STAR if marker[1] == 1 else _ASTERISK
     dash = look["linestyle"]

@@ -1,4 +1,4 @@
-"""One HTML page of tables and figures that opens from disk: nothing in it is fetched from anywhere."""
+"""Makes one HTML page of tables and figures that opens from disk and fetches nothing."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def html_page(
     charts: Sequence[Mapping[str, Any]] = (),
     plotly: str | None = None,
 ) -> str:
-    """The page as text, with its styles, scripts and pictures inside, and a policy that forbids everything else.
+    """Return the page as text, with its styles, scripts and pictures inside, and a policy that forbids all else.
 
-    Tables sort by a click (or Enter) on a header: up, down, as given; what is absent stays last. A field below each
-    header filters its column, one at the top all tables: every word must be there; `>70` or `<=3` compares numbers. A
-    column is one of numbers if each of its cells has one or is absent. Columns with one value in all rows stand below
-    the table instead. The method's column comes first and stays in sight; the columns of the setting are one, and
-    choices above all tables pick some of its values.
+    A click (or Enter) on a header sorts the table: ascending, descending, as given; absent values stay last. A field
+    below each header filters its column, and one at the top filters all tables: every word must occur; `>70` or `<=3`
+    compares numbers. A column is numeric if each of its cells has a number or is absent. Columns with one value in all
+    rows are listed below the table instead. The method's column comes first and stays visible; the columns of the
+    setting are merged into one, and choices above all tables select some of its values.
 
     Args:
-        title: of the page.
+        title: the title of the page.
         tables: name -> table.
         figures: name -> SVG.
-        captions: name of a figure -> what it shows.
-        charts: what `chart_data` returned; charts need `plotly`.
-        plotly: source of plotly.js.
+        captions: name of a figure -> its caption.
+        charts: the result of `chart_data`; charts need `plotly`.
+        plotly: the source of plotly.js.
     """
     here = files(__package__)
     kinds = ("page.html", "page.css", "page.js", "charts.js")
@@ -72,7 +72,7 @@ def html_page(
 
 def _table(sheet: Sheet) -> dict[str, object]:
     columns = [[row[position] for row in sheet.rows] for position in range(len(sheet.headers))]
-    # A table of a single row is all the same, and still a table.
+    # All columns of a single row have one value, but it still is a table.
     same = [len(column) > 1 and len({(cell.text, cell.mark) for cell in column}) == 1 for column in columns]
     numeric = [_is_numeric(column) for column in columns]
     facets = [position for position in sheet.facets if not same[position]]
@@ -102,7 +102,7 @@ def _is_numeric(column: list[Cell]) -> bool:
 
 def _cell(cell: Cell, is_numeric: bool) -> dict[str, object]:
     classes = " ".join(["number"] * is_numeric + ["absent"] * cell.absent)
-    # In a column with words, numbers are sorted as words.
+    # Numbers in a column with words are sorted as words.
     attributes = {"class": classes or None, "data-number": cell.number if is_numeric else None}
     return {"text": cell.text, "mark": cell.mark, "attributes": attributes, "parts": {}}
 

@@ -1,1 +1,1 @@
-"""Tables: cells, and the forms in which they are written."""
+"""Tables: their cells, and the formats in which they are written."""

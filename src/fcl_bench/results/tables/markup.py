@@ -1,4 +1,4 @@
-r"""A `Sheet` as Markdown that a repository's viewer renders, and as LaTeX to be taken in with \input."""
+r"""Writes a `Sheet` as Markdown that a repository's viewer renders, and as LaTeX for \input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MARKDOWN = {"": "{}", "bold": "**{}**", "underline": "<u>{}</u>"}
-#: As the Styler wants it: the macro goes around the cell.
+#: Marks in the form that the Styler expects: the macro goes around the cell.
 _LATEX = {"": "", "bold": "textbf:--rwrap;", "underline": "underline:--rwrap;"}
 _LATEX_ESCAPES = {
     "\\": r"\textbackslash{}",
@@ -23,7 +23,7 @@ _LATEX_ESCAPES = {
     "<": "$<$",
     ">": "$>$",
     "`": r"\textasciigrave{}",
-    # After a row's end, TeX would read a star or an optional argument.
+    # After a row's end, TeX would read these as a star or an optional argument.
     "*": "{*}",
     "[": "{[}",
     "]": "{]}",
@@ -33,18 +33,18 @@ _LATEX_ESCAPES = {
     "≥": r"$\geq$",
     "≤": r"$\leq$",
 }
-#: Longer LaTeX tables break over pages.
+#: LaTeX tables with more rows break over pages.
 _PAGE = 45
 
 
 def markdown_page(sheet: Sheet) -> str:
-    """Title, table and notes."""
+    """Return title, table and notes as Markdown."""
     parts = [f"# {_markdown(sheet.title)}", markdown_table(sheet), *map(_markdown, sheet.notes)]
     return "\n\n".join(parts) + "\n"
 
 
 def markdown_table(sheet: Sheet) -> str:
-    """The table alone, its numbers set to the right."""
+    """Return the table alone as Markdown, with right-aligned numbers."""
     lines = [[_markdown(header) for header in sheet.headers]]
     lines.append(["---"] * sheet.texts + ["---:"] * (len(sheet.headers) - sheet.texts))
     lines += [[_MARKDOWN[cell.mark].format(_markdown(cell.text)) for cell in row] for row in sheet.rows]
@@ -52,12 +52,12 @@ def markdown_table(sheet: Sheet) -> str:
 
 
 def latex_table(sheet: Sheet) -> str:
-    """A tabular with booktabs' rules, or a longtable where it is longer than a page; notes stand as comments."""
+    """Return a tabular with booktabs' rules, or a longtable if it is longer than a page; notes become comments."""
     import pandas as pd
 
     is_long = len(sheet.rows) > _PAGE
     columns = range(len(sheet.headers))
-    # Columns are numbered, since two headers may be alike, which no Styler takes.
+    # Columns are numbered, since two headers may be equal, which the Styler refuses.
     cells = pd.DataFrame([[latex_text(cell.text) for cell in row] for row in sheet.rows], columns=columns, dtype=object)
     marks = pd.DataFrame([[_LATEX[cell.mark] for cell in row] for row in sheet.rows], columns=columns, dtype=object)
     body = (
@@ -80,10 +80,10 @@ def latex_table(sheet: Sheet) -> str:
 
 
 def table_files(table: Table, formats: Iterable[str], page: Callable[[Sheet], str] = markdown_page) -> dict[str, str]:
-    """Suffix -> content of one table's files: those of `formats` (csv, md, tex), and the runs behind its cells.
+    """Return suffix -> content of one table's files: those of `formats` (csv, md, tex), and the runs behind its cells.
 
     Args:
-        page: makes the Markdown.
+        page: the function that makes the Markdown.
     """
     forms = {
         "csv": _csv(table.values),
@@ -101,20 +101,20 @@ def _csv(frame: pd.DataFrame) -> str:
 
 
 def _csv_cell(value: Any) -> Any:
-    """`csv_cell`, but for the words in place of a value: `read_csv` is to find them as `ABSENT` has them."""
+    """Like `csv_cell`, but words in place of a value stay as they are, so that `read_csv` finds those of `ABSENT`."""
     return value if isinstance(value, str) and value in ABSENT else csv_cell(value)
 
 
 def _markdown(text: str) -> str:
-    """`text` so that it is shown as it is, in a cell or a paragraph; underscores within words need nothing."""
+    """Escape `text` for a Markdown cell or paragraph; underscores within words need no escape."""
     plain = _one_line(re.sub(r"([\\`*|\[\]])", r"\\\1", text).replace("&", "&amp;").replace("<", "&lt;"))
     return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", plain)
 
 
 def latex_text(text: str) -> str:
-    """`text` so that TeX sets it as it is."""
+    """Escape `text` for LaTeX."""
     plain = re.sub("|".join(map(re.escape, _LATEX_ESCAPES)), lambda found: _LATEX_ESCAPES[found[0]], _one_line(text))
-    # Two hyphens would become a dash.
+    # TeX would turn two hyphens into a dash.
     return re.sub("-(?=-)", "-{}", plain)
 
 

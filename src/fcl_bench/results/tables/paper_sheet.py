@@ -1,4 +1,4 @@
-"""A paper's table with ours beside it: for readers, and for programs."""
+"""A paper's table with our numbers beside it, for readers and for programs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fcl_bench.results.measures import direction
 from fcl_bench.results.summarise import CEILINGS, signature
 from fcl_bench.results.tables.cells import NOT_DEFINED, NOT_RUN, NOTHING, Cell, Sheet, best_and_second, mean_cell
 
-#: State of a line that has runs; and some of those of lines that cannot have any.
+#: The state of a line that has runs, and some states of lines that cannot have any.
 HAS_RUNS = "run"
 NO_METRIC = "not a metric of ours"
 NO_EXPERIMENT = "in no experiment"
-#: What a printed number is compared with; other columns of runs stand beside it.
+#: The column of runs with which a printed number is compared; other columns of runs stand beside it.
 OURS = "ours"
 _NOT_COUNTED = "not counted here"
 _NO_CELL = Cell(NOTHING, absent=True)
@@ -26,14 +26,15 @@ _KEPT = ["paper", "table", "row", "column", "method", "metric", "unit", "data", 
 
 
 def paper_sheet(title: str, cells: pd.DataFrame, lines: pd.DataFrame, notes: list[str]) -> Sheet:
-    """The table for readers.
+    """Return the table for readers.
 
     Args:
-        title: its own.
-        cells: the printed numbers, a row each.
-        lines: of each: `at` (values of what the paper leaves open, and what is to be said of ours), `state`, `nominal`,
-            `as_sent`, and of each column of runs `<column> mean`, `<column> std`, `<column> n`; NaN: there is none.
-        notes: paragraphs below.
+        title: the table's title.
+        cells: the printed numbers, one per row.
+        lines: one row per printed number: `at` (values of what the paper leaves open, and remarks on ours), `state`,
+            `nominal`, `as_sent`, and for each column of runs `<column> mean`, `<column> std`, `<column> n`; NaN where
+            there is none.
+        notes: paragraphs below the table.
     """
     parts, counts, is_open = _parts(lines), _counts(lines), lines["at"].ne("").any()
     headers = ["row", "column", *(["where"] if is_open else []), "unit", "printed"]
@@ -59,7 +60,7 @@ def paper_sheet(title: str, cells: pd.DataFrame, lines: pd.DataFrame, notes: lis
 
 
 def paper_values(cells: pd.DataFrame, lines: pd.DataFrame) -> pd.DataFrame:
-    """The table for programs: no cell is empty, and the command that makes each number is there. Arguments as above."""
+    """Return the table for programs: no cell is empty, and each number has its command. See `paper_sheet`."""
     values = cells[_KEPT].assign(at=lines["at"], printed=cells["value"], printed_spread=cells["spread"])
     values = values.replace("", NOTHING)
     values["printed_number"] = cells["number"]
@@ -80,14 +81,14 @@ def paper_values(cells: pd.DataFrame, lines: pd.DataFrame) -> pd.DataFrame:
     runs = lines["state"].isin([HAS_RUNS, NOT_RUN])
     typed = [f"fcl-bench -m {shlex.join(overrides(cell))} seed=0,1,2" for _, cell in cells.iterrows()]
     commands = pd.Series(typed, values.index, dtype=object)
-    # In miniature a line knows its own.
+    # In miniature, a line has its own command.
     commands = lines["command"].fillna(commands) if "command" in lines else commands
     values["command"] = commands.where(runs, NOTHING)
     return values
 
 
 def _parts(lines: pd.DataFrame) -> list[str]:
-    """The columns of runs that there are: "ours, cpu, task-agnostic"."""
+    """Return the columns of runs that exist, such as "ours, cpu, task-agnostic"."""
     return [column.removesuffix(" n") for column in lines if column.endswith(" n")]
 
 
@@ -96,7 +97,7 @@ def _counts(lines: pd.DataFrame) -> bool:
 
 
 def _belongs(cell: pd.Series, part: str) -> bool:
-    """Whether a column of runs is one for the cell's metric: what was sent, or what a paper's metric is with us."""
+    """Return whether a column of runs fits the cell's metric: what was sent, or our measure for the paper's metric."""
     return part.startswith(OURS) != (cell["metric"] in SIZES)
 
 
@@ -110,7 +111,7 @@ def _printed(cell: pd.Series, mark: str) -> Cell:
 
 
 def _counted(line: pd.Series, cell: pd.Series) -> list[Cell]:
-    """What is counted without a run, how it differs from what is printed, and a task as sent."""
+    """Return the count that needs no run, its difference from the printed number, and one task as sent."""
     sent = _NO_CELL if np.isnan(line["as_sent"]) else mean_cell(line["as_sent"], np.nan, 2)
     if np.isnan(line["nominal"]):
         return [Cell(_NOT_COUNTED, absent=True), _NO_CELL, sent]
@@ -118,7 +119,7 @@ def _counted(line: pd.Series, cell: pd.Series) -> list[Cell]:
 
 
 def _measured(line: pd.Series, cell: pd.Series, part: str, mark: str) -> list[Cell]:
-    """One column of runs; and of ours the difference from what is printed."""
+    """Return one column of runs; for ours, also the difference from the printed number."""
     n, mean = line[f"{part} n"], line[f"{part} mean"]
     if np.isnan(n):
         state = NOT_RUN if line["state"] == HAS_RUNS else line["state"]
@@ -131,7 +132,7 @@ def _measured(line: pd.Series, cell: pd.Series, part: str, mark: str) -> list[Ce
 
 
 def _difference(ours: float, cell: pd.Series) -> Cell:
-    """Ours less printed, with the printed decimals: what rounds to nothing is +0.00."""
+    """Return ours minus printed, with the printed decimals; a difference that rounds to zero is +0.00."""
     if np.isnan(ours) or np.isnan(cell["number"]):
         return _NO_CELL
     rounded = round(float(ours - cell["number"]), _places(cell)) + 0.0
@@ -143,9 +144,9 @@ def _places(cell: pd.Series) -> int:
 
 
 def _marks(cells: pd.DataFrame, numbers: pd.Series) -> pd.Series:
-    """Best and second among the rows of one column and setting, for metrics whose better way is known."""
+    """Mark best and second among the rows of one column and setting, for metrics whose better direction is known."""
     marks = pd.Series("", cells.index, dtype=object)
-    # What methods had to do, less how they did it.
+    # The problem that the methods solve, without how they solve it.
     task = [re.sub(r'"[^"]*"|\b(method|adapt)\S*', "", setting).strip() for setting in cells["setting"]]
     groups = signature(cells.assign(task=task), ["column", "metric", "data", *STATED, "task"])
     printed = numbers.mask(cells["method"].isin(CEILINGS)).map(lambda number: round(number, 2))

@@ -1,4 +1,4 @@
-"""Per table of a paper: what it prints, what we get in exactly its setting, and the difference."""
+"""For each table of a paper: the printed number, our result in exactly its setting, and the difference."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from fcl_bench.results.tables.paper_sheet import (
     paper_values,
 )
 
-#: Beside what a paper counts: what was sent.
+#: The bytes that were really sent, shown beside the paper's count.
 _SENT = {"measured, a task": "up_max_mib", "measured, all tasks": "up_total_max_mib"}
 _RUNS = ("row", "column", "metric", "run_id", "seed", "device", "protocol", "used", "differs")
 
 
 def printed_cells(paper: str, table: str | None = None) -> pd.DataFrame:
-    """The printed numbers of a paper ("all": of all), or of one of its tables, a row each.
+    """Return the printed numbers of a paper ("all" for every paper), or of one of its tables, one per row.
 
     Raises:
-        UserError: no such paper or table.
+        UserError: there is no such paper or table.
     """
     cells = pd.concat([lost_megabytes(), printed()], ignore_index=True)
     names = sorted(cells["paper"].unique())
@@ -64,16 +64,16 @@ def printed_cells(paper: str, table: str | None = None) -> pd.DataFrame:
 
 
 def paper_tables(cells: pd.DataFrame, runs: pd.DataFrame, folder: Path, profile: str = "full") -> Iterator[Table]:
-    """The tables of `cells`, one after the other.
+    """Yield the tables of `cells`, one after the other.
 
     Args:
-        cells: what `printed_cells` returned.
-        runs: what `used_runs` returned; may be empty.
-        folder: that holds the run folders.
-        profile: full: runs of the printed settings; quick: of the experiments' miniatures of them.
+        cells: the result of `printed_cells`.
+        runs: the result of `used_runs`; may be empty.
+        folder: the folder that holds the run folders.
+        profile: "full" for runs of the printed settings, "quick" for runs of the experiments' miniatures of them.
     """
     matcher = Matcher(runs, folder)
-    # Where their records are.
+    # The folders that hold their records.
     runs = runs.assign(record=[folder / name / "run.json" for name in runs["folder"]]) if len(runs) else runs
     for (paper, table), group in cells.groupby(["paper", "table"], sort=False):
         yield _table(paper, table, group.reset_index(drop=True), runs, matcher, profile == "quick")
@@ -105,7 +105,7 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
     title, said = f"{paper}, {table}", notes(paper, table, cells["metric"].isin(SIZES).any())
     if quick:
         title, said = f"{title}, in miniature", [MINIATURE, *said]
-    # NaN where nothing is counted.
+    # It is NaN where nothing is counted.
     frame = pd.DataFrame(lines).astype({"nominal": float, "as_sent": float})
     whole = cells.loc[frame.pop("cell")].reset_index(drop=True)
     return Table(
@@ -117,13 +117,13 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
 
 
 def _where(cell: pd.Series, at: str) -> str:
-    """Values of what the paper leaves open, what else it does not say, and who chose the round."""
+    """Return the values of what the paper leaves open, what else it does not say, and who chose the round."""
     chosen = [BEST_ROUND] if cell["metric"] == "A_T_best" else []
     return "; ".join(filter(None, [at, *chosen, *left_to_us(cell["setting"])]))
 
 
 def _state(cell: pd.Series) -> str:
-    """Why no run can stand beside a printed number; "" if one can."""
+    """Return why no run can be compared with a printed number; "" if one can."""
     words = words_without_key(cell["setting"])
     if not cell["method"]:
         why = [word for word in words if word == LOST_METHOD or word.startswith(NO_METHOD)]
@@ -136,13 +136,13 @@ def _state(cell: pd.Series) -> str:
 
 
 def _natural(name: str) -> tuple[str, ...]:
-    """Sorts Table 2 before Table 10, and figures after tables."""
+    """Return a sort key that puts Table 2 before Table 10, and figures after tables."""
     kind, _, number = name.partition(" ")
     return (str(kind == "Figure"), kind, *(part.rjust(6) for part in number.split(".")))
 
 
 def _ours(cell: pd.Series, runs: pd.DataFrame) -> dict[str, float]:
-    """Mean, standard deviation and n of the runs, apart by device and protocol."""
+    """Return mean, standard deviation and n of the runs, separately for each device and protocol."""
     columns = _SENT if cell["metric"] in SIZES else {OURS: cell["metric"]}
     found: dict[str, float] = {}
     for (device, protocol), part in runs.groupby(["device", "protocol"]) if len(runs) else ():
@@ -156,7 +156,7 @@ def _ours(cell: pd.Series, runs: pd.DataFrame) -> dict[str, float]:
 
 
 def _values(runs: pd.DataFrame, metric: str) -> np.ndarray:
-    """A metric of each run, NaN where not defined: `task_aware.A_T_tasks` is A_T_tasks in that part of a record."""
+    """Return a metric per run, NaN where not defined; `task_aware.A_T_tasks` is A_T_tasks in that part of a record."""
     part, _, name = metric.rpartition(".")
     if single := by_task(name):
         return np.array([single.of(read_json(file), part) for file in runs["record"]], dtype=float)

@@ -1,4 +1,4 @@
-"""The tables of accuracy, communication and runtime: a summary spread over rows and columns of one's choice."""
+"""The tables of accuracy, communication and runtime: a summary arranged in rows and columns that the user chooses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fcl_bench.results.summarise import CEILINGS, knobs, setting, signature, var
 from fcl_bench.results.tables.cells import NOT_DEFINED, NOT_RUN, Cell, Sheet, Table, value_cell
 from fcl_bench.results.tables.summary_table import constants, marks, measured_cell
 
-#: What numbers of different ones never share a column over: seconds of two devices, accuracies of two protocols.
+#: Numbers that differ in these never share a column, such as seconds of two devices or accuracies of two protocols.
 ALWAYS_APART = ("device", "protocol")
 _NOTES = {
     "accuracy": "Percent.",
@@ -35,10 +35,10 @@ _NOTES = {
 
 
 def row_columns(summary: pd.DataFrame, by: Sequence[str]) -> list[str]:
-    """What tells the rows apart: `by`, or else all that varies and the method; less `ALWAYS_APART`.
+    """Return the columns that distinguish the rows: `by`, or else the method and all that varies; not `ALWAYS_APART`.
 
     Raises:
-        UserError: a key that is none of the configuration's, or that always tells columns apart.
+        UserError: a key does not belong to the configuration, or always distinguishes columns.
     """
     known = ["method", *setting(summary), *knobs(summary)]
     for key in by:
@@ -50,16 +50,16 @@ def row_columns(summary: pd.DataFrame, by: Sequence[str]) -> list[str]:
 
 
 def sections(summary: pd.DataFrame, measures: Sequence[Measure] = (), by: Sequence[str] = ()) -> dict[str, Table]:
-    """Tables by name, those of `SECTIONS` for which there is a measure.
+    """Return name -> table, for those of `SECTIONS` that have a measure.
 
-    What varies and is not in `by` is told in the headings of columns, one column a combination; device and protocol
-    always are. The best of each setting is bold, the second underlined, the ceilings aside: a setting has one device
-    and one protocol, and a column one accounting.
+    Keys that vary and are not in `by` appear in the column headings, one column per combination; device and protocol
+    always do. The best of each setting is bold and the second is underlined; ceilings do not compete. A setting has one
+    device and one protocol, and a column has one accounting.
 
     Args:
-        summary: what `summarise` returned, of runs whose labels leave out the knobs in `by`.
-        measures: to be shown; none: those that tables show unasked.
-        by: columns that tell the rows apart; none: see `row_columns`.
+        summary: the result of `summarise`, for runs whose labels leave out the knobs in `by`.
+        measures: the measures to show; if empty, those that tables show without being asked.
+        by: the columns that distinguish the rows; if empty, see `row_columns`.
 
     Raises:
         UserError: see `row_columns`.
@@ -72,7 +72,7 @@ def sections(summary: pd.DataFrame, measures: Sequence[Measure] = (), by: Sequen
 
 def _section(name: str, summary: pd.DataFrame, measures: list[Measure], by: list[str]) -> Table:
     varying = varying_setting(summary)
-    # A label holds the method and those of its knobs that vary.
+    # A label holds the method and its knobs that vary.
     keys = ["label" if key == "method" else key for key in by]
     apart = [key for key in dict.fromkeys((*ALWAYS_APART, *varying)) if key in varying and key not in by]
     apart += [] if "label" in keys else ["label"]
@@ -104,15 +104,15 @@ def _section(name: str, summary: pd.DataFrame, measures: list[Measure], by: list
         f"underlined ({' and '.join(CEILINGS)}, which see all data in one place, aside). {_NOTES[name]}",
     ]
     facets = tuple(place for place, key in enumerate(by) if key != "method" and not key.startswith("method."))
-    # A table without methods keeps its columns: they are its rows' names.
+    # A table without methods keeps its columns: they name its rows.
     sheet = Sheet(name.capitalize(), headers, sheet_rows, len(by), notes, facets if len(facets) < len(by) else ())
     return Table(name, sheet, pd.DataFrame(values), pd.DataFrame(runs))
 
 
 def _told(row: pd.Series, apart: list[str]) -> str:
-    """What a column is about: "beta 0.1, cpu"; device, protocol and method speak for themselves."""
+    """Describe a column, such as "beta 0.1, cpu"; device, protocol and method are given without their keys."""
     themselves = (*ALWAYS_APART, "label")
-    apart = [key for key in apart if key != "beta" or text(row[key])]  # of a partition that has one
+    apart = [key for key in apart if key != "beta" or text(row[key])]  # only a partition with a beta names it
     return ", ".join(text(row[key]) if key in themselves else f"{key} {text(row[key]) or 'none'}" for key in apart)
 
 

@@ -1,4 +1,4 @@
-"""A summary as one table for the screen, Markdown and LaTeX: mean ± standard deviation over seeds."""
+"""Turns a summary into one table for the screen, Markdown and LaTeX: mean ± standard deviation over seeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fcl_bench.results.summarise import CEILING, CEILINGS, knobs, setting, signa
 from fcl_bench.results.tables.cells import Cell, Sheet, Table, best_and_second, decimals, mean_cell, value_cell
 from fcl_bench.results.tables.markup import markdown_table
 
-#: Shown unless others are asked for.
+#: The measures that are shown unless others are asked for.
 _SHOWN = (
     *("A_avg", "A_T", "forgetting"),
     *("A_T_aware", "A_T_unrouted", "routing"),
@@ -32,19 +32,19 @@ SUMMARY_NOTE = (
 
 
 def constants(summary: pd.DataFrame) -> list[str]:
-    """What all rows share, in one line; then what the rows of each method share, in another."""
+    """Return what all rows share in one line, then what the rows of each method share in another."""
     methods = {method: _shared(rows, knobs(rows)) for method, rows in summary.groupby("method")}
     lines = [_shared(summary, setting(summary)), "; ".join(f"{name}: {told}" for name, told in methods.items() if told)]
     return [line for line in lines if line]
 
 
 def summary_table(runs: pd.DataFrame, summary: pd.DataFrame, measures: Sequence[Measure] = ()) -> Table:
-    """The summary in its three forms.
+    """Return the summary in its three forms.
 
     Args:
-        runs: what `used_runs` returned.
-        summary: what `summarise` made of them.
-        measures: to be shown to readers; none: those that one looks at first.
+        runs: the result of `used_runs`.
+        summary: the result of `summarise` for these runs.
+        measures: the measures for readers; if empty, the most important ones.
     """
     lists = {column: [" ".join(map(str, value)) for value in summary[column]] for column in ("seeds", "run_ids")}
     behind = runs[["label", *runs.columns.drop(["label", "family", "written"])]]
@@ -52,7 +52,7 @@ def summary_table(runs: pd.DataFrame, summary: pd.DataFrame, measures: Sequence[
 
 
 def summary_sheet(summary: pd.DataFrame, measures: Sequence[Measure] = ()) -> Sheet:
-    """The setting where it varies, the label, n, and the measures; below them what is constant, and the note."""
+    """Return the setting where it varies, the label, n and the measures, with the constants and the note below."""
     varying = varying_setting(summary)
     shown = list(measures) or [MEASURES[name] for name in _SHOWN if MEASURES[name].shown_for(summary[f"{name}_mean"])]
     marked = {measure.name: marks(summary, measure) for measure in shown if measure.name.startswith("A_")}
@@ -68,12 +68,12 @@ def summary_sheet(summary: pd.DataFrame, measures: Sequence[Measure] = ()) -> Sh
 
 
 def summary_page(sheet: Sheet) -> str:
-    """The summary as a Markdown page, what is constant above the table."""
+    """Return the summary as a Markdown page, with the constants above the table."""
     return "\n\n".join([*sheet.notes[:-1], markdown_table(sheet), sheet.notes[-1]]) + "\n"
 
 
 def screen_table(summary: pd.DataFrame, sheet: Sheet, width: float) -> tuple[ScreenTable, list[str]]:
-    """The summary for rich, a line between settings; and the last columns, left out to keep it within `width`."""
+    """Return the summary for rich with lines between settings, and the last columns, which did not fit in `width`."""
     columns = zip(sheet.headers, *([cell.text for cell in row] for row in sheet.rows), strict=True)
     widths = [3 + max(map(cell_len, column)) for column in columns]
     shown = len(sheet.headers)
@@ -89,20 +89,20 @@ def screen_table(summary: pd.DataFrame, sheet: Sheet, width: float) -> tuple[Scr
 
 
 def measured_cell(row: pd.Series, measure: Measure, mark: str, n: int | None = None) -> Cell:
-    """Mean and standard deviation of one row of a summary, with `n` in brackets where it is given."""
+    """Return mean and standard deviation of one row of a summary, with `n` in brackets if it is given."""
     mean = row[f"{measure.name}_mean"]
     return mean_cell(mean, row[f"{measure.name}_std"], decimals(mean, measure), mark, n)
 
 
 def marks(summary: pd.DataFrame, measure: Measure) -> pd.Series:
-    """Per row, the mark of the best and the second of each setting, the ceilings aside."""
+    """Return, per row, the mark of the best and the second of each setting; ceilings do not compete."""
     means = summary[f"{measure.name}_mean"].mask(summary["method"].isin(CEILINGS))
     printed = means.map(lambda mean: round(mean, decimals(mean, measure)))
     return best_and_second(printed, signature(summary, setting(summary)), measure.higher)
 
 
 def _shared(rows: pd.DataFrame, columns: list[str]) -> str:
-    """The columns with one value in all rows, less what is null, absent or a mere fingerprint."""
+    """Describe the columns with one value in all rows, except values that are null, absent or only a fingerprint."""
     values = {column: set(rows[column].map(text)) for column in columns if "fingerprint" not in column}
     told = {column: min(found) for column, found in values.items() if len(found) == 1 and column != "features"}
     return ", ".join(f"{c.removeprefix('method.')} {v}" for c, v in told.items() if v not in ("", "null"))
