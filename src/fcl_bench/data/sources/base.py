@@ -99,7 +99,7 @@ class Source(ABC):
 
     def reads(self) -> list[Path] | None:
         """The files and folders that, besides the knobs, determine the result of `load`; None: unknown. With this list,
-the jobs of one process load the data set once, and again when one of these files has changed.
+        the jobs of one process load the data set once, and again when one of these files has changed.
         """
         return None
 

@@ -107,7 +107,7 @@ class FeatureFile(Source):
 
 
 def _numbered(path: Path, arrays: dict[str, np.ndarray]) -> tuple[str, ...]:
-    """Replace text labels by numbers, in place; returns the names of these numbers in order, none for integer labels."""
+    """Replace text labels by numbers, in place; returns the names in that order, none for integer labels."""
     sides = ("y_train", "y_test")
     texts = [side for side in sides if arrays[side].dtype.kind in "US"]
     if not texts:

@@ -38,7 +38,7 @@ class Part:
     by_name: bool
 
 
-#: In the order of the tasks, as in RevisitingCIL.
+#: In the order of the tasks, as in RevisitingCIL, the source of this cut.
 PARTS = (
     Part("resisc45", "timm/resisc45", "fe12fc5f1b7606543b0355eda392f1ddc54625c6", by_name=True),
     Part("dtd", "tanganke/dtd", "d2afa97d9f335b1a6b3b09c637aef667f98f966e", by_name=True),

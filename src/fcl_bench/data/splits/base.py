@@ -70,10 +70,12 @@ class TaskSplit(ABC):
 
     @abstractmethod
     def divide(self, dataset: Dataset, tasks: int, seed: int) -> Division:
-        """Divide all samples among `tasks` tasks. Raises a `UserError` where that can't be done. Args:
+        """Divide all samples among `tasks` tasks. Raises a `UserError` where that can't be done.
+
+        Args:
             dataset: the whole data set; samples that `imbalance` removes are removed afterwards.
             tasks: T.
-            seed: of the split's draws.
+            seed: seed of the split's draws.
         """
 
 
