@@ -17,7 +17,8 @@ def leading_eigenpairs(G: torch.Tensor, count: int) -> tuple[torch.Tensor, torch
     """The `count` largest eigenvalues of G (n, n), ascending, and their eigenvectors (n, count).
 
     On the CPU as LAPACK's drivers do it, G = Q T Q' with T tridiagonal, but Q is multiplied by the requested vectors
-    alone. This makes `count` of n vectors cheaper than all n: 1.6 times if `count` is a quarter to a half of n (`make bench`).
+    alone. This makes `count` of n vectors cheaper than all n: 1.6 times if `count` is a quarter to a half of n
+    (`make bench`).
 
     Args:
         G: float64, symmetric; its upper triangle is read, and all of it may be overwritten.
