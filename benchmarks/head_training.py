@@ -1,9 +1,10 @@
-"""Rounds of FedAvg on cached features beside a plain autograd loop: `make bench-heads`.
+"""Compare rounds of FedAvg on cached features with a plain autograd loop: `make bench-heads`.
 
 Clients train class weights alone (`method.on=features`). One run measures all sides, alternating:
 
 - rounds: whole rounds as the engine runs them: shards, messages, codec, admission, ledger, average;
-- training: what the clients compute in them, the same calls without the messages: model in, local steps, average;
+- training: the clients' computations in these rounds, as the same calls without messages: model in, local steps,
+  average;
 - plain: `nn.Linear`, `cross_entropy` and `torch.optim.SGD` for each client, with a deep copy of the model for each and
   an average of state dicts, batches being rows of a tensor;
 - loader: the same with a `DataLoader` for each client, as public code has it.
@@ -99,7 +100,7 @@ class Setting:
         return {name.removeprefix("heads.0."): value for name, value in model.items()}
 
     def plain(self, loader: bool = False) -> dict[str, torch.Tensor]:
-        """Federated averaging as the first lines of any tutorial have it."""
+        """Federated averaging as in a tutorial."""
         model = torch.nn.Linear(self.problem.inputs, self.classes)
         model.load_state_dict(head_of(self.network().heads[0]))
         parts = [(self.X[chosen], self.y[chosen]) for chosen in map(torch.from_numpy, self.shards)]

@@ -1,4 +1,4 @@
-"""Rounds of FedAvg with many small clients beside a plain loop: `make bench-small`.
+"""Compare rounds of FedAvg with many small clients with a plain loop: `make bench-small`.
 
 The network of `backbone=tiny` trains on random images of digits' size, one local epoch per round, so that what is done
 once per client weighs as much as it can. One run measures all sides, alternating, in processor seconds of one thread:

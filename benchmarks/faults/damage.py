@@ -1,8 +1,8 @@
 """Damaged files of every kind that the program reads: features, images, tables, weights, records, checkpoints, caches.
 
-What must hold: the command ends in one line with exit code 2, or it is done; within a limit of time and memory. If the
-file was the user's and the command is done, the record names other data than before, or the result is the same. If it
-was the program's own, the result is the same: what is damaged is found out, and done again.
+Requirements: the command ends in one line with exit code 2 or succeeds, within limits of time and memory. If the file
+was the user's and the command succeeds, the record names other data than before, or the result is the same. If it was
+the program's own, the result is the same: damage is detected, and the work is done again.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Damage(Part):
         for name, target in self._targets.items():
             kinds = list({**mutations.BYTES, **target.kinds})
             count = max(1, round((most or 2000) * target.each / whole))
-            # Every kind of the format at least as often as any of the bytes.
+            # Every mutation of the format is drawn at least as often as any mutation of the bytes.
             chosen += [f"{name}|{kinds[-1 - number % len(kinds)]}|{number}" for number in range(count)]
         return chosen if not most else evenly(chosen, most)
 

@@ -1,7 +1,7 @@
-"""Every write of a command, one after the other, goes wrong: an error, a full disk, or a process that ends there.
+"""Make every write of a command fail in turn: by an error, a full disk, or the end of the process.
 
-What must hold: the command ends in one line, or is done; no record is false or half; the same command again completes,
-and what it leaves is what an undisturbed one leaves, and nothing more.
+Requirements: the command ends in one line or succeeds; no record is false or incomplete; repeating the command
+succeeds, and it leaves exactly the files of an undisturbed one.
 """
 
 from __future__ import annotations
