@@ -75,7 +75,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a float tensor that was an input."""
+    """Shape and memory format of a float tensor that was an input."""
 
     sizes: tuple[int, ...]
     memory_format: torch.memory_format

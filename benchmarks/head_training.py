@@ -69,11 +69,11 @@ class Setting:
         return network
 
     def seed(self, round_: int, client: int) -> int:
-        """Of a client's batches in a round."""
+        """The seed of a client's batches in a round."""
         return derived_seed(self.problem.seed, "training", 0, round_, client)
 
     def rounds(self) -> dict[str, torch.Tensor]:
-        """As the engine runs them."""
+        """Rounds as the engine runs them."""
         method = FineTune(training=self.training, on="features")
         labels = self.y.numpy()
         task, everyone = Task(0, range(self.classes), self.classes), np.arange(len(labels))
@@ -151,7 +151,7 @@ def head_of(head: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def sides_of(setting: Setting) -> dict[str, Callable[[], dict[str, torch.Tensor]]]:
-    """What is timed, by name; each gives the model with which it ends."""
+    """The timed functions by name; each returns its final model."""
     return {
         "rounds": setting.rounds,
         "training": setting.steps,
@@ -170,7 +170,7 @@ def measured(setting: Setting, repeats: int) -> dict[str, dict[str, list[float]]
             wall, processor = time.perf_counter(), time.process_time()
             side()
             spent = {"wall": time.perf_counter() - wall, "processor": time.process_time() - processor}
-            # The first time warms up.
+            # The first repetition warms up.
             if repeat:
                 for clock, seconds in spent.items():
                     found[name][clock].append(seconds / turns)

@@ -81,7 +81,7 @@ class Writes(Part):
         return self._expected[name]
 
     def points(self, name: str) -> list[str]:
-        """What the command does, point by point."""
+        """The command's writes, one per point."""
         if name not in self._traces:
             self._undisturbed(name)
             out = fresh(self.scratch / "traced")
