@@ -26,7 +26,7 @@ class Ended:
     err: str
 
     def trouble(self, codes: tuple[int, ...] = (0, 2), runs: int = 1) -> str:
-        """A forbidden end in words: another exit code, a hang, a traceback, a refusal without 1 to `runs` lines; "": none."""
+        """A forbidden end in words: a hang, a traceback, another exit code, not 1 to `runs` error lines; "": none."""
         if self.code == -signal.SIGALRM:
             return "it hangs"
         for mark in ("Traceback (most recent call last)", "--- Logging error ---", "Exception ignored in"):

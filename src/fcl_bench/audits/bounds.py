@@ -249,7 +249,7 @@ class CentredSketchAudit(GramAudit):
 
 
 class GaussianRemainderAudit(CentredSketchAudit):
-    """Every upload's error is at most max(sigma_{r+1}^2 - level, lambda_max), both of the substitute for the rest.
+    """Every upload's error is at most max(sigma_{r+1}^2 - level, lambda_max); the last two are the substitute's.
 
     The rest D and the server's substitute R are positive semidefinite and zero on the span of V. Outside it R is at
     least `level` and at most lambda_max, which is known once the task's Q is. So D - R is between the two bounds.
