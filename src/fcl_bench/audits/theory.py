@@ -19,7 +19,8 @@ class ProjectionAudit(Audit):
 
     rho_t = ||P g_t||^2 / ||g_t||^2, the share of the task's own gradient that remains after projection, and
     beta_{tau -> t} = ||P g_tau|| / ||g_tau||, the remaining share of an old task's gradient. P is the projector of the
-    round, layer by layer; g is the gradient over all projected weights of the mean loss of each task's reference samples.
+    round, layer by layer; g is the gradient over all projected weights of the mean loss of each task's reference
+    samples.
 
     Args:
         method: its knob `theory` is the number of reference samples per client and task.

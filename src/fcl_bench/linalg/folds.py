@@ -14,8 +14,8 @@ def hash_factors(rng: np.random.Generator, inputs: int) -> torch.Tensor:
 def fold_numbers(samples: torch.Tensor, factors: torch.Tensor, count: int) -> torch.Tensor:
     """(n,) int64, the fold of each sample, from 0: a multilinear hash of its values.
 
-    The values are rounded to float32, and their bits are read as integers x_j; the fold is the upper half of sum_j a_j
-    x_j modulo 2^64, modulo the number of folds. Equal samples get the same fold.
+    The values are rounded to float32, and their bits are read as integers x_j; the fold is the upper half of
+    sum_j a_j x_j modulo 2^64, modulo the number of folds. Equal samples get the same fold.
 
     Args:
         samples: (n, d) features.

@@ -42,8 +42,8 @@ def squared_error(W: torch.Tensor, held: Sums) -> float:
 def held_out_errors(training: Sums, held: Sums, ridges: Sequence[float]) -> torch.Tensor:
     """(k,) the squared errors on `held` of W = (G + lambda I)^-1 S on `training`, one per ridge lambda above 0.
 
-    One eigendecomposition G = U diag(l) U' serves all ridges, and everything is rotated by U first: U'W is (l +
-    lambda)^-1 U'S.
+    One eigendecomposition G = U diag(l) U' serves all ridges, and everything is rotated by U first: U'W is
+    (l + lambda)^-1 U'S.
     """
     values, U = torch.linalg.eigh(training.G.double())
     values = values.clamp_min(0).unsqueeze(1)  # below zero is rounding
