@@ -1,10 +1,10 @@
-"""Whether some stage has become slower: two result files of the suite, case by case.
+"""Compare two result files of the suite case by case, to find stages that have become slower.
 
     .venv/bin/python benchmarks/compare.py outputs/bench/before.json outputs/bench/after.json --tolerance 0.3
 
-Compared is not time but ours over the limit, both measured in turn in one run, which another machine or a busy one
-changes little. Exit code 1 if a case's ratio has grown by more than the tolerance, or a case of OLD is missing in NEW;
-2 if a file is no result of the suite or the two have no case in common.
+The ratio of our time to the limit's is compared, not the time itself. Both are measured in turn in one run, so another
+machine or a busy one changes the ratio little. Exit code 1 if a case's ratio has grown by more than the tolerance, or a
+case of OLD is missing in NEW; 2 if a file is no result of the suite or the two have no case in common.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ SLOWER, MISSING, SAME, FASTER, NEW = "slower", "missing", "same", "faster", "new
 
 @dataclass(frozen=True)
 class Compared:
-    """One case beside one limit.
+    """One case compared with one limit.
 
     Attributes:
         case, beside: their names.
         old, new: ours over the limit; None where a file does not have it.
-        verdict: one of the above.
+        verdict: one of the verdicts above.
     """
 
     case: str
@@ -45,7 +45,7 @@ class Compared:
 
 
 def compare(old: Results, new: Results, tolerance: float) -> list[Compared]:
-    """Every case and limit of either file, OLD's first.
+    """Compare every case and limit of either file, OLD's first.
 
     Raises:
         Unusable: they have none in common.

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# As the command does, before torch is imported: threads that spin would take the cores from those that decode.
+# As in the command, this is set before torch is imported: spinning threads would take the cores from decoding threads.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import numpy as np
@@ -38,7 +38,7 @@ from fcl_bench.data.sources.base import Dataset, Split
 from fcl_bench.data.sources.hub_images import HubImages
 from fcl_bench.data.sources.image_source import image_split
 
-#: Width and height in pixels, format and quality of the images made here; so many different ones, over and over.
+#: Width and height in pixels, format and quality of the images made here; this many different ones are repeated.
 MADE = {"webp32": ((32, 32), "WEBP", {"lossless": True}), "jpeg500": ((500, 375), "JPEG", {"quality": 90})}
 DIFFERENT = 64
 
@@ -134,7 +134,7 @@ def measure(arguments: argparse.Namespace, device: torch.device) -> dict[str, An
         assert count == samples
         return seconds
 
-    # Both sides once to warm up, then in turn, so that whatever else the machine does falls on both.
+    # Both sides run once to warm up, then in turn, so that other load on the machine affects both.
     sides = {"bare": bare, "extraction": extraction}
     for side in sides.values():
         side()

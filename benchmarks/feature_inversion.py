@@ -60,7 +60,7 @@ def features_of(H: np.ndarray, P: np.ndarray) -> np.ndarray:
 
 
 class Eye:
-    """What the attacker sees with: pixels from 0 to 1 (n, 3, h, w) to features (n, d)."""
+    """The attacker's copy of the network: pixels from 0 to 1 (n, 3, h, w) to features (n, d)."""
 
     def __init__(self, start: Trainable) -> None:
         self.body = start.build().eval().requires_grad_(False)
@@ -88,7 +88,7 @@ def inverted(eye: Eye, targets: torch.Tensor, side: int, steps: int, seed: int) 
 
 
 def psnr(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Of images (3, h, w) with pixels from 0 to 1, in dB."""
+    """Peak signal-to-noise ratio of images (3, h, w) with pixels from 0 to 1, in dB."""
     return float(-10 * torch.log10((a - b).square().mean()))
 
 

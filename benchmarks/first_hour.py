@@ -1,4 +1,4 @@
-"""A newcomer's first hour: the commands of README and the quick start, as they stand there, with the time of each task.
+"""A newcomer's first hour: the commands of README and the quick start, run verbatim, with the time of each task.
 
 Every task is one or more commands in an empty folder. It must end with the exit code and the words that are named here,
 and leaves its files to the tasks after it. Seconds are the clock's; processor seconds are those that the commands used,

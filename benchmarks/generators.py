@@ -4,10 +4,11 @@
 knobs of profile=quick; overrides after `--` change them. One run measures both sides, alternating: the whole start of a
 second task, in which the server makes its images or trains its generator; and the bare forward and backward passes of
 the same networks, on ready inputs of the same sizes. Which passes these are is recorded once, from the server itself;
-that both sides run as many convolutions, forward and backward, is checked. Bare are the generator's, the teacher's and
-the student's passes, and the lessons'; not batch norms' statistics as terms of a loss, augmentation, steps and copies.
+that both sides run as many convolutions, forward and backward, is checked. The bare side has the generator's, the
+teacher's, the student's and the lessons' passes; it leaves out batch norm statistics as loss terms, augmentation, steps
+and copies.
 
-On a CPU the share is of the processor's seconds, so that other work on the machine moves it little.
+On a CPU the share is that of processor seconds, so that other work on the machine changes it little.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WireFormat
 
-#: The share of a server's time that bare passes should take at least.
+#: The smallest share of a server's time that bare passes should take.
 AIM = 0.85
 
 
@@ -74,7 +75,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a float tensor that was an input."""
+    """Shape and memory format of a float tensor that was an input."""
 
     sizes: tuple[int, ...]
     memory_format: torch.memory_format
@@ -217,7 +218,7 @@ def convolutions(run: Callable[[], object]) -> tuple[int, int]:
 def measured(
     method: DataFreeMethod, start: Trainable, tasks: list[Task], device: torch.device, repeats: int
 ) -> dict[str, Any]:
-    """Both sides in turn, so that whatever else the machine does falls on both."""
+    """Both sides run in turn, so that other load on the machine affects both."""
     with recorded(device) as steps:
         whole = convolutions(maker(method, start, tasks, device))
     bare = bare_pass(steps, device)

@@ -1,9 +1,10 @@
-"""Rounds of FedAvg on cached features beside a plain autograd loop: `make bench-heads`.
+"""Compare rounds of FedAvg on cached features with a plain autograd loop: `make bench-heads`.
 
 Clients train class weights alone (`method.on=features`). One run measures all sides, alternating:
 
 - rounds: whole rounds as the engine runs them: shards, messages, codec, admission, ledger, average;
-- training: what the clients compute in them, the same calls without the messages: model in, local steps, average;
+- training: the clients' computations in these rounds, as the same calls without messages: model in, local steps,
+  average;
 - plain: `nn.Linear`, `cross_entropy` and `torch.optim.SGD` for each client, with a deep copy of the model for each and
   an average of state dicts, batches being rows of a tensor;
 - loader: the same with a `DataLoader` for each client, as public code has it.
@@ -68,11 +69,11 @@ class Setting:
         return network
 
     def seed(self, round_: int, client: int) -> int:
-        """Of a client's batches in a round."""
+        """The seed of a client's batches in a round."""
         return derived_seed(self.problem.seed, "training", 0, round_, client)
 
     def rounds(self) -> dict[str, torch.Tensor]:
-        """As the engine runs them."""
+        """Rounds as the engine runs them."""
         method = FineTune(training=self.training, on="features")
         labels = self.y.numpy()
         task, everyone = Task(0, range(self.classes), self.classes), np.arange(len(labels))
@@ -99,7 +100,7 @@ class Setting:
         return {name.removeprefix("heads.0."): value for name, value in model.items()}
 
     def plain(self, loader: bool = False) -> dict[str, torch.Tensor]:
-        """Federated averaging as the first lines of any tutorial have it."""
+        """Federated averaging as in a tutorial."""
         model = torch.nn.Linear(self.problem.inputs, self.classes)
         model.load_state_dict(head_of(self.network().heads[0]))
         parts = [(self.X[chosen], self.y[chosen]) for chosen in map(torch.from_numpy, self.shards)]
@@ -150,7 +151,7 @@ def head_of(head: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def sides_of(setting: Setting) -> dict[str, Callable[[], dict[str, torch.Tensor]]]:
-    """What is timed, by name; each gives the model with which it ends."""
+    """The timed functions by name; each returns its final model."""
     return {
         "rounds": setting.rounds,
         "training": setting.steps,
@@ -169,7 +170,7 @@ def measured(setting: Setting, repeats: int) -> dict[str, dict[str, list[float]]
             wall, processor = time.perf_counter(), time.process_time()
             side()
             spent = {"wall": time.perf_counter() - wall, "processor": time.process_time() - processor}
-            # The first time warms up.
+            # The first repetition warms up.
             if repeat:
                 for clock, seconds in spent.items():
                     found[name][clock].append(seconds / turns)

@@ -1,4 +1,4 @@
-"""Who holds what, under every split and partition, and how long preparing it takes: one table.
+"""One table of how samples are spread over clients under every split and partition, and of the preparation's time.
 
     .venv/bin/python benchmarks/partitions.py                              # CIFAR-100 in ../shared/data/cifar100
     .venv/bin/python benchmarks/partitions.py data=features data.path=FILE.npz

@@ -1,4 +1,4 @@
-"""What two ranks gain or cost: the same run in one process and over ranks, in turn, one thread per process.
+"""The gain or cost of two ranks: the same run in one process and over ranks, in turn, one thread per process.
 
 `afl` is the case with nothing to gain: 100 clients whose turns take milliseconds, each followed by an upload of a Gram
 matrix. `training` is the case that ranks are for: rounds of local training, small messages. Each round runs both sides,

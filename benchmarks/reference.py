@@ -1,4 +1,4 @@
-"""Writes one of the tables in results/ from run folders: what stands behind the numbers of a page.
+"""Write one of the tables in results/ from run folders: the source of a page's numbers.
 
 python benchmarks/reference.py on-features RUNS --page docs/on_features.md --command "make heads FEATURES=FILE.npz"
 """

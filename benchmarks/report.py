@@ -1,4 +1,4 @@
-"""What scaling.py, tree.py and first_hour.py report: the machine, tables in Markdown, and both as files."""
+"""The reports of scaling.py, tree.py and first_hour.py: the machine, tables in Markdown, and both as files."""
 
 from __future__ import annotations
 

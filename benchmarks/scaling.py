@@ -1,4 +1,4 @@
-"""How seconds, memory and bytes grow with K, T, C, M and n, beside what the methods' formulas say.
+"""How seconds, memory and bytes grow with K, T, C, M and n, compared with the methods' formulas.
 
 Every measurement is a whole run of the command in a process of its own, on made-up features, so that its peak memory is
 its own. One of the five sizes varies at a time; the exponent of a growth is log(last / first) / log of the sizes'
@@ -50,7 +50,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one run took.
+    """The cost of one run.
 
     Attributes:
         uploads: exchanges with statistics in them.
@@ -208,7 +208,7 @@ def exponent(first: float, last: float, ratio: float) -> float:
 
 
 def growth_rows(axis: str, name: str, runs: list[tuple[Size, Measured]]) -> list[list[str]]:
-    """A row a size of one axis, then the exponents between the first and the last."""
+    """One row per size of one axis, then the exponents between the first and the last."""
     rows = []
     for size, found in runs:
         upload = METHODS[name].upload(size, math.ceil(size.C / size.T))

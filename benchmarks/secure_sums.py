@@ -1,10 +1,10 @@
-"""What secure sums cost: CPU seconds of one client and of the server in one round, by clients and numbers.
+"""The cost of secure sums: CPU seconds of one client and of the server in one round, by clients and numbers.
 
     python benchmarks/secure_sums.py                # STSA's upload of 10 classes for some M and K
     python benchmarks/secure_sums.py --quick
 
-All clients agree on keys and share their secrets. One of them masks a whole upload, which stands for all in the sum;
-the server takes as many masks out of it as it would of theirs.
+All clients agree on keys and share their secrets. One of them masks a whole upload, which represents all uploads in the
+sum; the server removes as many masks from it as it would from theirs.
 """
 
 from __future__ import annotations

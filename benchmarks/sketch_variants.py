@@ -1,4 +1,4 @@
-"""Variants of the centred sketch with a Gaussian remainder, each against bytes and accuracy: one table.
+"""One table of the bytes and accuracy of variants of the centred sketch with a Gaussian remainder.
 
     .venv/bin/python benchmarks/sketch_variants.py --features FILE.npz --clients 5 --beta 0.1 --seeds 0 1 2
     .venv/bin/python benchmarks/sketch_variants.py --features FILE.npz --only base "i bits 4"
@@ -6,8 +6,8 @@
 One pass over clients and tasks serves all variants: they share random features and decompositions, and each has its own
 server. A variant is the base with some of its knobs changed (sketches/variants.py). Everything that a variant uploads
 is rounded as it would be on the wire and counted; `up` is the most that one client sends for one task, `down` the most
-that it receives. The base is the method of docs/centred_sketch.md with remainder=gaussian and ridge=auto. What came of
-it: docs/sketch_variants.md.
+that it receives. The base is the method of docs/centred_sketch.md with remainder=gaussian and ridge=auto. The results
+are in docs/sketch_variants.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rounds of FedAvg with many small clients beside a plain loop: `make bench-small`.
+"""Compare rounds of FedAvg with many small clients with a plain loop: `make bench-small`.
 
 The network of `backbone=tiny` trains on random images of digits' size, one local epoch per round, so that what is done
 once per client weighs as much as it can. One run measures all sides, alternating, in processor seconds of one thread:
@@ -75,7 +75,7 @@ class Setting:
         return network
 
     def rounds(self) -> dict[str, torch.Tensor]:
-        """As the engine runs them."""
+        """Rounds as the engine runs them."""
         federation = self._federation()
         federation.run(lambda _: None)
         return dict(federation.server.network.state())  # type: ignore[attr-defined]
@@ -125,7 +125,7 @@ class Setting:
 
 
 def sides_of(setting: Setting) -> dict[str, Callable[[], dict[str, torch.Tensor]]]:
-    """What is timed, by name; each gives the model with which it ends, but for the bare steps."""
+    """The timed functions by name; each returns its final model, except for the bare steps."""
     return {
         "rounds": setting.rounds,
         "plain": setting.plain,

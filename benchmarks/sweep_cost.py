@@ -5,9 +5,9 @@
     python benchmarks/sweep_cost.py --profile afl                      # where the time of further jobs goes
 
 A sweep of n jobs and one of its first job alone take turns, each in a process and a folder of its own. The difference
-of their processor seconds (all threads, and what they start), over n - 1, is what one further job takes: neither the
-start of Python nor the first use of a library is in it (but for what only the later ones of several methods use).
-Processor seconds say the same on a busy machine.
+of their processor seconds (all threads, and what they start), over n - 1, is the cost of one further job. It includes
+neither the start of Python nor the first use of a library (except for libraries that only the later ones of several
+methods use). Processor seconds are the same on a busy machine.
 """
 
 from __future__ import annotations

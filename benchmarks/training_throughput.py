@@ -151,7 +151,7 @@ def main() -> None:
     def rounds() -> float:
         return seconds_of_rounds(method, data, start, arguments.clients, device)
 
-    # Both sides once to warm up, then in turn, so that whatever else the machine does falls on both.
+    # Both sides run once to warm up, then in turn, so that other load on the machine affects both.
     sides = {"bare": bare, "rounds": rounds}
     for side in sides.values():
         side()

@@ -1,9 +1,9 @@
-"""A tree of aggregators for 100 to 1,000,000 clients: what it is on paper, and what runs of the command measure.
+"""A tree of aggregators for 100 to 1,000,000 clients: its costs by formula, and as measured in runs of the command.
 
-For each fan-in the levels, the messages and the bytes of one task by formula. Where the number of clients allows it, a
-run with `transport=tree` and a flat one, each in a process of its own: bytes, seconds along the longest path, and how
-far the classifiers are apart. The formula of the path takes a link's rate, and the seconds that a node takes per upload
-in the last run that was measured.
+For each fan-in, the table has the levels, the messages and the bytes of one task by formula. If the number of clients
+allows it, a run with `transport=tree` and a flat one are measured, each in a process of its own: bytes, seconds along
+the longest path, and how far the classifiers are apart. The formula of the path takes a link's rate, and the seconds
+that a node takes per upload in the last run that was measured.
 
     python benchmarks/tree.py --paper                        # the formulas alone, in seconds
     python benchmarks/tree.py --quick                        # 100 clients, under a minute on a free core
@@ -37,7 +37,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Paper:
-    """What a tree is on paper, for one round.
+    """The costs of a tree by formula, for one round.
 
     Attributes:
         sizes: nodes per level, from the clients up.
@@ -113,7 +113,7 @@ def measured(name: str, size: Size, fan_in: int, folder: Path, flat: dict[str, A
 
 
 def paper_rows(clients: list[int], fan_ins: list[int], upload: int, rate: float, take: float) -> list[list[str]]:
-    """A row for each number of clients and fan-in; the flat server first."""
+    """One row per number of clients and fan-in, with the flat server first."""
     rows = []
     for K in clients:
         for fan_in in [K, *[f for f in fan_ins if f < K]]:

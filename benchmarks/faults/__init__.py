@@ -1,1 +1,1 @@
-"""Faults on purpose: what the program must survive, tried one after the other (`make faults`)."""
+"""Deliberate faults that the program must survive, tried one after the other (`make faults`)."""

@@ -1,7 +1,7 @@
-"""Commands beside each other: the same run twice, runs that share a cache, sweeps, tables of runs under way.
+"""Concurrent commands: the same run twice, runs that share a cache, sweeps, tables of unfinished runs.
 
-What must hold: every one ends without an error; no record is false; what is there at the end is what the commands
-leave one after the other, each run done once.
+Requirements: every command ends without an error; no record is false; the final files are those of the commands run one
+after the other, with each run done once.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Concurrency(Part):
             return f"a false record in {', '.join(false)}"
         if kills and (trouble := self._again(scenarios[-1:], out)):
             return f"the killed command again: {trouble}"
-        # Tables were written before the run was there, or after.
+        # Tables may be written before or after the run exists.
         if "tables" in name and (trouble := self._again(scenarios[:1], out)):
             return f"the tables again: {trouble}"
         if trouble := difference(snapshot(out), expected):

@@ -1,8 +1,8 @@
-"""Every key of every choice with values that no sane user types: each is taken, or refused in one line.
+"""Set every key of every choice to absurd values: each value is accepted, or refused in one line.
 
 Each choice of each group is composed once; then a key is set to a value as Hydra's parser reads it, and the whole
-configuration is checked as before a run. What is taken is planned too, in a process with a limit of time and memory:
-data are dealt and the method looks at its problem. Groups and keys that are added come in by themselves.
+configuration is checked as before a run. An accepted configuration is planned too, in a process with limits of time and
+memory: data are dealt and the method inspects its problem. New groups and keys are included automatically.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Configurations(Part):
         self._warm()
 
     def _warm(self) -> None:
-        """What every plan imports is imported here, once."""
+        """Import once here what every plan imports."""
         from fcl_bench.execution.plan import make_plan
 
         with quiet():
@@ -109,7 +109,7 @@ class Configurations(Part):
 
 
 def _planned(settings: Settings) -> int:
-    """What a run does before its first write."""
+    """Do everything that a run does before its first write."""
     from fcl_bench.cli.command import run_command
     from fcl_bench.execution.plan import make_plan
 

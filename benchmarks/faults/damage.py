@@ -1,8 +1,8 @@
 """Damaged files of every kind that the program reads: features, images, tables, weights, records, checkpoints, caches.
 
-What must hold: the command ends in one line with exit code 2, or it is done; within a limit of time and memory. If the
-file was the user's and the command is done, the record names other data than before, or the result is the same. If it
-was the program's own, the result is the same: what is damaged is found out, and done again.
+Requirements: the command ends in one line with exit code 2 or succeeds, within limits of time and memory. If the file
+was the user's and the command succeeds, the record names other data than before, or the result is the same. If it was
+the program's own, the result is the same: damage is detected, and the work is done again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fcl_bench.engine.checkpoint import read_json
 #: Beyond what the process has; the bomb in `mutations` is larger.
 _ROOM = 3 << 30
 _NAMED = {scenario.name: scenario for scenario in SCENARIOS}
-#: How the program's own file is judged, the user's, and one that only tables read.
+#: How a damaged file is judged: the program's own, the user's, and one that only tables read.
 OWN, USERS, TABLES = "own", "users", "tables"
 #: See `Target.before`.
 NOT_BEGUN, KILLED, DONE, CACHED = "not begun", "killed", "done", "cached"
@@ -39,8 +39,8 @@ class Target:
         file: a pattern below the folder of what is there before the command.
         whose: see above.
         kinds: mutations of its format.
-        before: how far the command has come before: not begun, killed once the file is there, done, or done
-            and then its runs deleted, so that only the cache is left.
+        before: the command's progress before the damage: not begun, killed once the file exists, done, or done with its
+            runs deleted, so that only the cache is left.
         each: cases beside another target's 1.
     """
 
@@ -100,7 +100,7 @@ class Damage(Part):
         for name, target in self._targets.items():
             kinds = list({**mutations.BYTES, **target.kinds})
             count = max(1, round((most or 2000) * target.each / whole))
-            # Every kind of the format at least as often as any of the bytes.
+            # Every mutation of the format is drawn at least as often as any mutation of the bytes.
             chosen += [f"{name}|{kinds[-1 - number % len(kinds)]}|{number}" for number in range(count)]
         return chosen if not most else evenly(chosen, most)
 
@@ -169,7 +169,7 @@ class Damage(Part):
         return self._before[name]
 
     def _stop(self, target: Target, out: Path) -> None:
-        """Kill the command after the writes that it takes until the file is there, and some more."""
+        """Kill the command some writes after those that it needs until the file exists."""
         points = 10
         while points < 5000:
             fresh(out)

@@ -1,4 +1,4 @@
-"""A command in a forked process: there at once, since its parent has imported everything."""
+"""Run commands in forked processes, which start at once, since their parent has imported everything."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Ended:
     err: str
 
     def trouble(self, codes: tuple[int, ...] = (0, 2), runs: int = 1) -> str:
-        """What no command may do: end otherwise, hang, show a traceback, or refuse `runs` in more or less lines."""
+        """A forbidden end in words: a hang, a traceback, another exit code, not 1 to `runs` error lines; "": none."""
         if self.code == -signal.SIGALRM:
             return "it hangs"
         for mark in ("Traceback (most recent call last)", "--- Logging error ---", "Exception ignored in"):
@@ -81,7 +81,7 @@ def started(work: Callable[[], int], seconds: int = 300, room: int = 0) -> Child
 
 
 def forked(work: Callable[[], int], seconds: int = 300, room: int = 0) -> Ended:
-    """What comes of `work` in a child of this process; see `started`."""
+    """Run `work` in a child of this process and return how it ended; see `started`."""
     return started(work, seconds, room).ended()
 
 
@@ -116,7 +116,7 @@ def _content(handle: int) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """What this process prints in the block goes nowhere, whoever prints it."""
+    """A context in which all output of this process is discarded."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = os.dup(1), os.dup(2)

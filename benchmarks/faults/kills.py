@@ -1,7 +1,7 @@
 """Signals at random moments: kill -9, and those that a terminal, a batch system or a user sends, once or twice.
 
-What must hold: the process ends at once, by the signal or with the one line that says so; no record is false; the same
-command again ends with the result of an undisturbed run. One in eight is a process as a shell starts it, the others
+Requirements: the process ends at once, by the signal or with the one line that reports it; no record is false;
+repeating the command gives the result of an undisturbed run. One process in eight is started as by a shell, the others
 are forked.
 """
 

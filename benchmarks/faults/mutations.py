@@ -1,4 +1,4 @@
-"""Damage to files: to their bytes, whatever they are, and to what their formats say.
+"""Mutations that damage files: generic ones of the bytes, and ones specific to a format.
 
 Every mutation takes the file's bytes and a generator, so that a case is repeated by its seed, and Hypothesis can draw.
 """
@@ -32,7 +32,7 @@ def flipped(content: bytes, rng: random.Random) -> bytes:
 
 
 def spliced(content: bytes, rng: random.Random) -> bytes:
-    """A piece of it in another place."""
+    """Insert a copy of a piece of the file in another place."""
     begin, to = rng.randrange(len(content) + 1), rng.randrange(len(content) + 1)
     return content[:to] + content[begin : begin + rng.randrange(1, 200)] + content[to:]
 
@@ -43,14 +43,14 @@ def cut_out(content: bytes, rng: random.Random) -> bytes:
 
 
 def with_zeros(content: bytes, rng: random.Random) -> bytes:
-    """As a file system leaves a block that was never written."""
+    """Replace a block by zeros, as a file system leaves one that was never written."""
     begin = rng.randrange(len(content) + 1)
     gone = content[begin : begin + 512]
     return content[:begin] + bytes(len(gone)) + content[begin + len(gone) :]
 
 
 def with_huge_number(content: bytes, rng: random.Random) -> bytes:
-    """Somewhere in the first or last bytes, where formats keep lengths."""
+    """Put a huge number somewhere in the first or last bytes, where formats keep lengths."""
     size, value = rng.choice(((4, b"\xff"), (8, b"\xff"), (4, b"\x7f"), (8, b"\x7f")))
     begin = rng.randrange(min(len(content), 300) + 1)
     begin = begin if rng.random() < 0.6 else max(0, len(content) - begin - size)
@@ -91,7 +91,7 @@ def _arrays(content: bytes) -> dict[str, np.ndarray]:
 
 
 def _npz(arrays: dict[str, np.ndarray], **named: bytes) -> bytes:
-    """The arrays, and other members by their bytes."""
+    """The arrays of the file; other members as bytes."""
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_DEFLATED) as archive:
@@ -235,7 +235,7 @@ _STRANGE = (None, -1, 1e308, "x", "", [], {}, [[]], True, 2**70, "../x", "\x1b[3
 
 
 def _changed_somewhere(node: Any, rng: random.Random) -> Any:
-    """One value of a JSON tree is replaced, or a key taken away."""
+    """Replace one value of a JSON tree, or remove a key."""
     places: list[tuple[Any, Any]] = []
 
     def walk(inner: Any) -> None:
@@ -255,12 +255,12 @@ def _changed_somewhere(node: Any, rng: random.Random) -> Any:
 
 
 def edited_json(content: bytes, rng: random.Random) -> bytes:
-    """By hand: its checksum is that of before."""
+    """Edit the JSON by hand: its checksum stays the old one."""
     return json.dumps(_changed_somewhere(json.loads(content), rng), indent=2).encode()
 
 
 def edited_and_sealed(content: bytes, rng: random.Random) -> bytes:
-    """By somebody who has read the code: the checksum is that of what it says now."""
+    """Edit the JSON as somebody who knows the code would: the checksum fits the new content."""
     node = _changed_somewhere(json.loads(content), rng)
     if isinstance(node, dict):
         node["checksum"] = json_hash({key: value for key, value in node.items() if key != "checksum"})

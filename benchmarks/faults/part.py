@@ -1,4 +1,4 @@
-"""One part of the campaign: cases, and what comes of each."""
+"""One part of the campaign: its cases and their results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Part(ABC):
 
     @abstractmethod
     def tried(self, case: str) -> str:
-        """Try one: "" if it held, else what went wrong."""
+        """Try one case; returns "" if the requirements held, else what went wrong."""
 
     def count(self, case: str) -> str:
         """What the case that was just tried is counted as, for the summary; "" for nothing in particular."""
@@ -46,7 +46,7 @@ class Part(ABC):
 
 @dataclass
 class Result:
-    """What came of a part."""
+    """The result of a part."""
 
     part: str
     tried: int = 0

@@ -80,7 +80,7 @@ class Stage:
         self._configs: dict[str, object] = {}
 
     def overrides(self, scenario: Scenario, out: Path) -> list[str]:
-        """All that is typed."""
+        """All overrides of the command line."""
         path = self._path(scenario, self.inputs)
         return [*scenario.overrides, f"data.path={path}", f"out={out}/out", f"cache.dir={out}/cache"]
 
@@ -160,7 +160,7 @@ def _tables(out: Path) -> int:
 
 
 def _without_pictures() -> None:
-    """Pictures are written, but not drawn: that is most of a short run's time, and touches no file."""
+    """Write pictures without drawing them: drawing takes most of a short run's time, and touches no file."""
     import fcl_bench.environment
     import fcl_bench.execution.preview
     import fcl_bench.execution.run
@@ -212,5 +212,5 @@ def fresh(folder: Path) -> Path:
 
 
 def scratch_root() -> str | None:
-    """Where to put what is thrown away: in memory if the system has a place there, since no power is cut here."""
+    """The root for temporary files: in memory if the system has such a place, since no power is cut here."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -1,7 +1,7 @@
-"""Between a process and its files: counts whatever changes the disk, and lets one of it go wrong.
+"""A layer between a process and its files: it counts every change of the disk, and makes one of them fail.
 
-Python tells its audit hooks of every open, rename, unlink, mkdir before it happens, whichever library asks; writes and
-fsyncs it does not tell, so files that are opened to be written write through a `FileIO` of ours. safetensors writes in
+Python tells its audit hooks of every open, rename, unlink, mkdir before it happens, for every library. It does not
+report writes and fsyncs, so files that are opened for writing use a `FileIO` subclass of ours. safetensors writes in
 Rust: its one function counts as one write.
 """
 

@@ -1,4 +1,4 @@
-"""What runs, tables and caches left in a folder, as far as it must not depend on what disturbed them."""
+"""The files that runs, tables and caches leave in a folder, without the parts that may depend on disturbances."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def finished(content: dict[str, object]) -> dict[str, object]:
 
 
 def difference(found: dict[str, object], expected: dict[str, object], whole: bool = True) -> str:
-    """In a line what is not as expected, "" if all is.
+    """One line on what is not as expected; "" if everything is.
 
     Args:
         whole: whether everything must be there; if not, what is there must be as expected, unless it is a network

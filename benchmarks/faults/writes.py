@@ -1,7 +1,7 @@
-"""Every write of a command, one after the other, goes wrong: an error, a full disk, or a process that ends there.
+"""Make every write of a command fail in turn: by an error, a full disk, or the end of the process.
 
-What must hold: the command ends in one line, or is done; no record is false or half; the same command again completes,
-and what it leaves is what an undisturbed one leaves, and nothing more.
+Requirements: the command ends in one line or succeeds; no record is false or incomplete; repeating the command
+succeeds, and it leaves exactly the files of an undisturbed one.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Writes(Part):
         return self._expected[name]
 
     def points(self, name: str) -> list[str]:
-        """What the command does, point by point."""
+        """The command's writes, one per point."""
         if name not in self._traces:
             self._undisturbed(name)
             out = fresh(self.scratch / "traced")

@@ -1,4 +1,4 @@
-"""What adapters need to run public code where it was not made to run: our order of samples, no GPU, fewer packages."""
+"""Helpers to run public code in settings that it was not made for: our order of samples, no GPU, fewer packages."""
 
 from __future__ import annotations
 

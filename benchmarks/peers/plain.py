@@ -1,4 +1,4 @@
-"""A plain loop: federated averaging as the first lines of any tutorial have it, batches being rows of a tensor."""
+"""A plain loop: federated averaging as in a tutorial, where batches are rows of a tensor."""
 
 from __future__ import annotations
 

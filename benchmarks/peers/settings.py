@@ -1,5 +1,4 @@
-"""The rows of the table: what every side of a row is given. All of it follows from a seed, so that every process has
-the same tensors."""
+"""The rows of the table: the inputs of every side. All follow from a seed, so all processes have the same tensors."""
 
 from __future__ import annotations
 
@@ -61,7 +60,7 @@ class Row:
         return list(zip(inputs.split(self.samples), self.labels.split(self.samples), strict=True))
 
     def orders(self, client: int, round_: int) -> list[list[int]]:
-        """In which order a client goes through its own samples (0 to n - 1), for each epoch of a round."""
+        """The order in which a client uses its own samples (0 to n - 1), for each epoch of a round."""
         return [list(range(self.samples))]
 
 

@@ -1,4 +1,4 @@
-"""What there is to measure: ours, the plain loop, and the public repositories."""
+"""The sides to measure: ours, the plain loop, and the public repositories."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Side:
     repository: str = ""
 
     def checkout(self, peers: Path | None) -> Path:
-        """Where its code is to lie, as `git clone` names it."""
+        """The folder of its code, as `git clone` names it."""
         return (peers or Path()) / self.repository.partition("/")[2]
 
     def missing(self, peers: Path | None) -> str | None:
-        """Why it can't be measured, and what to do, in one line; None: it can."""
+        """One line on why it can't be measured and what to do; None if it can."""
         if not self.repository:
             return None
         clone = f"git clone https://github.com/{self.repository} into the folder of --peers"

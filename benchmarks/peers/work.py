@@ -1,4 +1,4 @@
-"""What a side of a row is to the process that measures it."""
+"""The interface between a side of a row and the process that measures it."""
 
 from __future__ import annotations
 

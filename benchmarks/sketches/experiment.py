@@ -1,4 +1,4 @@
-"""One pass over tasks and clients for all variants, and the table of what came of it."""
+"""One pass over tasks and clients for all variants, and the table of results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one client has of one task: class sums, and deviations from class means with their leading directions."""
+"""One client's statistics of one task: class sums, and deviations from class means with their leading directions."""
 
 from __future__ import annotations
 

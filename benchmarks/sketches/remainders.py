@@ -1,4 +1,4 @@
-"""What is put in place of what the sketches drop."""
+"""Substitutes for the part that the sketches drop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_dropped(
     clients: Sequence[Local],
     shared: dict[tuple, Tensor],
 ) -> None:
-    """G += what the sketches drop.
+    """G += the substitute for the part that the sketches drop.
 
     Args:
         G: (M, M).

@@ -1,4 +1,4 @@
-"""Numbers as they are after the wire, and the bytes that they take on it."""
+"""Numbers rounded as on the wire, and the bytes that they take there."""
 
 from __future__ import annotations
 

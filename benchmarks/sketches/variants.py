@@ -1,4 +1,4 @@
-"""What is tried: the table of variants, each the base with some of its knobs changed."""
+"""The table of variants tried; each is the base with some of its knobs changed."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How long each stage takes beside the bare products that it can't avoid, and beside plain code for the same."""
+"""The time of each stage, compared with the bare products that it can't avoid and with plain code for the same."""

@@ -110,7 +110,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    """What the seconds depend on, beside pytest-benchmark's own."""
+    """Add facts on which the seconds depend to pytest-benchmark's own."""
     device = environment.choose_device(config.getoption("device"))
     blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
     machine_info["fcl_bench"] = {
@@ -125,7 +125,7 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
 
 
 def pytest_benchmark_update_json(config: pytest.Config, benchmarks: Any, output_json: dict[str, Any]) -> None:
-    """The table, beside the JSON."""
+    """Write the table beside the JSON."""
     result = results.of_json(output_json, "this session")
     config.stash[_RESULT] = result
     if file := config.getoption("benchmark_json"):

@@ -1,4 +1,4 @@
-"""The lines that the suite has to hold, in one place: which case, which ratio, which bound."""
+"""The suite's performance bounds ("lines") in one place: their cases, ratios and bounds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Line:
         return self.kind in ("rate", "peer")
 
     def measured(self, case: Case) -> float | None:
-        """What the bound is on; None where the case does not have it."""
+        """The bounded number; None if the case does not have it."""
         if self.kind == "seconds":
             return case.ours.median
         if self.kind == "value":
@@ -109,7 +109,7 @@ class Checked:
 
 
 def check(results: Results) -> list[Checked]:
-    """Every line beside what `results` have for it."""
+    """Compare every line with its measurement in `results`."""
     checked = []
     for line in LINES:
         case = results.cases.get(line.case)

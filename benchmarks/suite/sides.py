@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-#: What is timed; what it returns is dropped.
+#: The timed function; its result is dropped.
 Work = Callable[[], object]
 
 OURS, LIMIT, PEER = "ours", "limit", "peer"
@@ -54,11 +54,11 @@ class Side:
         self.processor.append((processor_seconds() - processor) / self.share)
 
     def keep(self, rounds: int) -> None:
-        """Of the rounds timed so far the last: those before them were to warm up."""
+        """Keep only the last `rounds` rounds timed so far; those before them were warm-up."""
         self.seconds, self.processor = self.seconds[-rounds:], self.processor[-rounds:]
 
     def record(self) -> dict[str, Any]:
-        """What a result file keeps."""
+        """The values that a result file keeps."""
         return {name: value for name, value in vars(self).items() if name != "prepare"}
 
 
@@ -142,7 +142,8 @@ class Beside:
             nonlocal begun
             begun += 1
             for side in others:
-                # What takes many times as long as the others shows no cold start, and a round less of it is minutes.
+                # A side that takes many times as long as the others shows no cold start, and skipping a round of it
+                # saves minutes.
                 if side.role != PEER or begun > self._warmup:
                     side.time(self._device)
             work[:] = [first.prepare()]
@@ -165,7 +166,7 @@ class Beside:
         )
 
     def add_values(self, values: Mapping[str, float]) -> None:
-        """Further numbers of the case that only timing its sides has told."""
+        """Add further numbers of the case that are known only after its sides were timed."""
         self._benchmark.extra_info["values"].update(values)
 
 
@@ -179,7 +180,7 @@ def time_in_turn(sides: Sequence[Side], device: torch.device, rounds: int = 5, w
 
 
 def processor_seconds() -> float:
-    """Of this process and of the children that have ended, all cores together."""
+    """Processor seconds of this process and of its finished children, over all cores."""
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in usage)
 

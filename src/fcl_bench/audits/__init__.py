@@ -1,1 +1,1 @@
-"""What compares a method with the truth; audits see everything, so they are no part of a method."""
+"""Audits compare a method with the truth; they see all data, so they are not part of a method."""

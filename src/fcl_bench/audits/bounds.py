@@ -1,7 +1,7 @@
-"""Bounds on what a sketched Gram matrix costs, beside the truth (FedRAN Theorems 1 and 2, Corollaries 1 and 2).
+"""Bounds on the errors of a sketched Gram matrix, and the true errors (FedRAN Theorems 1 and 2, Corollaries 1 and 2).
 
-The truth needs the exact Gram matrix, which no server of a sketching method has; these audits stand outside the
-federation and see everything. They are meant for small M, and they double a run's work.
+The true errors need the exact Gram matrix, which no server of a sketching method has; these audits are outside the
+federation and see all data. They are meant for small M, and they double a run's work.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ log = logging.getLogger(__name__)
 
 
 class Bounds(NamedTuple):
-    """What a server's estimate and classifier can be off by at most.
+    """Upper bounds on the errors of a server's estimate and classifier.
 
     Attributes:
-        gram: of G minus its estimate, in the spectral norm.
-        weights: of W* - W, in the Frobenius norm, as the method's paper has it.
-        sharper: the same by `inverse_gap`, never larger.
+        gram: bound on G minus its estimate, in the spectral norm.
+        weights: bound on W* - W in the Frobenius norm, as in the method's paper.
+        sharper: the same bound by `inverse_gap`, never larger.
     """
 
     gram: float
@@ -64,7 +64,7 @@ class GramAudit(Audit):
     """Keeps the exact G (M, M) and compares a server's estimate and classifier with it.
 
     Attributes:
-        local_error: sum over all uploads so far of the spectral norm of what each one lost.
+        local_error: sum over all uploads so far of the spectral norm of each one's error.
     """
 
     def __init__(self, method: FedRAN | CentredSketch, problem: Problem) -> None:
@@ -88,22 +88,22 @@ class GramAudit(Audit):
 
     @abstractmethod
     def bounds(self, server: Server) -> Bounds:
-        """What the theorems say of the server after a task."""
+        """The theorems' bounds for the server after a task."""
 
     def in_trace(self, server: Server, error: torch.Tensor) -> dict[str, float]:
-        """Of G minus its estimate (M, M), what a bound on its trace adds to the row."""
+        """The columns that a bound on the trace of G minus its estimate (M, M) adds to the row."""
         return {}
 
     def report(self, task: Task, server: Server, everything: Everything) -> None:
-        """A row of bounds.csv: bound and truth after a task, null for what is not finite.
+        """One row of bounds.csv: bounds and true errors after a task; null for values that are not finite.
 
-        The bounds hold in exact arithmetic; what `wire.dtype` rounds off comes on top.
+        The bounds hold in exact arithmetic; the rounding of `wire.dtype` is not included.
 
         `gram_error` <= `gram_bound` (Theorem 1, spectral norm), `weight_error` <= `weight_bound` (Theorem 2, Frobenius
         norm, against W* = (G + lambda I)^-1 B), and for every test sample ||s* - s|| / ||h|| <= `weight_bound`
-        (Corollary 1), of which `score_error` is the largest. `certified` is the share of test samples (percent) whose
-        margin makes the corollary promise the same class, `agree` the share that really get it. `weight_bound_sharper`
-        and `certified_sharper` are with `inverse_gap`. FedRAN's has Corollary 2 besides.
+        (Corollary 1), where `score_error` is the largest left-hand side. `certified` is the share of test samples
+        (percent) whose margin makes the corollary promise the same class, `agree` the share that really get the same
+        class. `weight_bound_sharper` and `certified_sharper` use `inverse_gap`. FedRAN's row also has Corollary 2.
         """
         assert isinstance(server, FedRANServer | CentredSketchServer)
         gram_bound, weight_bound, sharper = self.bounds(server)
@@ -140,7 +140,7 @@ class GramAudit(Audit):
             "agree": 100 * agree / max(samples, 1),
             **self.in_trace(server, error),
         }
-        # JSON has no infinity: a bound beyond all numbers is none.
+        # JSON has no infinity, so an infinite bound becomes null.
         self.rows.append({name: value if math.isfinite(value) else None for name, value in found.items()})
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -154,14 +154,15 @@ class GramAudit(Audit):
 class FedRANAudit(GramAudit):
     """Theorem 1: the first dropped sigma^2 of every summary and the first dropped eigenvalue of every merge.
 
-    Corollary 2: the largest share that a summary or a merge dropped, and how often an upload went through merges.
+    Corollary 2: it uses the largest share that a summary or a merge dropped, and how many merges an upload went
+    through.
     """
 
     _method: FedRAN
 
     def __init__(self, method: FedRAN, problem: Problem) -> None:
         super().__init__(method, problem)
-        #: Of all uploads so far: E_t = ||H||_F^2, N_t samples, the largest ||h||^2, and the largest share dropped.
+        #: Over all uploads so far: E_t = ||H||_F^2, N_t samples, the largest ||h||^2, and the largest share dropped.
         self._energy, self._samples, self._largest, self._share = 0.0, 0, 0.0, 0.0
 
     def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
@@ -178,8 +179,8 @@ class FedRANAudit(GramAudit):
     def in_trace(self, server: Server, error: torch.Tensor) -> dict[str, float]:
         """Corollary 2: `gram_error` <= `trace_error` <= `tail_bound` (Eq. 63) <= `tail_bound_R` (Eq. 64).
 
-        `eta_local` and `eta_merge` are the smallest numbers with which Eq. 60 and 61 hold, `truncations` is L_t with
-        merges that dropped something, `energy` E_t, the trace of the exact G.
+        `eta_local` and `eta_merge` are the smallest numbers with which Eq. 60 and 61 hold, `truncations` is L_t,
+        counting merges that dropped something, and `energy` is E_t, the trace of the exact G.
         """
         server = cast(FedRANServer, server)
         tail = self._share + server.losses.share * server.truncations
@@ -223,7 +224,7 @@ class FedRANAudit(GramAudit):
 
 
 class CentredSketchAudit(GramAudit):
-    """The analogue for the centred sketch: every upload errs by at most max(sigma_{r+1}^2 - tau, tau)."""
+    """The analogue for the centred sketch: the error of every upload is at most max(sigma_{r+1}^2 - tau, tau)."""
 
     _method: CentredSketch
 
@@ -233,7 +234,7 @@ class CentredSketchAudit(GramAudit):
         return max(residual - tau, tau)
 
     def sketched(self, H: torch.Tensor, shard: Shard, task: Task) -> tuple[torch.Tensor, Spectrum, float]:
-        """What the client sketches, its sketch, and sigma_{r+1}^2."""
+        """The matrix that the client sketches, its sketch, and sigma_{r+1}^2."""
         which = positions(shard, torch.tensor(task.columns))
         A = deviations(H, which, class_sums(H, which, len(task.columns))) if self._method.centre else H
         return A, *summarise(A, self._method.rank)
@@ -248,10 +249,10 @@ class CentredSketchAudit(GramAudit):
 
 
 class GaussianRemainderAudit(CentredSketchAudit):
-    """Every upload errs by at most max(sigma_{r+1}^2 - level, lambda_max), of what the server put in its rest's place.
+    """Every upload's error is at most max(sigma_{r+1}^2 - level, lambda_max); the last two are the substitute's.
 
-    The rest D and its substitute R are both positive semidefinite and live outside V; R is at least `level` there, and
-    at most lambda_max, which is known when the task's Q is. So D - R is between the two.
+    The rest D and the server's substitute R are positive semidefinite and zero on the span of V. Outside it R is at
+    least `level` and at most lambda_max, which is known once the task's Q is. So D - R is between the two bounds.
     """
 
     def __init__(self, method: CentredSketch, problem: Problem) -> None:

@@ -20,10 +20,10 @@ from fcl_bench.protocol.problem import Problem
 def audits_of(
     method: Method, problem: Problem, drift_samples: int, shards: Sequence[Sequence[np.ndarray]]
 ) -> dict[str, Audit]:
-    """What is measured beside a run: "bounds" (bounds.csv) if the method's knobs ask for it, "drift" (drift.csv).
+    """The audits of a run by name: "bounds" (bounds.csv) if the method's knobs ask for it, and "drift" (drift.csv).
 
     Args:
-        method, problem: of the run.
+        method, problem: the run's method and problem.
         drift_samples: reference samples per client and task for the feature drift; 0: it is not measured.
         shards: [task][client] -> indices of training samples.
     """
@@ -33,7 +33,7 @@ def audits_of(
 
 
 def against_theory(method: Method, problem: Problem) -> Audit | None:
-    """What compares a method with the exact solution or with its paper's assumptions; None: its knobs ask for none."""
+    """The audit against the exact solution or the assumptions of the method's paper; None: the knobs ask for none."""
     if isinstance(method, FedRAN) and method.bounds:
         return FedRANAudit(method, problem)
     if isinstance(method, CentredSketch) and method.bounds:
@@ -44,6 +44,6 @@ def against_theory(method: Method, problem: Problem) -> Audit | None:
 
 
 def drift_of(audits: Mapping[str, Audit]) -> FeatureDrift | None:
-    """The feature drift among a run's audits; None: it was not measured."""
+    """The feature drift from a run's audits; None: it was not measured."""
     found = audits.get("drift")
     return found if isinstance(found, FeatureDrift) else None

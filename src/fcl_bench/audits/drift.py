@@ -43,7 +43,7 @@ class FeatureDrift(Audit):
         self.rows = []
 
     def report(self, task: Task, server: Server, everything: Everything) -> None:
-        """Rows of the features of this and of all earlier tasks' reference samples."""
+        """Rows for the reference samples of this and all earlier tasks."""
         for tau in range(task.index + 1):
             clients = self._chosen[tau]
             features = server.embed(everything.train(np.concatenate(clients))).float().cpu()

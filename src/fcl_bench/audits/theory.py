@@ -17,13 +17,14 @@ from fcl_bench.training.network import Network
 class ProjectionAudit(Audit):
     """rho_t and beta_{tau -> t} at the models that the rounds of task t start from, before the average.
 
-    rho_t = ||P g_t||^2 / ||g_t||^2, the share of the task's own gradient that projection leaves, and
-    beta_{tau -> t} = ||P g_tau|| / ||g_tau||, what is left of an old task's. P is the projector of the round, layer by
-    layer; g is the gradient over all projected weights of the mean loss of each task's reference samples.
+    rho_t = ||P g_t||^2 / ||g_t||^2, the share of the task's own gradient that remains after projection, and
+    beta_{tau -> t} = ||P g_tau|| / ||g_tau||, the remaining share of an old task's gradient. P is the projector of the
+    round, layer by layer; g is the gradient over all projected weights of the mean loss of each task's reference
+    samples.
 
     Args:
         method: its knob `theory` is the number of reference samples per client and task.
-        problem: as the method's halves get it.
+        problem: the problem that the method's client and server get.
     """
 
     def __init__(self, method: ProjectedMethod, problem: Problem) -> None:
@@ -32,12 +33,12 @@ class ProjectionAudit(Audit):
         self._half = Half(method, problem)
         #: "images.<task>" and "labels.<task>" of the reference samples, client by client.
         self._samples: dict[str, list[torch.Tensor]] = {}
-        #: Of the task at hand, per round and task tau <= t, (||P g||, ||g||).
+        #: For the current task, per round and task tau <= t: (||P g||, ||g||).
         self._norms: list[list[tuple[float, float]]] = []
         self.rows = []
 
     def observe(self, task: Task, shard: Shard) -> None:
-        """The first samples of a shard, which is in the data set's order."""
+        """Record the first samples of a shard, in the data set's order."""
         count = self._method.theory
         for kind, values in (("images", shard.inputs), ("labels", shard.labels)):
             self._samples.setdefault(f"{kind}.{task.index}", []).append(values[:count].cpu())
@@ -48,7 +49,7 @@ class ProjectionAudit(Audit):
             return
         half = self._half
         half.prepare(server.heads)
-        # The server's network is one average further; `sent` is where the round started.
+        # The server's network already includes the average; `sent` is the model at the start of the round.
         half.network.load({**server.network.state(), **server.sent})
         self._norms.append([self._norm(half.network, server, tau) for tau in range(task.index + 1)])
 
@@ -80,7 +81,7 @@ class ProjectionAudit(Audit):
         return left**0.5, whole**0.5
 
     def report(self, task: Task, server: Server, everything: Everything) -> None:
-        """A row: `rho` (mean over rounds), `rho_min`; `beta`, `beta_max` over old tasks; `beta_<tau>` of each."""
+        """One row: `rho` (mean over rounds), `rho_min`; `beta`, `beta_max` over old tasks; `beta_<tau>` of each."""
         assert isinstance(server, ProjectedServer)
         rounds, self._norms = self._norms, []
         ratio = [[left / whole if whole else None for left, whole in norms] for norms in rounds]

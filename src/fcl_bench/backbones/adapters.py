@@ -23,7 +23,8 @@ class Adapters:
         bias: whether W_down and W_up come with biases, 0 at first; Eq. 63 has none, STSA's public code has them.
         reads: what the adapter is given: normalised (x_i, what the MLP is given) or stream (what comes before the
             block's second layer norm, as in STSA's public code).
-        dropout: share of the bottleneck's units that are set to 0 in training; Eq. 63 has none, the public code 0.1.
+        dropout: share of the bottleneck's units that are set to 0 in training; Eq. 63 has none, the public code has
+            0.1.
     """
 
     width: int = knob(64, least=1)
@@ -39,10 +40,10 @@ class AdaptedMlp(nn.Module):
     W_up is zero at first, so that the network starts as the plain one; W_down is drawn from torch's generator.
 
     Args:
-        mlp: the block's.
+        mlp: the block's MLP.
         dimension: d.
         adapters: the knobs.
-        norm: what x_i goes through before the MLP, and not before the adapter; None: nothing.
+        norm: the layer norm applied to the MLP's input but not to the adapter's; None: no such norm.
     """
 
     def __init__(self, mlp: nn.Module, dimension: int, adapters: Adapters, norm: nn.Module | None = None) -> None:
@@ -65,10 +66,10 @@ class AdaptedMlp(nn.Module):
 
 
 def add_adapters(model: nn.Module, adapters: Adapters, name: str) -> None:
-    """Put an adapter into every block of `model`; nothing else of it requires gradients from then on.
+    """Put an adapter into every block of `model`; from then on only the adapters require gradients.
 
     Raises:
-        UserError: the network has no blocks with an MLP, or none with a norm before it where that is to be passed.
+        UserError: the network has no blocks with an MLP, or no norm before the MLP where the adapter has to bypass it.
     """
     blocks = getattr(model, "blocks", None)
     blocks = list(blocks) if isinstance(blocks, (nn.Sequential, nn.ModuleList)) else []
@@ -92,7 +93,7 @@ def add_adapters(model: nn.Module, adapters: Adapters, name: str) -> None:
 
 
 def _input_dimension(mlp: object) -> int | None:
-    """d of an MLP, by its first linear layer."""
+    """d of an MLP, from its first linear layer."""
     if not isinstance(mlp, nn.Module):
         return None
     return next((layer.in_features for layer in mlp.modules() if isinstance(layer, nn.Linear)), None)

@@ -23,8 +23,8 @@ class Extractor(ABC):
     Attributes:
         identity: everything besides the data that determines the features (weights' hash, transform, precision).
         cacheable: whether computing the features costs more than reading them back.
-        batch: how many samples go through at a time, where that may change bits; a pass can begin at any multiple of
-            it and give what a whole pass gives. None: nobody need know.
+        batch: samples per forward pass, if that number may change bits; a pass that begins at any multiple of it gives
+            the same features as a whole pass. None: the number does not matter.
     """
 
     identity: dict[str, str]
@@ -51,19 +51,19 @@ class Backbone(ABC):
         return False
 
     def without_weights(self) -> dict[str, Any]:
-        """Knobs under which it is the same network with any weights, for those who put others into it."""
+        """The knobs for the same network with arbitrary weights, for callers that load other weights into it."""
         return {}
 
     @abstractmethod
     def open(self, dataset: Dataset, device: torch.device, seed: int = 0) -> Extractor:
-        """Load the weights; those that are random are drawn by `seed`.
+        """Load the weights; random ones are drawn with `seed`.
 
         Raises:
             UserError: backbone and data don't fit.
         """
 
     def trainable(self, dataset: Dataset, seed: int) -> Trainable:
-        """The network, to be trained on the images of `dataset`; initial weights that are random are drawn by `seed`.
+        """The network for training on the images of `dataset`; random initial weights are drawn with `seed`.
 
         Raises:
             UserError: the backbone has nothing to train, or backbone and data don't fit.

@@ -1,4 +1,4 @@
-"""Extracted features on disk: keyed by what determines them, whole or absent, shared by parallel runs."""
+"""A disk cache of extracted features: keyed by all inputs that determine them, atomic, shared by parallel runs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ SECONDS_PER_CHUNK = 20.0
 
 @dataclass(frozen=True)
 class Extraction:
-    """Features (n, d) of one split, and what they cost.
+    """Features (n, d) of one split, and the seconds that they cost.
 
     Attributes:
         features: (n, d) on the CPU.
         seconds: spent on the forward pass in this run; 0 for a cache hit.
-        cost: seconds that the whole forward pass took, in whichever run it was made.
+        cost: seconds that the whole forward pass took, in this run or an earlier one.
         hit: whether the cache held them.
     """
 
@@ -59,7 +59,7 @@ def _written(key: dict[str, str]) -> str:
 
 
 def _load(path: Path, key: dict[str, str]) -> tuple[torch.Tensor, float] | None:
-    """The features of `key` and their cost in seconds; None where the file is absent, damaged or of others."""
+    """The features of `key` and their cost in seconds; None if the file is absent, damaged or for another key."""
     if not path.exists():
         return None
     try:
@@ -88,8 +88,8 @@ def _hit(path: Path, key: dict[str, str], count: int) -> Extraction | None:
 class FeatureCache:
     """A folder of features, one .safetensors file per (weights, transform, precision, data split).
 
-    While a split is extracted, finished chunks lie in a `.partial` folder, from which an interrupted pass goes on.
-    A lock lets parallel runs share the work: one extracts, the others wait and read.
+    While a split is extracted, finished chunks are in a `.partial` folder, from which an interrupted pass resumes. A
+    lock lets parallel runs share the work: one extracts, the others wait and read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -105,7 +105,7 @@ class FeatureCache:
         """The features for `key`, from the cache or, once, from `batches`.
 
         Args:
-            label: readable start of the file name; has no bearing on identity.
+            label: readable start of the file name; not part of the identity.
             key: everything that determines the features.
             count: number of samples n.
             batches: yields features (b, d) in order from a given sample on.
@@ -136,7 +136,7 @@ class FeatureCache:
 
 
 class _Partial:
-    """The chunks of an extraction under way, on disk in order, and the batches since the last one."""
+    """The chunks of a running extraction, on disk in order, and the batches since the last chunk."""
 
     def __init__(self, folder: Path, key: dict[str, str]) -> None:
         self.folder = folder
@@ -155,7 +155,7 @@ class _Partial:
         return self.folder / f"{self.rows:010d}.safetensors"
 
     def _part(self) -> dict[str, str]:
-        """What determines the next chunk: of which features, and from which row on."""
+        """The key of the next chunk: whose features it holds, and its first row."""
         return {**self._key, "first row": str(self.rows)}
 
     def add(self, features: torch.Tensor) -> None:

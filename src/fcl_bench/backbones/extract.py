@@ -1,4 +1,4 @@
-"""From a data set and a backbone to features, through the cache where that pays."""
+"""Extract a data set's features with a frozen backbone, using the cache where that saves time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Features:
     Attributes:
         train, test: (n, d).
         seconds: spent extracting in this run; 0 where the cache held them.
-        cost: what the extraction took when it was made.
+        cost: seconds that the extraction took, in this run or an earlier one.
         cache_hit: whether both splits came from the cache.
     """
 
@@ -36,12 +36,12 @@ class Features:
     cache_hit: bool
 
 
-#: What gives the features of a side ("train", "test") of a data set from a given sample on, as `Extractor.batches`.
+#: Yields the features of a side ("train", "test") of a data set from a given sample on, like `Extractor.batches`.
 Batches = Callable[[Extractor, str, Split, int], Iterator[torch.Tensor]]
 
 
 def alone(extractor: Extractor, side: str, split: Split, start: int) -> Iterator[torch.Tensor]:
-    """The features from this process."""
+    """Yield features computed in this process alone."""
     return extractor.batches(split, start)
 
 
@@ -51,10 +51,10 @@ def extract_features(
     """Run the frozen backbone over both splits of `dataset`.
 
     Args:
-        name: of the backbone, for messages and file names.
+        name: name of the backbone, for messages and file names.
         extractor: the opened backbone.
-        cache: where features are kept, or None.
-        batches: does the work.
+        cache: the cache of features, or None.
+        batches: computes the features.
 
     Raises:
         UserError: an image can't be read, or a feature is not finite.

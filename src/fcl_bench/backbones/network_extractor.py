@@ -1,4 +1,4 @@
-"""Networks as extractors: precision, layout, batches, and nothing that differs between two runs."""
+"""Networks as deterministic feature extractors: precision, memory layout and batches."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from fcl_bench.data.sources.base import Split
 from fcl_bench.environment import available_cores, exact_kernels
 
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-#: Pixels per forward pass on a CPU, whose caches hold no more: 4 images of 224 x 224, 196 of 32 x 32.
+#: Pixels per forward pass on a CPU; its caches hold no more: 4 images of 224 x 224, 196 of 32 x 32.
 _CPU_PIXELS = 4 * 224 * 224
 #: Decoded batches that wait for a timm network: enough to overlap, few enough to keep memory flat.
 BATCHES_AHEAD = 3
 
 
 class FrozenNetwork(Extractor):
-    """Extractor that runs a network in eval mode; where its images come from is the subclass's.
+    """Extractor that runs a network in eval mode; subclasses define where the images come from.
 
     Attributes:
         body: the network.
 
     Args:
         body: the network, which belongs to the extractor from now on.
-        dimension: d, the features that it gives.
+        dimension: d, the number of its features.
         precision: auto (float16 autocast on CUDA, float32 elsewhere), float32, float16 or bfloat16.
         device: where it runs.
     """
@@ -76,10 +76,10 @@ class FrozenNetwork(Extractor):
 
 
 class NetworkExtractor(FrozenNetwork):
-    """A trained body, as it is now, over the images that it was trained on (see `load_pixels`): whole, not augmented.
+    """A copy of a trained body as an extractor over its training images (see `load_pixels`): whole, not augmented.
 
     Args:
-        body: the network; it is copied, so that training may go on.
+        body: the network; it is copied, so that its training may continue.
         trainable: where the body came from.
         device: where it runs.
         precision: auto (float16 autocast on CUDA, float32 elsewhere), float32, float16 or bfloat16.
@@ -107,7 +107,7 @@ class TimmExtractor(FrozenNetwork):
     Args:
         model: the network, which belongs to the extractor from now on.
         dimension: d.
-        made_of: what the network was made of, for the identity.
+        made_of: the values that determine the network, for the identity.
         data_config: timm's: input_size, crop_pct, interpolation, mean, std.
         precision: auto, float32, float16 or bfloat16.
         batch_size: images per forward pass; None: 256 on CUDA, 4 elsewhere.
@@ -149,7 +149,7 @@ class TimmExtractor(FrozenNetwork):
         """uint8 batches (b, 3, size, size), decoded ahead of the network by threads."""
         inputs = split.inputs
         assert not isinstance(inputs, np.ndarray), "ready features have no pixels"
-        # Rows of a table are read in pieces, which is quicker; every thread has one of each batch.
+        # Rows of a table are read in slices, which is faster; every thread gets one slice of each batch.
         piece = max(1, self.batch // self._workers)
 
         def load(indices: range) -> list[np.ndarray]:
@@ -167,7 +167,7 @@ class TimmExtractor(FrozenNetwork):
                 while waiting:
                     yield _stacked(waiting.popleft())
             finally:
-                # An error or an interrupt must not wait for images that nobody will look at.
+                # An error or an interrupt must not wait for images that are no longer needed.
                 pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -176,9 +176,9 @@ def _stacked(pieces: list[Future[list[np.ndarray]]]) -> np.ndarray:
 
 
 def _image_of(colour: tuple[float, float, float], shape: tuple[int, int, int], device: torch.device) -> torch.Tensor:
-    """(1, *shape), channels last: as large as an image, so that arithmetic with one runs over memory in one go.
+    """Per-channel values expanded to (1, *shape), channels last; arithmetic with an image is then one pass over memory.
 
-    Against three numbers torch works pixel by pixel, which takes four times as long.
+    With three broadcast numbers torch works pixel by pixel, which takes four times as long.
     """
     values = torch.tensor(colour, device=device).view(1, 3, 1, 1)
     return values.expand(1, *shape).contiguous(memory_format=torch.channels_last)

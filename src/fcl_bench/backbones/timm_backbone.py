@@ -1,4 +1,4 @@
-"""Networks from timm: by hub name, from a local checkpoint, or from scratch; frozen, or to be trained."""
+"""Networks from timm: by hub name, from a local checkpoint, or from scratch; frozen or trainable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Transform:
-    """Preprocessing; what is None comes from the model's own data config.
+    """Preprocessing; values that are None come from the model's own data config.
 
     Args:
         size: side in pixels of the square that the network sees.
@@ -49,7 +49,7 @@ class Transform:
             raise UserError(f"backbone.transform.std={self.std} is out of range", "numbers above 0")
 
     def over(self, config: dict[str, Any]) -> dict[str, Any]:
-        """timm's data config of a model with this laid over it."""
+        """timm's data config of a model, overridden by the values set here."""
         own: dict[str, Any] = {
             "input_size": self.size and (3, self.size, self.size),
             "crop_pct": self.crop_pct,
@@ -69,8 +69,8 @@ class Timm(Backbone):
         pretrained: False: random weights, drawn by the run's seed.
         checkpoint: local .safetensors, .pth or .pt file with the weights (no code in it is run); None: the hub's.
         model_args: further arguments of the architecture (`{pad_type: same}`).
-        stem: own, or cifar: one 3x3 convolution of stride 1 and no pooling (ResNets). Under pretrained weights it is
-            drawn by the run's seed, unless the checkpoint has such a stem itself.
+        stem: own, or cifar: one 3x3 convolution of stride 1 and no pooling (ResNets). With pretrained weights the stem
+            is drawn by the run's seed, unless the checkpoint has such a stem itself.
         pool: side of the grid of cells that the last feature map is averaged to; features are pool^2 times its
             channels, channel by channel. 1: one cell, as the model has it.
         adapters: bottlenecks beside the MLPs of a ViT, the only part that then trains; None: none, and all trains.
@@ -119,17 +119,17 @@ class Timm(Backbone):
         config = self._data_config(model)
         if not self.pretrained:
             log.warning("backbone.pretrained=false: the features are those of %s with random weights", self.name)
-        # Named only where they are not the plain network's, whose cached features stay valid.
+        # Included only if they differ from the plain network's, so that its cached features stay valid.
         plain = {"stem": "own", "adapters": "null"}
         made_of = {key: value for key, value in self._made_of().items() if plain.get(key) != value}
         dimension = self._dimension(model, config)
         return TimmExtractor(model, dimension, made_of, config, self.precision, self.batch_size, self.workers, device)
 
     def trainable(self, dataset: Dataset, seed: int) -> Trainable:
-        """The network, to be trained on whole images of `transform.size` (None: the model's own size).
+        """The network for training on whole images of `transform.size` (None: the model's own size).
 
         Raises:
-            UserError: the data holds features, or the network can't be had as the knobs say.
+            UserError: the data holds features, or the network can't be built as the knobs say.
         """
         require_images(self.name, dataset)
         model = self._network(seed)
@@ -157,14 +157,14 @@ class Timm(Backbone):
             "backbone": self.name.partition(".")[0],
             "model_args": json.dumps(self.model_args, sort_keys=True),
             "stem": self.stem,
-            # Runs and features from before there was the knob stay valid.
+            # Runs and features from before this knob existed stay valid.
             **({"pool": str(self.pool)} if self.pool > 1 else {}),
             "adapters": json.dumps(self.adapters and counting(self.adapters), sort_keys=True),
         }
 
     def _network(self, seed: int) -> nn.Module:
-        """The network with its weights, still on the CPU; what is random in it is drawn by `seed`."""
-        # timm draws weights even where others replace them; none of it may disturb the caller's generator.
+        """The network with its weights, on the CPU; random weights are drawn with `seed`."""
+        # timm draws weights even if others replace them; these draws must not change the caller's generator.
         with seeded(derived_seed(seed, "network")):
             from_hub = self.pretrained and self.checkpoint is None
             model = (hub_network if from_hub else random_network)(self.name, self.model_args)
@@ -229,11 +229,11 @@ def _stages(model: nn.Module) -> tuple[str, ...]:
 def _cifar_stem(model: nn.Module, name: str) -> nn.Conv2d:
     """The stem that the literature gives a ResNet for images of 32 pixels: a 3x3 convolution of stride 1.
 
-    It is to stand for the first convolution and pooling of `model` (see `_put_stem`). It is drawn from the generator of
-    torch, as timm draws the convolutions of a ResNet.
+    It replaces the first convolution and pooling of `model` (see `_put_stem`). Its weights are drawn from torch's
+    generator, as timm draws the convolutions of a ResNet.
 
     Raises:
-        UserError: the network is no ResNet.
+        UserError: the network is not a ResNet.
     """
     first = getattr(model, "conv1", None)
     convolutions = [m for m in first.modules() if isinstance(m, nn.Conv2d)] if isinstance(first, nn.Module) else []
@@ -246,7 +246,7 @@ def _cifar_stem(model: nn.Module, name: str) -> nn.Conv2d:
 
 
 def _put_stem(model: nn.Module, stem: nn.Conv2d) -> None:
-    """Put `stem` in the place of `model`'s first convolution, and nothing in that of its pooling."""
+    """Replace `model`'s first convolution by `stem`, and its pooling by the identity."""
     model.conv1, model.maxpool = stem, nn.Identity()
 
 

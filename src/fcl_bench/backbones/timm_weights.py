@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 #: torchvision's names of a VGG's layers after its convolutions, and timm's.
 _VGG_LAYERS = {"classifier.0": "pre_logits.fc1", "classifier.3": "pre_logits.fc2", "classifier.6": "head.fc"}
 
-#: What every run's model.safetensors has beside a network, and the names of the network's weights there begin with.
+#: Keys of every run's model.safetensors besides the network's, and the prefix of the network's weights there.
 _RUN_ENTRIES = {"W", "class_order"}
 _BODY = "body."
 
@@ -99,7 +99,7 @@ def _create(name: str, model_args: dict[str, Any], pretrained: bool, why: str = 
 def read_checkpoint(path: str) -> dict[str, torch.Tensor]:
     """The state dict in a .safetensors, .pth or .pt file; no code in it is run.
 
-    Of the model.safetensors of a run that trained a network, it is the network's.
+    From the model.safetensors of a run that trained a network, the network's weights are returned.
 
     Raises:
         UserError: the file is damaged, or holds something else.
@@ -116,8 +116,8 @@ def read_checkpoint(path: str) -> dict[str, torch.Tensor]:
             state = load_state_dict(str(file), device="cpu", weights_only=True)
     except UserError:
         raise
-    except Exception as error:  # whatever torch, its unpickler, zipfile and safetensors raise on foreign bytes
-        # Not the library's own advice: for a pickle it is to load it unsafely.
+    except Exception as error:  # torch, its unpickler, zipfile and safetensors raise many types on foreign bytes
+        # The library's own advice is left out: for a pickle it is to load it unsafely.
         raise UserError(
             f"{key} cannot be loaded ({type(error).__name__})", "an undamaged state dict that holds only tensors"
         ) from error
@@ -129,7 +129,7 @@ def read_checkpoint(path: str) -> dict[str, torch.Tensor]:
 
 
 def _network_of_run(state: dict[str, torch.Tensor], key: str) -> dict[str, torch.Tensor]:
-    """The network in what a run saved; its classifier, and what else its method predicts with, stay behind."""
+    """The network's weights in a run's saved state, without the classifier and other state for prediction."""
     body = {name.removeprefix(_BODY): value for name, value in state.items() if name.startswith(_BODY)}
     if not body:
         raise UserError(
@@ -140,7 +140,7 @@ def _network_of_run(state: dict[str, torch.Tensor], key: str) -> dict[str, torch
 
 
 def _require_checksums(key: str, file: Path) -> None:
-    """What torch saves is a zip archive with a checksum of each tensor, at which torch itself does not look."""
+    """Check the checksums in the zip archive that torch saves; torch itself ignores them."""
     with zipfile.ZipFile(file) as archive:
         damaged = archive.testzip()
     if damaged is not None:
@@ -148,14 +148,14 @@ def _require_checksums(key: str, file: Path) -> None:
 
 
 def load_weights(model: torch.nn.Module, state: dict[str, torch.Tensor], name: str, path: str) -> None:
-    """Load `state` strictly, the classifier apart: features don't need it.
+    """Load `state` strictly, except for the classifier, which features don't need.
 
     Counts of batches (`num_batches_tracked`) may be missing: torchvision's older files have none, and features don't
     need them either.
 
     Raises:
-        UserError: an entry is missing, unexpected, of another shape or kind, or not finite; told with the network's
-            `name` and the `path`.
+        UserError: an entry is missing, unexpected, of another shape or kind, or not finite; the message has the
+            network's `name` and the `path`.
     """
     key = f"backbone.checkpoint={path}"
     remedy = "weights of exactly this architecture; see backbone.name, backbone.model_args and backbone.stem"
@@ -195,7 +195,7 @@ def _type(tensor: torch.Tensor) -> str:
 
 
 def _in_timms_names(state: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """torchvision's file of a VGG as timm's, whose fully connected layers are convolutions; other files as they are."""
+    """torchvision's VGG weights under timm's names, with fully connected layers as convolutions; others unchanged."""
     if "classifier.0.weight" not in state or "pre_logits.fc1.weight" not in wanted:
         return state
     renamed = {}

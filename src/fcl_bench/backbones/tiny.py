@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 #: Per channel, on pixels scaled to 0..1: the network sees -1..1.
 _HALF = (0.5, 0.5, 0.5)
-#: Images from this side on are halved three times, smaller ones twice.
+#: Images of at least this side (pixels) are halved three times, smaller ones twice.
 _LARGE = 16
 #: Patches of a vision transformer from left to right.
 _PATCHES = 4
@@ -33,11 +33,11 @@ _PATCHES = 4
 class Tiny(Backbone):
     """A network of thousands of weights, from scratch, with d = 8 `width` features.
 
-    `conv` is four times convolution, batch norm and ReLU, then global average pooling. `vit` is timm's vision
-    transformer with four blocks on 16 patches, its output that of the class token.
+    `conv` is four blocks of convolution, batch norm and ReLU, then global average pooling. `vit` is timm's vision
+    transformer with four blocks on 16 patches; its output is that of the class token.
 
     Args:
-        width: of `conv`, channels of the first stage, the others having 2, 4 and 8 times as many; of `vit`, an eighth
+        width: for `conv`, channels of the first stage (the others have 2, 4 and 8 times as many); for `vit`, an eighth
             of the tokens' dimension.
         size: side of the square images that it sees; None: the shorter side of the first training image.
         architecture: conv, vit.

@@ -1,4 +1,4 @@
-"""A network that methods train: how to build it, always with the same first weights, and what it is made of."""
+"""A network that methods train: how to build it, always with the same initial weights, and its properties."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Trainable:
 
 
 def copies(body: torch.nn.Module) -> Callable[[], torch.nn.Module]:
-    """A `Trainable.build` that copies `body`, which belongs to it from now on."""
+    """A `Trainable.build` that returns copies of `body`; the caller must not use `body` any more."""
     return lambda: copy.deepcopy(body).train()
 
 
 def frozen_names(body: torch.nn.Module, stages: tuple[str, ...], count: int) -> set[str]:
-    """Names of the parameters and buffers of the first `count` stages, with all that is registered before them.
+    """Names of the parameters and buffers of the first `count` stages, and of everything registered before them.
 
     So the stem belongs to the first stage. A buffer is named whether or not the state dict holds it.
 
@@ -72,7 +72,7 @@ def frozen_names(body: torch.nn.Module, stages: tuple[str, ...], count: int) -> 
 
 
 def weights_hash(model: torch.nn.Module) -> str:
-    """Hash of all parameters and buffers with their names, whatever file they came from."""
+    """Hash of all parameters and buffers with their names, independent of the file they came from."""
     digest = content_hash()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -82,7 +82,7 @@ def weights_hash(model: torch.nn.Module) -> str:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Torch's CPU generator at `seed` for the block and afterwards where it was.
+    """A context that seeds torch's CPU generator with `seed` and restores its state afterwards.
 
     `torch.manual_seed` would seed the GPUs' generators as well, and leave them so.
     """

@@ -1,1 +1,1 @@
-"""Where samples come from, how they are cut over time (stream) and over clients (partition)."""
+"""Data sets, and how their samples are divided over time (stream) and over clients (partition)."""

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def parts(group_of_sample: np.ndarray, groups: int) -> list[np.ndarray]:
-    """Per group, the ascending indices of its samples, given the group of each (n,); -1: of none."""
+    """The ascending indices of each group's samples, given each sample's group (n,); -1 means no group."""
     by_group = np.argsort(group_of_sample, kind="stable")
     counts = np.bincount(group_of_sample + 1, minlength=groups + 1)
     return np.split(by_group, np.cumsum(counts)[:-1])[1:]

@@ -1,4 +1,4 @@
-"""What the jobs of one process share: results of pure work, kept by what determines them, bounded in memory."""
+"""A cache that the jobs of one process share: results of pure functions by their inputs, bounded in memory."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from typing import Any, TypeVar
 from fcl_bench.files import json_hash
 
 Value = TypeVar("Value")
-#: Bytes that are kept at most; what is larger on its own is not kept at all.
+#: The largest number of bytes kept; a single value that is larger is not kept at all.
 LIMIT = 2**30
-#: Seconds since a file's last change from which on its next one shows: the coarsest clock of a usual file system.
+#: Seconds after a file's last change before a further change is sure to show: the coarsest usual file system clock.
 _SETTLED = 2.0
 _package = logging.getLogger("fcl_bench")
 
 
 class Shared:
-    """Values that are kept by key, the longest unused ones going first.
+    """A cache of values by key; the least recently used ones are dropped first.
 
-    Whoever gets a value must not change it. What the package logged while a value was made is logged again whenever it
-    is taken over, if it is of the value, so that each job says what it would say alone.
+    Callers must not change a value. Messages that the package logged while a value was made are logged again whenever
+    the value is reused, if they concern the value (`of_value`), so that each job logs what it would log alone.
 
     Args:
-        limit: bytes that are kept at most.
+        limit: the largest number of bytes kept.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -38,7 +38,7 @@ class Shared:
         self._kept: OrderedDict[str, tuple[Any, int, list[logging.LogRecord]]] = OrderedDict()
 
     def get(self, key: str, make: Callable[[], Value], size: Callable[[Value], int], of_value: bool = True) -> Value:
-        """The value of `key`: what is kept, or what `make` makes; see `shared`."""
+        """The value of `key`: the kept one, or a new one from `make`; see `shared`."""
         if key in self._kept:
             self._kept.move_to_end(key)
             value, _, said = self._kept[key]
@@ -62,7 +62,7 @@ class Shared:
 
 
 class _Said(logging.Handler):
-    """Puts what is logged into a list."""
+    """A log handler that appends the records to a list."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -82,29 +82,29 @@ def _listening() -> Iterator[list[logging.LogRecord]]:
         _package.removeHandler(handler)
 
 
-#: That of the jobs of this process, while there are several; else none, and nothing is kept.
+#: The cache of this process's jobs while there are several; otherwise None, and nothing is kept.
 _current: list[Shared] = []
 
 
 def start_sharing() -> None:
-    """Have the jobs of this process share from now on."""
+    """Let the jobs of this process share results from now on."""
     if not _current:
         _current.append(Shared())
 
 
 def stop_sharing() -> None:
-    """Forget what was kept, and keep no more."""
+    """Drop the kept values and keep none from now on."""
     _current.clear()
 
 
 def is_sharing() -> bool:
-    """Whether jobs of this process share."""
+    """Whether the jobs of this process share results."""
     return bool(_current)
 
 
 @contextmanager
 def sharing() -> Iterator[None]:
-    """A block whose jobs share."""
+    """A context in which jobs share results."""
     start_sharing()
     try:
         yield
@@ -115,14 +115,14 @@ def sharing() -> Iterator[None]:
 def shared(
     kind: str, key: Any, make: Callable[[], Value], size: Callable[[Value], int], of_value: bool = True
 ) -> Value:
-    """What `make` makes, or an earlier job of this process made; to be read only.
+    """The result of `make`, or that of an earlier job of this process; callers must not change it.
 
     Args:
         kind: of what.
-        key: everything that determines it, in JSON's types; None: nobody knows, so it is always made.
-        make: has no other effect than what it logs.
-        size: bytes of what it made.
-        of_value: whether what it logs is of the value, or else of this one making of it.
+        key: everything that determines the value, in JSON's types; None: unknown, so the value is always made anew.
+        make: makes the value; it has no side effects except log messages.
+        size: the size of a value in bytes.
+        of_value: whether its log messages concern the value; otherwise they concern only this call.
     """
     if key is None or not _current:
         return make()
@@ -130,17 +130,17 @@ def shared(
 
 
 def described(choice: Any) -> list[Any]:
-    """A dataclass of knobs as a key: its class, and all its values, whether or not they count in a run's id."""
+    """A dataclass of knobs as a key: its class and all its values, whether or not they are part of a run's id."""
     kind = type(choice)
     return [kind.__module__, kind.__qualname__, dataclasses.asdict(choice)]
 
 
 def state_of(paths: Iterable[Path]) -> list[list[object]] | None:
-    """What changes whenever a file at or below `paths` does, comes or goes; None where that can't be told for sure.
+    """A value that changes whenever a file at or below `paths` changes, appears or vanishes; None where that is unsure.
 
-    It is names, inode numbers, sizes and both times of each file, of which no program can set the second. A file that
-    has changed just now may change again within the same tick of the file system's clock, and folders behind links
-    are not walked through: of these nothing is told.
+    It consists of the name, inode number, size and both times of each file; no program can set the second time. The
+    result is None if a file has changed just now, since it may change again within the same tick of the file system's
+    clock, and if a folder is behind a link, since links are not followed.
     """
     found: list[list[object]] = []
     newest = 0.0

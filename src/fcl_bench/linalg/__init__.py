@@ -1,1 +1,1 @@
-"""Pure functions on tensors that methods share."""
+"""Pure functions on tensors, shared by the methods."""

@@ -95,7 +95,7 @@ class ClassScatter:
         degrees = (K - 1).clamp_min(1)
         first = torch.where(several, (n - 1) / degrees, 1.0).clamp_min(0)
         second = torch.where(several, (n - K) / (n.clamp_min(1) * degrees), 0.0).clamp_min(0)
-        # Samples of a class are at least as many as the groups that hold it, so only the printed form is ever clamped.
+        # A class has at least as many samples as groups that hold it, so only the printed form is ever clamped.
         held = n > 0
         first, second = first * held, second * held
         if self._products is not None:

@@ -1,4 +1,4 @@
-"""Linear discriminants from sums: the within-class covariance, its shrinkage, and the system that is solved with it."""
+"""Linear discriminants from sums: the within-class covariance, its shrinkage, and the linear system that uses it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from fcl_bench.linalg.gram import add_gram
 from fcl_bench.linalg.solve import Solution, solve_symmetric
 
-#: A negative eigenvalue larger than this many relative roundings of the sums is no rounding error.
+#: A negative eigenvalue larger than this many relative roundings of the sums is not a rounding error.
 _SLACK = 4
 
 
@@ -20,7 +20,7 @@ def within_scatter(G: torch.Tensor, S: torch.Tensor, n: torch.Tensor) -> torch.T
     """sum_c sum_(i in c) (h_i - mu_c)(h_i - mu_c)' = G - S diag(1/n) S' (M, M), in float64.
 
     The right-hand side cancels if the class means are far larger than the spread: in double precision half of the
-    digits are lost if they are 10^4 times larger. It is the same for H minus any common offset.
+    digits are lost if they are 10^4 times larger. The result is the same for H minus any common offset.
 
     Args:
         G: (M, M) H'H.
@@ -33,7 +33,7 @@ def within_scatter(G: torch.Tensor, S: torch.Tensor, n: torch.Tensor) -> torch.T
 
 
 def contradiction(scatter: torch.Tensor, G: torch.Tensor, rounding: float) -> str:
-    """The objection to a scatter matrix of `G` with an eigenvalue below zero by more than rounding; "": it has none.
+    """An error text if the scatter matrix of `G` has an eigenvalue below zero by more than rounding; "" otherwise.
 
     Args:
         scatter: (M, M) as `within_scatter` made it of G.
@@ -75,13 +75,13 @@ def solve_discriminant(
     Args:
         Sigma: (M, M) within-class covariance; overwritten.
         means: (M, C).
-        share: of the multiple of the identity, 0 to 1.
-        level: that multiple.
+        share: the share of the multiple of the identity, 0 to 1.
+        level: the factor of the identity.
         noise: absolute error of Sigma, in the Frobenius norm; `noise_of` has it for a difference of sums.
     """
     Sigma.mul_(1 - share)
     shift = share * level
-    # The solver takes errors relative to the entries that it sees, which are far smaller than those that were rounded.
+    # The solver takes errors relative to its entries, which are far smaller than the entries that were rounded.
     size = max(float(torch.linalg.matrix_norm(Sigma)), shift)
     rounding = min((1 - share) * noise / size, 1.0) if size else 0.0
     return solve_symmetric(Sigma, means, rounding, shift)

@@ -1,4 +1,4 @@
-"""Eigenvectors of a symmetric matrix, and what is left of it without some of them."""
+"""Eigenvectors of a symmetric matrix, and its nearest positive semidefinite matrix."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ import scipy.linalg
 import torch
 from scipy.linalg import lapack
 
-#: Fewer vectors than this share are found one by one, more by divide and conquer.
+#: Below this share of all vectors they are computed one by one, above it by divide and conquer.
 _FEW = 0.25
-#: Size from which it pays to turn back only the vectors asked for.
+#: Size from which it saves time to transform back only the requested vectors.
 _LARGE = 256
 
 
 def leading_eigenpairs(G: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The `count` largest eigenvalues of G (n, n), ascending, and their eigenvectors (n, count).
 
-    On the CPU as LAPACK's drivers do it, G = Q T Q' with T tridiagonal, but Q is multiplied by the vectors asked for
-    alone. That is what makes `count` of n cheaper than all: 1.6 times at a quarter to a half (`make bench`).
+    On the CPU as LAPACK's drivers do it, G = Q T Q' with T tridiagonal, but Q is multiplied by the requested vectors
+    alone. This makes `count` of n vectors cheaper than all n: 1.6 times if `count` is a quarter to a half of n
+    (`make bench`).
 
     Args:
         G: float64, symmetric; its upper triangle is read, and all of it may be overwritten.
         count: 1 to n.
 
     Raises:
-        LinAlgError: the eigenvalues were not found, as where some number of G is none.
+        LinAlgError: the eigenvalues were not found, for example because G has a NaN.
     """
     n = len(G)
     find = _of_all if G.device.type != "cpu" or n < _LARGE else _one_by_one if count < _FEW * n else _turned_back
@@ -40,7 +41,7 @@ def _of_all(G: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _one_by_one(G: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """LAPACK's syevr, for which torch has no call; it gives up on some spectra, nearly equal eigenvalues for one."""
+    """LAPACK's syevr, for which torch has no call; it fails on some spectra, such as nearly equal eigenvalues."""
     which = [len(G) - count, len(G) - 1]
     try:
         values, vectors = scipy.linalg.eigh(G.numpy().T, subset_by_index=which, check_finite=False)
@@ -52,7 +53,7 @@ def _one_by_one(G: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _turned_back(G: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """T by divide and conquer, then Q by the vectors asked for."""
+    """Eigenvectors of T by divide and conquer, then Q times the requested ones."""
     stevd = getattr(lapack, "dstevd", None)
     if stevd is None:  # SciPy before 1.16
         return _of_all(G, count)
@@ -74,6 +75,6 @@ def _turned_back(G: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 def nearest_semidefinite(S: torch.Tensor) -> torch.Tensor:
-    """The positive semidefinite matrix nearest to a symmetric S (n, n), in float64: less its negative eigenvalues."""
+    """The positive semidefinite matrix nearest to a symmetric S (n, n), in float64: negative eigenvalues become 0."""
     values, V = torch.linalg.eigh(S.to(torch.float64))
     return (V * values.clamp_min(0)) @ V.T

@@ -1,4 +1,4 @@
-"""A positive semidefinite matrix that is added up, and the ridge problem that is solved with it."""
+"""A running sum of positive semidefinite matrices, and the ridge problem that is solved with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Estimate:
 
     Args:
         size: M.
-        dtype, device: of what is kept.
+        dtype, device: type and device of the matrices kept.
         low_rank: keep the factors side by side, F (M, m) with G = F F', until m would reach M; from then on, or from
             the beginning, G itself.
     """
@@ -30,7 +30,7 @@ class Estimate:
 
     @property
     def matrix(self) -> torch.Tensor:
-        """G (M, M): the matrix that is kept, to be added to in place, or else made of the factors."""
+        """G (M, M): the kept matrix, which callers may add to in place, or the product of the kept factors."""
         return gram(self._factor().T) if self._matrix is None else self._matrix
 
     def add_factor(self, F: torch.Tensor) -> None:
@@ -52,7 +52,7 @@ class Estimate:
         return float(self._factor().square().sum() if self._matrix is None else self._matrix.trace())
 
     def spectrum(self, B: torch.Tensor) -> Spectrum:
-        """Of G in float64, with B (M, C); what the factors leave out of the whole space stands together at the end."""
+        """The spectrum of G in float64, with B (M, C); the complement of the factors' span is one entry at the end."""
         if self._matrix is not None:
             values, V = torch.linalg.eigh(self._matrix.double())
             return Spectrum(values.clamp_min(0), (V.T @ B.double()).square().sum(dim=1), torch.ones_like(values))
@@ -71,7 +71,7 @@ class Estimate:
 
         Args:
             B: (M, C).
-            shift: a ridge, or (below zero) what regularisers are taken out of G.
+            shift: a ridge, or (below zero) the sum of the regularisers to be removed from G.
             rounding: relative error of G's entries; see `linalg.solve.relative_rounding`.
         """
         if self._matrix is None and 2 * (self._factor().shape[1] + B.shape[1]) <= self.size:
@@ -87,7 +87,7 @@ class Estimate:
         return {"factor": self._factor()} if self._matrix is None else {"G": self._matrix}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         like = self._blocks[0]
         self._matrix = state["G"].to(like) if "G" in state else None
         self._blocks = [state["factor"].to(like) if "factor" in state else like[:, :0]]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import torch
 
-#: Numbers up to which to copy a tensor takes less time than a sum of its own.
+#: Tensor size up to which copying takes less time than a separate sum.
 _SMALL = 4096
 
 
 def all_finite(*tensors: torch.Tensor) -> bool:
-    """Whether every value of every one of these is."""
-    # A sum has whatever infinity or NaN its terms have, and takes a twentieth of the time of a look at each of them. A
-    # sum of finite terms may overflow all the same, so that only then each is looked at.
+    """Whether all values of all these tensors are finite."""
+    # A sum is infinite or NaN if one of its terms is, and takes a twentieth of the time of testing each term. A sum of
+    # finite terms may overflow too, so each term is tested if the sum is not finite.
     small: list[torch.Tensor] = []
     sums: list[torch.Tensor] = []
     for tensor in tensors:
-        # Most tensors of a network are vectors of a few numbers. A client may have made one or two on the CPU all the
-        # same, and tensors of two devices can't be joined; but their sums can be added.
+        # Most tensors of a network are short vectors. A client may have made one or two of them on the CPU, and tensors
+        # on two devices can't be concatenated, but their sums can be added.
         if tensor.numel() <= _SMALL and tensor.device == tensors[0].device:
             small.append(tensor.flatten())
         else:

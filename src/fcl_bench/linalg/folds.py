@@ -1,4 +1,4 @@
-"""Folds of samples that depend on the samples' own values alone, so that no partition or order changes them."""
+"""Assign samples to folds by their values alone, so that the folds do not depend on the partition or the order."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def hash_factors(rng: np.random.Generator, inputs: int) -> torch.Tensor:
 def fold_numbers(samples: torch.Tensor, factors: torch.Tensor, count: int) -> torch.Tensor:
     """(n,) int64, the fold of each sample, from 0: a multilinear hash of its values.
 
-    The values, rounded to float32, are taken for whole numbers x_j by their bits; the fold is the upper half of
+    The values are rounded to float32, and their bits are read as integers x_j; the fold is the upper half of
     sum_j a_j x_j modulo 2^64, modulo the number of folds. Equal samples get the same fold.
 
     Args:
         samples: (n, d) features.
-        factors: (d,) a_j, what `hash_factors` returned.
+        factors: (d,) a_j, the result of `hash_factors`.
         count: the number of folds.
     """
     bits = (samples.float() + 0.0).contiguous().view(torch.int32)  # + 0.0, since zero has two signs

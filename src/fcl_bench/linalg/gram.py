@@ -9,7 +9,7 @@ from scipy.linalg import blas
 
 from fcl_bench.linalg.product import by_columns, large
 
-#: Rows from which half a product and its mirror take less time than a whole one, whatever the width.
+#: Rows from which half a product and its mirroring take less time than a whole product, for every width.
 _ROWS = 64
 #: Rows and columns of a Gram matrix mirrored at a time.
 _TALL, _WIDE = 64, 512
@@ -31,10 +31,10 @@ def add_gram(G: torch.Tensor, A: torch.Tensor, weight: float = 1.0) -> torch.Ten
 def add_grams(G: torch.Tensor, blocks: Iterable[torch.Tensor], weight: float = 1.0, whole: bool = True) -> torch.Tensor:
     """G += weight sum_b A_b'A_b for a symmetric G (M, M) and blocks A_b (n_b, M), in place; returns G.
 
-    Blocks are converted to G's type one by one, so the sum of many float32 rows can be had in float64.
+    Blocks are converted to G's type one by one, so many float32 rows can be summed in float64.
 
     Args:
-        whole: false: the upper triangle is all that the caller needs.
+        whole: false: the caller needs only the upper triangle.
     """
     half = False
     for A in blocks:
@@ -50,7 +50,7 @@ def add_grams(G: torch.Tensor, blocks: Iterable[torch.Tensor], weight: float = 1
 def _add_upper_half(G: torch.Tensor, A: torch.Tensor, weight: float) -> None:
     """BLAS's syrk: the upper triangle of G += weight A'A."""
     syrk = blas.dsyrk if G.dtype == torch.float64 else blas.ssyrk
-    # By columns G is its own transpose.
+    # Read by columns, G is its own transpose.
     target = G.numpy().T
     a, turned = by_columns(A.T)
     result = syrk(weight, a, beta=1.0, c=target, trans=turned, lower=1, overwrite_c=1)
@@ -60,7 +60,7 @@ def _add_upper_half(G: torch.Tensor, A: torch.Tensor, weight: float) -> None:
 
 def mirror(G: torch.Tensor) -> torch.Tensor:
     """Make a matrix symmetric whose upper triangle is right, in place and by blocks."""
-    # Read by columns from a copy whose rows do not lie a power of two apart, where a cache would hold few of them.
+    # Columns are read from a copy whose row stride is not a power of two; with such strides a cache holds few rows.
     copied = G.new_empty(_TALL, _WIDE + 8)
     for begin in range(0, len(G), _TALL):
         end = begin + _TALL

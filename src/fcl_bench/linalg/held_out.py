@@ -1,4 +1,4 @@
-"""Squared errors of ridge regression on samples left out of it, from sums over both sets of samples."""
+"""Squared errors of ridge regression on held-out samples, from sums over both sets of samples."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-#: Errors that differ by less than this share of the sum of the squared labels count as equal: it is rounding.
+#: Errors that differ by less than this share of the sum of the squared labels count as equal: this is rounding.
 _ROUNDING = 2.0**-44
 
 
@@ -42,7 +42,7 @@ def squared_error(W: torch.Tensor, held: Sums) -> float:
 def held_out_errors(training: Sums, held: Sums, ridges: Sequence[float]) -> torch.Tensor:
     """(k,) the squared errors on `held` of W = (G + lambda I)^-1 S on `training`, one per ridge lambda above 0.
 
-    One eigendecomposition G = U diag(l) U' serves all ridges, and everything is turned by U first: U'W is
+    One eigendecomposition G = U diag(l) U' serves all ridges, and everything is rotated by U first: U'W is
     (l + lambda)^-1 U'S.
     """
     values, U = torch.linalg.eigh(training.G.double())
@@ -63,5 +63,5 @@ def cross_validated(parts: Sequence[Sums], ridges: Sequence[float]) -> torch.Ten
 
 
 def least(errors: torch.Tensor, samples: int) -> int:
-    """The place of the least error (k,), sums over `samples` samples; the first of those equal to rounding."""
+    """The index of the smallest error (k,), a sum over `samples` samples; the first of those equal to rounding."""
     return int((errors <= errors.min() + _ROUNDING * samples).nonzero()[0])

@@ -1,4 +1,4 @@
-"""A client's own ridge regression, solved with the Gram matrix that the aggregation of such solutions asks for."""
+"""A client's own ridge regression, and the Gram matrix that the aggregation of such solutions needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fcl_bench.linalg.solve import relative_rounding, solve_symmetric
 
 
 def local_ridge(X: torch.Tensor, Y: torch.Tensor, gamma: float) -> tuple[torch.Tensor, torch.Tensor, str]:
-    """C = X'X + gamma I (d, d), W = C^-1 X'Y = X' (XX' + gamma I)^-1 Y (d, c), and what went wrong ("": nothing did).
+    """C = X'X + gamma I (d, d), W = C^-1 X'Y = X' (XX' + gamma I)^-1 Y (d, c), and a problem, if any ("": none).
 
     W is found through the smaller side; with gamma = 0 it is the Moore-Penrose solution.
 
@@ -25,7 +25,7 @@ def local_ridge(X: torch.Tensor, Y: torch.Tensor, gamma: float) -> tuple[torch.T
         W, _, trouble = solve_symmetric(gram(X.T), Y, rounding, gamma)
         W = (W.T @ X).T
     else:
-        # In this order the few columns of Y cost a third of what X'Y takes.
+        # In this order the product with Y's few columns takes a third of the time of X'Y.
         W, _, trouble = solve_symmetric(C, (Y.T @ X).T, rounding, gamma)
     C.diagonal().add_(gamma)
     return C, W, trouble

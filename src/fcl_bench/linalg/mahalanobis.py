@@ -1,4 +1,4 @@
-"""Covariances made fit for Mahalanobis distances: shrinkage, correlations, whitening.
+"""Covariances for Mahalanobis distances: shrinkage, correlations, whitening.
 
 A covariance is a matrix (d, d), or (d,) where it is diagonal.
 """
@@ -11,7 +11,7 @@ import torch
 
 from fcl_bench.linalg.solve import extremes
 
-#: Relative rounding of float64, which `linalg.solve.relative_rounding` leaves out.
+#: Relative rounding of float64, which `linalg.solve.relative_rounding` does not include.
 EPS = 2.0**-52
 
 
@@ -20,7 +20,7 @@ class Whitening(NamedTuple):
 
     Attributes:
         factor: T, (d, d) upper triangular, or (d,) for a diagonal S: r * T in place of r T.
-        condition: largest over smallest eigenvalue of what was inverted; an estimate.
+        condition: largest over smallest eigenvalue of the inverted part; an estimate.
         rank: the rank of S beyond its rounding; below d the inverse is the Moore-Penrose one.
         indefinite: whether S has eigenvalues below zero beyond its rounding, which are left out too.
     """
@@ -49,7 +49,7 @@ def scatter(second: torch.Tensor, products: torch.Tensor, rounding: float = 0.0)
 
 
 def shrunk(S: torch.Tensor, a1: float, a2: float) -> torch.Tensor:
-    """S + a1 V1 I + a2 V2 (1 1' - I): V1 the mean of the diagonal, V2 of the entries beside it that are not zero."""
+    """S + a1 V1 I + a2 V2 (1 1' - I): V1 is the mean of the diagonal, V2 that of the nonzero entries off it."""
     if S.ndim == 1:
         return S + a1 * S.mean()
     variance = S.diagonal().mean()
@@ -77,11 +77,11 @@ def correlations(S: torch.Tensor) -> torch.Tensor:
 def whitening(S: torch.Tensor, noise: float = 0.0) -> Whitening:
     """T with T T' = S^+, the Moore-Penrose inverse of a positive semidefinite S, in float64.
 
-    Positive definite S: T = L^-T of its Cholesky factor L. Else from the eigenvalues above their rounding.
+    For a positive definite S, T = L^-T with its Cholesky factor L; otherwise T uses the eigenvalues above rounding.
 
     Args:
         S: (d, d), or (d,).
-        noise: how far rounding moves eigenvalues, beside d 2^-52 of the largest by the factorisation itself.
+        noise: how far rounding moves eigenvalues, besides d 2^-52 of the largest by the factorisation itself.
     """
     S = S.double()
     if S.ndim == 1:
@@ -96,10 +96,10 @@ def whitening(S: torch.Tensor, noise: float = 0.0) -> Whitening:
     values, V = torch.linalg.eigh(S)
     floor = max(noise, len(S) * EPS * float(values.abs().max()))
     indefinite = bool(values[0] < -floor)
-    # An eigenvalue below zero is noise, and what is not larger by half may be no more; see `solve_symmetric`.
+    # An eigenvalue below zero is noise, and one not half again as large may be noise too; see `solve_symmetric`.
     kept = values > max(floor, -1.5 * float(values[0]))
     F = V[:, kept] / values[kept].sqrt()
-    # F = T Q' with T upper triangular: the QR factorisation of F' from the other end.
+    # F = T Q' with T upper triangular: the QR factorisation of F' in reversed order.
     R = torch.linalg.qr(F.flip(0).T).R
     T = torch.nn.functional.pad(R, (0, 0, 0, len(S) - len(R))).T.flip(0, 1)
     return Whitening(T, *_spread(values[kept]), indefinite)

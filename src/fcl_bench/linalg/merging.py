@@ -18,7 +18,7 @@ class Part(NamedTuple):
     Attributes:
         truncations: the most truncating merges that any one of its uploads went through (L_t of FedRAN's Corollary 2 if
             it is made of all uploads).
-        merged: whether a merge made it here, so that no wire has rounded it.
+        merged: whether a merge on this machine made it, so that no wire has rounded it.
     """
 
     summary: Spectrum
@@ -28,18 +28,18 @@ class Part(NamedTuple):
 
 @dataclass
 class Losses:
-    """What all merges together dropped.
+    """The losses of all merges together.
 
     Attributes:
         first: sum over merges of the first eigenvalue that each one dropped (FedRAN Eq. 24's second sum).
-        share: the largest share of the trace at hand that a merge dropped (eta_merge, Eq. 61).
+        share: the largest share of its input's trace that a merge dropped (eta_merge, Eq. 61).
     """
 
     first: float = 0.0
     share: float = 0.0
 
     def include(self, first: float, share: float) -> None:
-        """Add what other merges dropped of these parts before they came here."""
+        """Add the losses of earlier merges of these parts elsewhere."""
         self.first += first
         self.share = max(self.share, share)
 
@@ -50,11 +50,11 @@ class Losses:
         truncations = max(part.truncations for part in parts)
         self.first += first
         largest = float(summary.sigma[0]) ** 2 if len(summary.sigma) else 0.0
-        if first > len(summary.V) * torch.finfo(torch.float64).eps * largest:  # else it is of rounding
+        if first > len(summary.V) * torch.finfo(torch.float64).eps * largest:  # otherwise the drop is rounding
             before = sum(_trace(part) for part in summaries)
             self.share = max(self.share, (before - _trace(summary)) / before)
             truncations += 1
-        # One that was alone is as it was.
+        # A single part is unchanged.
         made = all(summary is not own for own in summaries)
         return Part(summary, truncations, made or any(part.merged for part in parts if part.summary is summary))
 
@@ -90,8 +90,8 @@ class Merger(ABC):
 class SequentialMerger(Merger):
     """Pairwise, in order of arrival (the paper): truncates at each arrival.
 
-    Merges that would drop nothing wait for the next one, since what they make is the same sum: it holds at most r
-    directions, and those that have just come.
+    Merges that would drop nothing wait for the next one, since the sum stays the same. So the merger holds at most r
+    directions and those that have just arrived.
     """
 
     def add(self, summary: Spectrum, truncations: int = 0) -> None:
@@ -101,7 +101,7 @@ class SequentialMerger(Merger):
 
 
 class JointMerger(Merger):
-    """All in one SVD: the best rank-r approximation of their sum (Eckart-Young). Holds all summaries of the task."""
+    """One SVD of all summaries: the best rank-r approximation of their sum (Eckart-Young). Holds all of the task's."""
 
     def add(self, summary: Spectrum, truncations: int = 0) -> None:
         self._held.append(Part(summary, truncations))

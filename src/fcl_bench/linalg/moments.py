@@ -9,7 +9,7 @@ import torch
 
 @dataclass
 class Moments:
-    """What is known of one class.
+    """The moments of one class.
 
     Attributes:
         count: n.

@@ -1,4 +1,4 @@
-"""AFL's absolute aggregation law as it is printed: clients join one by one, with an inverse of each matrix."""
+"""AFL's absolute aggregation law as printed: clients join one by one, and each matrix is inverted."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class PairwiseLaw:
         self.singular = 0
         self.condition = 1.0
         self._limit = 1 / max(rounding, torch.finfo(dtype).eps)
-        #: C_agg^-1; None: not at hand.
+        #: C_agg^-1; None: not computed.
         self._R: torch.Tensor | None = None
 
     def add(self, C_agg: torch.Tensor, C: torch.Tensor, W: torch.Tensor) -> None:
-        """One more client. The first is taken as it is: Alg. 1 would have it inverted with C_agg = 0.
+        """One more client. The first one is taken unchanged: Alg. 1 would invert it with C_agg = 0.
 
         Args:
             C_agg: (d, d) sum over the clients so far.
@@ -49,7 +49,7 @@ class PairwiseLaw:
             return
         R_agg = inverse(C_agg)[0] if self._R is None else self._R
         self._R = self._counted_inverse(C_agg + C)
-        # From the right, so that each product has the few columns of W.
+        # Multiplied from the right, so that each product has only the few columns of W.
         own, other = C @ self.W, C_agg @ W
         self.W = self.W - R_agg @ (own - C @ (self._R @ own)) + W - R @ (other - C_agg @ (self._R @ other))
 
@@ -65,12 +65,12 @@ class PairwiseLaw:
         return R
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """What `load_state_dict` needs."""
+        """The state for `load_state_dict`."""
         counts = [self.inverted, self.singular, self.condition]
         return {"W": self.W, "counts": torch.tensor(counts, dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over what `state_dict` returned; the next client has C_agg inverted anew."""
+        """Restore the state that `state_dict` returned; C_agg is inverted again for the next client."""
         self.W, self._R = state["W"].to(self.W), None
         inverted, singular, self.condition = state["counts"].tolist()
         self.inverted, self.singular = int(inverted), int(singular)
@@ -79,8 +79,8 @@ class PairwiseLaw:
 def inverse(A: torch.Tensor) -> tuple[torch.Tensor, float]:
     """A^-1 (d, d) by elimination, and the condition number of A in the 1-norm.
 
-    Where an exact zero ends the elimination: the Moore-Penrose inverse of a symmetric A, and the largest condition
-    number that its type resolves.
+    If an exact zero ends the elimination, the results are the Moore-Penrose inverse of a symmetric A and the largest
+    condition number that its type resolves.
     """
     R, failed = torch.linalg.inv_ex(A)
     if bool(failed):

@@ -1,4 +1,4 @@
-"""Matrix products by SciPy's BLAS, whose LAPACK and rank-k updates the methods need beside them."""
+"""Matrix products by SciPy's BLAS; the methods also need its LAPACK and rank-k updates."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import numpy as np
 import torch
 from scipy.linalg import blas
 
-#: Multiplications from which it pays to call it.
+#: Multiplications from which calling it saves time.
 _WORTHWHILE = 2**27
 
 
 def product(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
     """AB (n, m) of A (n, k) and B (k, m), columns together in memory.
 
-    torch's own product has threads of its own, which have to be woken while those of the factorisation before it still
-    wait for work. In float64 SciPy's takes a tenth to a fifth less (`make bench`: random_features beside Z P).
+    torch's product has its own threads, which must be woken while the threads of the preceding factorisation still wait
+    for work. In float64 SciPy's product takes a tenth to a fifth less time (`make bench`: random_features against Z P).
     """
     if A.dtype != torch.float64 or not large(A, B.shape[1]):
         return (B.T @ A.T).T
@@ -23,12 +23,12 @@ def product(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
 
 
 def large(A: torch.Tensor, columns: int) -> bool:
-    """Whether the product of A with a matrix of so many columns is for a BLAS beside torch's."""
+    """Whether the product of A with a matrix of this many columns should use SciPy's BLAS rather than torch's."""
     return A.device.type == "cpu" and A.numel() * columns >= max(1, _WORTHWHILE)
 
 
 def by_columns(A: torch.Tensor) -> tuple[np.ndarray, bool]:
-    """A as BLAS takes it, columns together, without a copy if there is a way: A or its transpose, and whether it is."""
+    """A or its transpose in BLAS's column order, without a copy if possible, and whether it is the transpose."""
     if A.T.is_contiguous():
         return A.numpy(), False
     return A.contiguous().numpy().T, True

@@ -1,4 +1,4 @@
-"""Random features: one shared projection, drawn from a seed, and ReLU, cosine or nothing."""
+"""Random features: one shared projection, drawn from a seed, followed by ReLU, cosine or nothing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 from fcl_bench.linalg.product import product
 
-#: If H is not needed whole: the most bytes of it that are made at a time, and the fewest rows.
+#: If H is computed in blocks: the largest number of bytes per block, and the smallest number of rows.
 _BLOCK_BYTES, _BLOCK_ROWS = 2**26, 256
-#: What may follow the projection: ReLU or nothing; and the cosine, which has a bandwidth.
+#: Activations after the projection: ReLU or none; and the cosine, which has a bandwidth.
 ACTIVATIONS = ("relu", "none")
 FOURIER = "cos"
 
@@ -28,12 +28,12 @@ class RandomFeatures:
     P and u are drawn in float64 on the CPU from the seed, so every client, device and `dtype` gets the same ones.
 
     Args:
-        seed: what the server sends instead of the matrix.
+        seed: the seed that the server sends instead of the matrix.
         inputs: d.
         outputs: M, or None.
-        dtype, device: of P and of what `map` returns.
+        dtype, device: type and device of P and of the result of `map`.
         activation: "relu", "none" or "cos".
-        bandwidth: b; of the cosines only.
+        bandwidth: b; for cosines only.
         maps: how many independent maps lie side by side in H, of M / maps features each.
         clip: rows of H that are longer are shortened to this length; None: they are not.
     """
@@ -92,16 +92,16 @@ class RandomFeatures:
         return H.add_(self.phases).cos_().mul_(math.sqrt(2 * self.maps / self.outputs))
 
     def linear(self, z: torch.Tensor) -> torch.Tensor:
-        """Z P (n, M), before the activation; with M None Z."""
+        """Z P (n, M), before the activation; Z if M is None."""
         return z if self.projection is None else product(self.projection.T, z.T).T
 
     def blocks(self, z: torch.Tensor) -> Iterator[torch.Tensor]:
-        """H by blocks of `rows` rows, so that it is never whole in memory."""
+        """H in blocks of `rows` rows, so that the whole of it is never in memory."""
         return map(self.map, z.split(self.rows))
 
     @property
     def rows(self) -> int:
-        """Samples in a block."""
+        """The number of samples per block."""
         return max(_BLOCK_ROWS, _BLOCK_BYTES // (8 * self.outputs))
 
 
@@ -114,7 +114,7 @@ def clipped_rows(H: torch.Tensor, clip: float) -> torch.Tensor:
 def mean_squared_distance(total: torch.Tensor, squares: float, samples: int) -> float:
     """The mean of |z - z*|^2 over all pairs of `samples` samples, from sum z (d,) and sum |z|^2: 2 tr Cov(z).
 
-    Its root stands in for the median distance as the bandwidth, and it adds up over any partition.
+    Its root replaces the median distance as the bandwidth; unlike the median, it follows from sums over any partition.
     """
     if not samples:
         return 0.0

@@ -1,11 +1,11 @@
 """The mean of linear layers by least squares on their inputs (RegMean; Jin et al., ICLR 2023).
 
-Clients k have weights W_k (o, i) of one layer and inputs X_k (n_k, i) of it. The W that comes closest to all of their
+Clients k have weights W_k (o, i) of one layer and inputs X_k (n_k, i) of it. The W that best reproduces all of their
 outputs, min_W sum_k ||(W - W_k) X_k'||^2, is
 
     W = (sum_k W_k G_k)(sum_k G_k)^+,    G_k = X_k'X_k.
 
-A Gram matrix is (i, i), or (i,), its diagonal alone: W is then a weighted mean in every column.
+A Gram matrix is (i, i), or (i,) if it is its diagonal alone; W is then a weighted mean in every column.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def merged_weights(
         sums_G: (i, i) the sum of the Gram matrices, or (i,) that of their diagonals.
         near: (o, i) W where no client has an input (outside the range of the sum), such as the mean of the W_k. Weights
             that are the same at all clients then stay the same whatever the inputs are. None: 0.
-        rounding: relative error of the entries of the Gram matrices (`relative_rounding`); eigenvalues that it can
-            explain count as no input.
+        rounding: relative error of the entries of the Gram matrices (`relative_rounding`); eigenvalues that are no
+            larger than such errors count as no input.
     """
     G = sums_G.double()
     S = sums_WG.double()
@@ -48,7 +48,7 @@ def weighted(W: torch.Tensor, G: torch.Tensor) -> torch.Tensor:
 
 
 def damped(G: torch.Tensor, alpha: float) -> torch.Tensor:
-    """alpha G + (1 - alpha) diag(G) of a Gram matrix (i, i): smaller entries off the diagonal; a diagonal (i,) as is.
+    """alpha G + (1 - alpha) diag(G) of a Gram matrix (i, i): smaller off-diagonal entries; a diagonal (i,) is kept.
 
     Args:
         G: the Gram matrix of a layer's inputs.
@@ -60,15 +60,15 @@ def damped(G: torch.Tensor, alpha: float) -> torch.Tensor:
 
 
 def matrices(grams: Mapping[str, torch.Tensor]) -> set[str]:
-    """Names of the Gram matrices that are whole, not diagonals alone."""
+    """Names of the Gram matrices that are full, not just diagonals."""
     return {name for name, G in grams.items() if G.ndim == 2}
 
 
 class RegressionSums:
-    """sum_k W_k G_k and sum_k G_k of many layers, in float64, from one client to the next. Several W may share a G.
+    """Running sums of W_k G_k and G_k over clients for many layers, in float64. Several W may share a G.
 
     Args:
-        rounding: as of `merged_weights`.
+        rounding: see `merged_weights`.
 
     Attributes:
         products: the sum of W_k G_k (o, i), by the name of W.

@@ -9,7 +9,7 @@ import torch
 from fcl_bench.linalg.gram import gram
 from fcl_bench.linalg.product import product
 
-#: Means beyond so many standard deviations make a feature linear or dead to the last bit of float64.
+#: A mean beyond this many standard deviations makes a feature linear or dead to the last bit of float64.
 _FAR = 40.0
 
 
@@ -32,7 +32,7 @@ def relu_covariance(P: torch.Tensor, Sigma: torch.Tensor, means: torch.Tensor, w
 
     Args:
         P: (d, M).
-        Sigma: (d, d) symmetric, positive semidefinite; of each class.
+        Sigma: (d, d) symmetric, positive semidefinite; the covariance of each class.
         means: (d, C).
         weights: (C,) n_c, at least 0.
 
@@ -50,6 +50,6 @@ def relu_covariance(P: torch.Tensor, Sigma: torch.Tensor, means: torch.Tensor, w
     Q.add_(gram(roots * phi).mul_(R.square_()), alpha=0.5)
     # The variance over s^2, in a form whose terms do not cancel where m is large.
     exact = m.square() * Phi * torch.special.ndtr(-m) + Phi + m * phi * (1 - 2 * Phi) - phi.square()
-    cut = Phi.square() + phi.square() / 2  # the same after order 2, never larger but by rounding
+    cut = Phi.square() + phi.square() / 2  # the series after order 2, never larger except by rounding
     Q.diagonal().copy_((roots.square() * torch.maximum(exact, cut)).sum(dim=0))
     return Q

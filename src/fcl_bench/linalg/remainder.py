@@ -1,4 +1,4 @@
-"""Puts back what low-rank sketches dropped, in the shape of a covariance that is known otherwise."""
+"""Replaces the part that low-rank sketches dropped, in the shape of a covariance known from elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Sketch(NamedTuple):
 
 
 class _Shares(NamedTuple):
-    """What is put in place of one sketch's rest: share Pi Q Pi + level Pi, Pi = I - V V'.
+    """The substitute for one sketch's rest: share Pi Q Pi + level Pi, Pi = I - V V'.
 
     Attributes:
         inner: V'QV (r, r).
@@ -50,8 +50,8 @@ def _shares(sketch: Sketch, QV: torch.Tensor, trace: float, mix: float) -> _Shar
 def add_sketches(G: torch.Tensor, sketches: Sequence[Sketch], Q: torch.Tensor, mix: float) -> float:
     """Add sum_k V diag(sigma^2) V' + e [(1 - mix) Pi Q Pi / tr(Pi Q Pi) + mix Pi / (M - r)] to G + delta I, in place.
 
-    Pi = I - V V'. Every term is positive semidefinite, and its trace that of what was sketched. If V holds all of Q,
-    the rest is spread evenly (mix 1). Columns are taken together, about M at a time, since
+    Pi = I - V V'. Every term is positive semidefinite, and its trace is that of the sketched matrix. If V spans all of
+    Q, the rest is spread evenly (mix 1). Columns are processed together, about M at a time, since
     Pi Q Pi = Q - V (QV)' - (QV) V' + V (V'QV) V'.
 
     Args:
@@ -61,7 +61,7 @@ def add_sketches(G: torch.Tensor, sketches: Sequence[Sketch], Q: torch.Tensor, m
         mix: 0 to 1.
 
     Returns:
-        what is to be added to delta.
+        the number to be added to delta.
     """
     trace, total, delta = float(Q.trace()), 0.0, 0.0
     for group in _groups(sketches, len(G)):
@@ -96,7 +96,7 @@ def _groups(sketches: Sequence[Sketch], columns: int) -> Iterator[list[Sketch]]:
 
 
 def substitute(sketch: Sketch, Q: torch.Tensor, mix: float) -> tuple[float, float]:
-    """What `add_sketches` puts in place of a sketch's rest: its largest eigenvalue, and the level of its even part."""
+    """The largest eigenvalue and the even level of the substitute that `add_sketches` uses for a sketch's rest."""
     V = sketch.V
     share, level, _ = _shares(sketch, Q @ V, float(Q.trace()), mix)
     outside = Q - V @ (V.T @ Q)

@@ -1,4 +1,4 @@
-"""A ridge from the statistics alone: a share of the mean eigenvalue, or generalised cross-validation."""
+"""Choose a ridge from the statistics alone: a share of the mean eigenvalue, or generalised cross-validation."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import torch
 
-#: What a ridge knob may be besides a number.
+#: Values of a ridge knob besides numbers.
 AUTO, GCV = "auto", "gcv"
 #: The share of the Gram matrix's mean eigenvalue that `auto` takes.
 SHARE = 0.01
 #: Candidates of `gcv`: powers of ten times the mean eigenvalue, four to a decade.
 _LOWEST, _HIGHEST, _PER_DECADE = -8, 4, 4
-#: Degrees of freedom that have to be left, as a share of the samples; fewer are rounding.
+#: The smallest number of residual degrees of freedom, as a share of the samples; fewer are rounding.
 _LEFT = 1e-9
 #: A residual this small, as a share of the samples, is rounding.
 _ROUNDING = 2.0**-44
@@ -42,7 +42,7 @@ class Spectrum(NamedTuple):
         return Spectrum(*(torch.cat([mine, one]) for mine, one in zip(self, more, strict=True))) if count else self
 
     def shifted(self, offset: float) -> Spectrum:
-        """Of G + offset I. A value that is then below zero is rounding, and counts as 0."""
+        """The spectrum of G + offset I. A value below zero is then rounding, and counts as 0."""
         return self._replace(values=(self.values + offset).clamp_min(0))
 
 
@@ -83,14 +83,14 @@ def gcv(
     """The ridge with the least generalised cross-validation score N RSS / (N - df)^2 (Golub, Heath and Wahba 1979).
 
     With W = (G + ridge I)^-1 B and one-hot labels, RSS = N - 2 tr(W'B) + tr(W'G W) and df = sum_i l_i / (l_i + ridge),
-    so the sums tell both exactly.
+    so the sums give both exactly.
 
     Args:
         spectrum: of G and B.
         samples: N.
         candidates: (k,) ridges to choose from, ascending; None: 1e-8 to 1e4 times the mean eigenvalue, four to a
             decade.
-        squares: the sum of the squared labels; None: N. Where G and B weigh samples, so does this.
+        squares: the sum of the squared labels; None: N. If G and B weigh samples, this sum must too.
 
     Returns:
         one of the candidates; None if no candidate leaves a residual and degrees of freedom, which may happen if G is

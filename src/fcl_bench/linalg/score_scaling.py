@@ -1,4 +1,4 @@
-"""Factors that make every class's scores comparable in size, from the sums that the classifier was solved with."""
+"""Factors that make every class's scores comparable in size, from the sums with which the classifier was solved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Symmetric systems A W = B solved so that numerical trouble is told, never hidden and never NaN."""
+"""Solve symmetric systems A W = B; numerical trouble is reported, never hidden, and the result is never NaN."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from typing import NamedTuple
 
 import torch
 
-#: Noise over smallest eigenvalue from which a solution is called doubtful; at 1 the eigenvalue is nothing but noise.
+#: Ratio of noise to smallest eigenvalue from which a solution is doubtful; at 1 the eigenvalue is nothing but noise.
 DOUBTFUL = 0.1
 #: Steps of the two power iterations that estimate the extreme eigenvalues: within some percent of the largest.
 _STEPS = 12
-#: Unknowns up to which all eigenvalues are found sooner than two.
+#: Number of unknowns up to which all eigenvalues are found faster than the two extreme ones.
 _SMALL = 32
-#: Rows whose squares are held at a time.
+#: Rows whose squares are in memory at a time.
 _ROWS = 64
 
 
 class Solution(NamedTuple):
-    """W and what is to be known about it.
+    """W and facts about its accuracy.
 
     Attributes:
         W: (M, C).
         condition: largest over smallest eigenvalue in absolute value, of the part of A that was solved; an estimate.
-        trouble: what went wrong and what was done, in words; "" where nothing did.
+        trouble: what went wrong and what was done, in words; "" if nothing went wrong.
     """
 
     W: torch.Tensor
@@ -31,22 +31,22 @@ class Solution(NamedTuple):
 
 
 def solve_symmetric(S: torch.Tensor, B: torch.Tensor, rounding: float = 0.0, shift: float = 0.0) -> Solution:
-    """W with A W = B, A = S + shift I, in float64, for an A that is positive semidefinite but for rounding.
+    """W with A W = B, A = S + shift I, in float64, for an A that is positive semidefinite except for rounding.
 
-    Positive definite A: by Cholesky. Else through A's eigenvalues, leaving out those that are nothing but noise: the
-    Moore-Penrose solution. An eigenvalue below zero is noise, and its size that of the others: what is not larger by
-    half is left out. (An indefinite solve would amplify it instead.) Where none is below zero, noise is M * 2^-52 of
-    the largest eigenvalue by the solve itself; and if the entries of S have independent relative errors `rounding`,
-    4 * rounding * sqrt(sum_ij v_i^2 v_j^2 S_ij^2) along the eigenvector v, and rounding^2 of the largest from its
-    mixing with others.
+    A positive definite A is solved by Cholesky. Otherwise the solution is the Moore-Penrose one from A's eigenvalues,
+    without those that are nothing but noise. An eigenvalue below zero is noise, and its size is that of all noise:
+    eigenvalues up to 1.5 times that size are left out. (An indefinite solve would amplify the noise instead.) If none
+    is below zero, the noise is M * 2^-52 of the largest eigenvalue by the solve itself; and if the entries of S have
+    independent relative errors `rounding`, 4 * rounding * sqrt(sum_ij v_i^2 v_j^2 S_ij^2) along the eigenvector v, and
+    rounding^2 of the largest from its mixing with others.
 
-    Beside S it holds A and its factor, no other matrix of that size.
+    Besides S, it holds A and its factor in memory, and no other matrix of that size.
 
     Args:
         S: (M, M) symmetric; the lower triangle is read.
         B: (M, C).
         rounding: relative error of the entries of S; see `relative_rounding`.
-        shift: a ridge, or (below zero) what regularisers are taken out of S, whose rounding errors stay in.
+        shift: a ridge, or (below zero) the sum of the regularisers to be removed from S; their rounding errors remain.
     """
     dtype, B = B.dtype, B.to(torch.float64)
     A = S.to(torch.float64, copy=True)
@@ -63,7 +63,7 @@ def solve_symmetric(S: torch.Tensor, B: torch.Tensor, rounding: float = 0.0, shi
         floor = float(noise.along(v, largest))
         if smallest > floor:
             condition = largest / smallest
-            # Told by the norm of all errors, though what is lost along this one direction may be less.
+            # Judged by the norm of all errors, though the error along this one direction may be smaller.
             doubt = max(floor, noise.norm(largest))
             trouble = ill_conditioned(condition, largest / doubt) if doubt > DOUBTFUL * smallest else ""
             return Solution(_solve_factored(factor, B).to(dtype), condition, trouble)
@@ -71,7 +71,7 @@ def solve_symmetric(S: torch.Tensor, B: torch.Tensor, rounding: float = 0.0, shi
 
 
 def _pseudo_inverse(A: torch.Tensor, B: torch.Tensor, noise: _Noise, unit: float, dtype: torch.dtype) -> Solution:
-    """The Moore-Penrose solution from the eigenvalues of A that are no noise; A and B come divided by `unit`."""
+    """The Moore-Penrose solution from the eigenvalues of A that are not noise; A and B come divided by `unit`."""
     values, V = torch.linalg.eigh(A)
     size = values.abs()
     largest = float(size.max())
@@ -108,15 +108,15 @@ class _Noise:
         self._diagonal = A.diagonal() - shift
 
     def _scale(self, largest: float) -> float:
-        """The largest eigenvalue, or S's largest entry where regularisers outweighed it."""
+        """The largest eigenvalue, or S's largest entry if the removed regularisers outweighed it."""
         return max(largest, float(self._diagonal.max()))
 
     def norm(self, largest: float) -> float:
-        """The spectral norm of all errors together, for eigenvectors that point nowhere in particular."""
+        """The spectral norm of all errors together, for eigenvectors in generic directions."""
         return 8 * self._rounding / len(self._A) ** 0.5 * self._scale(largest)
 
     def solver(self, largest: float) -> float:
-        """Of the solve itself."""
+        """The noise of the solve itself."""
         return len(self._A) * torch.finfo(self._A.dtype).eps * self._scale(largest)
 
     def along(self, V: torch.Tensor, largest: float) -> torch.Tensor:
@@ -125,7 +125,7 @@ class _Noise:
         if self._rounding == 0:
             return solver
         weights = V.square()
-        # S differs from A on the diagonal only; squared by blocks of rows, for S^2 would be another matrix.
+        # S differs from A on the diagonal only; it is squared in blocks of rows, since S^2 would need another matrix.
         first = ((self._diagonal.square() - self._A.diagonal().square()).unsqueeze(1) * weights.square()).sum(dim=0)
         for rows, own in zip(self._A.split(_ROWS), weights.split(_ROWS), strict=True):
             first += ((rows.square() @ weights) * own).sum(dim=0)
@@ -133,7 +133,7 @@ class _Noise:
 
 
 def ill_conditioned(condition: float, resolved: float) -> str:
-    """The trouble with a system whose condition number is near or above what its numbers resolve."""
+    """The message for a system whose condition number is near or above what its numbers resolve."""
     return (
         f"the system is ill-conditioned: condition number {condition:.1e}, and what was summed and sent resolves"
         f" {resolved:.1e}; a larger ridge, dtype=float64 or wire.dtype=float64 would help"
@@ -141,20 +141,20 @@ def ill_conditioned(condition: float, resolved: float) -> str:
 
 
 def relative_rounding(*dtypes: torch.dtype) -> float:
-    """Relative error of entries that were summed and sent in `dtypes`; float64's is left to the solve."""
+    """Relative error of entries that were summed and sent in `dtypes`; the solve accounts for float64's."""
     return sum(torch.finfo(dtype).eps for dtype in dtypes if dtype != torch.float64)
 
 
 def extremes(A: torch.Tensor, factor: torch.Tensor) -> tuple[float, float, torch.Tensor]:
     """Smallest and largest eigenvalue of a positive definite A with its Cholesky factor, and the smallest's vector.
 
-    By inverse and power iteration: estimates from within, the smallest never too small, the largest never too large.
-    Exactly where the system is so small that this takes no longer.
+    Inverse and power iteration give estimates from within: the smallest is never too small, the largest never too
+    large. They are exact if the system is so small that this takes no longer.
     """
     if len(A) <= _SMALL:
         values, V = torch.linalg.eigh(A)
         return float(values[0]), float(values[-1]), V[:, :1]
-    # A fixed start, generic enough that in practice it has a part along every eigenvector.
+    # A fixed start, generic enough to have a component along every eigenvector in practice.
     start = torch.linspace(1.0, 2.0, len(A), dtype=A.dtype, device=A.device).sin().unsqueeze(1)
     largest = inverse = torch.ones((), dtype=A.dtype, device=A.device)
     up = down = start / torch.linalg.vector_norm(start)

@@ -14,7 +14,7 @@ from fcl_bench.linalg.product import product
 
 #: Smallest ratio of kept singular values at which V = H'U / sigma is orthonormal to 1e-10.
 _WELL_CONDITIONED = 1e-3
-#: Rows of a float32 matrix that are held in float64 at a time.
+#: Rows of a float32 matrix that are converted to float64 at a time.
 _ROWS = 1024
 
 
@@ -34,19 +34,19 @@ def summarise(H: torch.Tensor, rank: int) -> tuple[Spectrum, float]:
     """The best rank-r sketch of H'H: thin SVD of H (n, M), truncated to r = min(rank, n, M) (FedRAN Eq. 9).
 
     Works in float64 through the eigenvalues of the smaller of HH' (n, n) and H'H (M, M), whatever type H is in and the
-    sketch is returned in. Where n < M, V sigma = H'U is formed from H itself, so the sketch is accurate to rounding in
-    every direction it keeps, however small. Only the orthonormality of V suffers from the squared condition number;
-    where it would show, one QR-SVD of the kept factor restores it. Directions whose singular value is zero to rounding
-    are left out: they would carry arbitrary vectors.
+    sketch is returned in. If n < M, V sigma = H'U is formed from H itself, so the sketch is accurate to rounding in
+    every kept direction, however small. Only the orthonormality of V suffers from the squared condition number; where
+    that matters, one QR-SVD of the kept factor restores it. Directions whose singular value is zero to rounding are
+    left out: they would carry arbitrary vectors.
 
     Returns:
-        the summary, and the spectral norm of what it drops: sigma_{r+1}^2 (0 where nothing is left).
+        the summary, and the spectral norm of the dropped part: sigma_{r+1}^2 (0 if nothing is dropped).
     """
     return _truncated(H, rank, partial(_gram, H.T if len(H) < H.shape[1] else H))
 
 
 def _truncated(H: torch.Tensor, rank: int, side: Callable[[], torch.Tensor]) -> tuple[Spectrum, float]:
-    """`summarise`, with what makes the upper triangle of the smaller of HH' and H'H in float64."""
+    """`summarise`, given a function for the upper triangle of the smaller of HH' and H'H in float64."""
     n, M = H.shape
     keep = min(rank, n, M)
     if keep == 0:
@@ -54,7 +54,7 @@ def _truncated(H: torch.Tensor, rank: int, side: Callable[[], torch.Tensor]) -> 
     wide = n < M
     values, vectors = leading_eigenpairs(side(), min(keep + 1, n, M))
     residual = max(float(values[-keep - 1]), 0.0) if keep < len(values) else 0.0
-    top = vectors[:, -keep:].T.flip(0).T  # descending, columns together in memory
+    top = vectors[:, -keep:].T.flip(0).T  # descending, in column order
     mapped = _product(H.T if wide else H, top)
     sigma = torch.linalg.vector_norm(mapped, dim=0)
     factor = mapped if wide else top
@@ -72,13 +72,13 @@ def merge(summaries: Sequence[Spectrum], rank: int, exact: Sequence[bool] = ()) 
     """Merge sketches into the best rank-r sketch of their sum (FedRAN Eq. 16-19), without forming it.
 
     With A = [V_1 diag(s_1), V_2 diag(s_2), ...], the sum is AA': V and sigma are A's leading left singular vectors and
-    singular values. The paper gets them by a QR of A and an SVD of R, here they come from the smaller Gram side of A,
-    as in `summarise`, at about half the cost. No matrix is larger than A (M, sum of the ranks); an empty sketch leaves
-    the other as is.
+    singular values. The paper computes them by a QR of A and an SVD of R; here they come from the smaller Gram matrix
+    of A, as in `summarise`, at about half the cost. No matrix is larger than A (M, sum of the ranks); an empty sketch
+    leaves the other unchanged.
 
     Args:
         exact: which of the sketches `summarise` or `merge` left in float64: their own blocks of A'A are diag(s^2) to
-            its rounding and are not computed. Left out: none. What came over a wire that rounds is not exact.
+            its rounding and are not computed. Empty: none. A sketch that came over a rounding wire is not exact.
 
     Returns:
         the merged sketch, and the first dropped eigenvalue of AA' (0 where nothing is dropped).
@@ -114,7 +114,7 @@ def _gram_beside(rows: torch.Tensor, known: Sequence[torch.Tensor]) -> torch.Ten
 
 
 def _orthonormalised(A: torch.Tensor) -> Spectrum:
-    """The sketch of AA' by QR and SVD, zero directions left out: exact orthonormality at any condition of A (M, r)."""
+    """The sketch of AA' by QR and SVD without zero directions: orthonormal for every condition number of A (M, r)."""
     Q, R = torch.linalg.qr(A)
     U, S, _ = torch.linalg.svd(R, full_matrices=False)
     rank = int((S.max() * max(A.shape) * torch.finfo(A.dtype).eps < S).sum()) if len(S) else 0
@@ -127,19 +127,19 @@ def _largest_eigenvalue(H: torch.Tensor) -> float:
 
 
 def _gram(A: torch.Tensor) -> torch.Tensor:
-    """The upper triangle of A'A in float64 whatever A is in, since it has the square of A's condition number."""
+    """The upper triangle of A'A, always in float64, since it has the square of A's condition number."""
     G = torch.zeros(A.shape[1], A.shape[1], dtype=torch.float64, device=A.device)
     return add_grams(G, _blocks(A), whole=False)
 
 
 def _product(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
-    """AB in float64 for a B in float64, columns together in memory."""
+    """AB in float64 for a B in float64, in column order."""
     blocks = [product(block.to(torch.float64), B) for block in _blocks(A)]
     return blocks[0] if len(blocks) == 1 else torch.cat([block.T for block in blocks], dim=1).T
 
 
 def _blocks(A: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The rows of A: together, or in groups small enough to be converted to float64 one by one."""
+    """The rows of A: all at once, or in groups small enough to be converted to float64 one by one."""
     return [A] if A.dtype == torch.float64 else A.split(_ROWS)
 
 

@@ -1,4 +1,4 @@
-"""Whether matrices of statistics are, to rounding, positive semidefinite or orthonormal: cheap looks, no proofs."""
+"""Cheap checks, not proofs, that matrices of statistics are positive semidefinite or orthonormal to rounding."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import torch
 
 from fcl_bench.linalg.triangle import symmetric
 
-#: Size up to which every entry and every eigenvalue is looked at; above it that costs more than all else that is done.
+#: Size up to which all entries and eigenvalues are checked; above it this would cost more than everything else.
 EXACT = 64
 #: Steps of Lanczos' iteration with a larger matrix.
 _STEPS = 6
-#: What is left of a product outside of the space so far where that space is all there is.
+#: Relative norm of a product outside the current Krylov space at which that space counts as complete.
 _INVARIANT = 1e-6
-#: By how many roundings entries may differ from what they should be.
+#: The number of roundings by which entries may differ from their expected values.
 _SLACK = 4
 
 
 def gram_trouble(G: torch.Tensor, rounding: float) -> str:
     """Why G (M, M) is no Gram matrix to rounding; "": nothing was found.
 
-    Up to `EXACT` rows the diagonal is looked at, all 2 x 2 minors (|g_ij|^2 <= g_ii g_jj), symmetry and, by a Cholesky
-    factorisation, eigenvalues below -4 rounding tr(G). Above, at seven products with a vector: the diagonal, that no
-    entry is larger than its largest; (G - G')x for a random x; and the smallest Ritz value of six steps of Lanczos'
-    iteration, which shows a negative eigenvalue of the size of the mean one, and may miss a smaller one. What it shows
-    is confirmed by all eigenvalues.
+    Up to `EXACT` rows, the checks cover the diagonal, all 2 x 2 minors (|g_ij|^2 <= g_ii g_jj), symmetry and, by a
+    Cholesky factorisation, eigenvalues below -4 rounding tr(G). Above, at the cost of seven products with a vector,
+    they cover the diagonal, whose largest entry no other may exceed; (G - G')x for a random x; and the smallest Ritz
+    value of six steps of Lanczos' iteration, which finds a negative eigenvalue of the size of the mean one, and may
+    miss a smaller one. Such a finding is confirmed by all eigenvalues.
 
     Args:
         G: finite.
@@ -41,7 +41,7 @@ def gram_trouble(G: torch.Tensor, rounding: float) -> str:
     if largest <= 0:
         return "is not zero, and its diagonal is" if bool(G.any()) else ""
     allowed = _SLACK * rounding * float(diagonal.sum())
-    # A 16-bit type loses what is far below the largest entry of a column.
+    # A 16-bit type loses entries far below the largest entry of a column.
     roots = diagonal.clamp_min(0).sqrt() + rounding * largest**0.5
     return _looked_at(G, roots, rounding, allowed) if len(G) <= EXACT else _probed(G, roots, rounding, allowed)
 
@@ -54,7 +54,7 @@ def _looked_at(G: torch.Tensor, roots: torch.Tensor, rounding: float, allowed: f
         return f"has an entry ({row}, {column}) larger than its rows' diagonal entries allow"
     if bool(((G - G.T).abs() > _SLACK * rounding * limits).any()):
         return "is not symmetric"
-    # What the factorisation itself rounds, too.
+    # The rounding of the factorisation itself is included.
     shift = allowed + len(G) * 2**-52 * float(G.diagonal().max())
     if not bool(torch.linalg.cholesky_ex(G + shift * torch.eye(len(G)).to(G))[1]):
         return ""
@@ -64,7 +64,7 @@ def _looked_at(G: torch.Tensor, roots: torch.Tensor, rounding: float, allowed: f
 
 def _probed(G: torch.Tensor, roots: torch.Tensor, rounding: float, allowed: float) -> str:
     unit = float(roots.max()) ** 2
-    # In units in which no square overflows; and in float32, in half the time, where no more digits came over the wire.
+    # Scaled so that no square overflows; in float32, which takes half the time, if the wire had no more digits.
     G = G.to(torch.float32 if rounding >= torch.finfo(torch.float32).eps else torch.float64, copy=True).div_(unit)
     roots, allowed = (roots / unit**0.5).to(G), allowed / unit
     largest = max(abs(float(end)) for end in torch.aminmax(G))
@@ -77,13 +77,13 @@ def _probed(G: torch.Tensor, roots: torch.Tensor, rounding: float, allowed: floa
         return "is not symmetric"
     if _smallest_ritz_value(G, x, image) >= -allowed:
         return ""
-    # Of a matrix with few directions the iteration soon sees rounding alone, so that no upload is refused for it.
+    # For a matrix of low rank the iteration soon sees only rounding, so no upload is refused for that alone.
     smallest = float(torch.linalg.eigvalsh((G.double() + G.double().T) / 2)[0])
     return f"has an eigenvalue of {unit * smallest:.3g}" if smallest < -allowed else ""
 
 
 def _smallest_ritz_value(G: torch.Tensor, x: torch.Tensor, image: torch.Tensor) -> float:
-    """Of six steps of Lanczos' iteration from x (M,) of length 1 and its image G x, which is overwritten."""
+    """The smallest Ritz value of six Lanczos steps from x (M,) of length 1 and its image G x, which is overwritten."""
     before, beside = torch.zeros_like(x), 0.0
     T = np.zeros((_STEPS, _STEPS))
     for step in range(_STEPS):
@@ -147,7 +147,7 @@ def sums_trouble(
         sums: over the samples of each class.
         trace: tr(G), of all samples together.
         samples: n (c,), or one number that no n_c exceeds.
-        rounding: relative error of all of it.
+        rounding: relative error of all these numbers.
         what: the name of G.
     """
     squares = sums.double().square().sum(dim=0)

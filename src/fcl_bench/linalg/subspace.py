@@ -1,4 +1,4 @@
-"""Subspaces of layer inputs: what gradient projection protects (GPM, FOT, FedProTIP)."""
+"""Subspaces of layer inputs, which gradient projection protects (GPM, FOT, FedProTIP)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gather_columns(
 
 
 def all_rows(inputs: torch.Tensor, layer: torch.nn.Module) -> torch.Tensor:
-    """Every input vector (m, d) of a layer's weight rows: of a convolution the unfolded patches, else the last axis.
+    """All input vectors (m, d) of a layer's weight rows: unfolded patches for a convolution, else along the last axis.
 
     Args:
         inputs: what the layer gets: (b, C, H, W), or (..., d).
@@ -48,7 +48,7 @@ def all_rows(inputs: torch.Tensor, layer: torch.nn.Module) -> torch.Tensor:
 
 
 def _padding(layer: torch.nn.Conv2d) -> tuple[int, int]:
-    """Zeros above and beside the inputs."""
+    """The number of zeros above and beside the inputs."""
     if not isinstance(layer.padding, str):
         return layer.padding[0], layer.padding[1]
     if layer.padding == "valid":
@@ -69,11 +69,11 @@ def project_out(delta: torch.Tensor, Phi: torch.Tensor) -> torch.Tensor:
 
 
 class Projection:
-    """`project_out` for many updates of one weight: in place, by the cheaper of two equal forms.
+    """`project_out` for many updates of one weight: in place, by the cheaper of two equivalent forms.
 
     An update (out, d) loses its part in the q columns of Phi, or keeps its part in the d - q of their complement:
-    whichever are fewer. They are held in the order of the weight's memory, since a convolution's in channels last
-    would otherwise be copied there and back in every step.
+    whichever are fewer. The columns are stored in the order of the weight's memory, since a channels-last weight of a
+    convolution would otherwise be copied back and forth in every step.
 
     Args:
         Phi: (d, q) orthonormal.
@@ -95,7 +95,7 @@ class Projection:
 
     @torch.no_grad()
     def __call__(self, update: torch.Tensor) -> None:
-        """Take out of `update` what Phi holds of it."""
+        """Remove from `update` its part in the range of Phi."""
         rows = self._rows(update)
         if rows.data_ptr() != update.data_ptr():
             raise ValueError("the update has another memory layout than the weight")
@@ -128,11 +128,13 @@ def core_basis(
     Args:
         A: (d, m) activation columns.
         Phi: (d, q) orthonormal: the directions protected already.
-        threshold: epsilon, at most 1; not above 0: no direction.
+        threshold: epsilon, at most 1; at 0 or below, no direction is taken.
         power: of the singular values whose sum is the mass: 1 (FedProTIP Eq. 8), 2 (energy, as in GPM).
-        rounded_to: the coarsest type that A has been through, whose rounding errors are no directions; None: its own.
-        held: mass that counts as held before the first direction, and in the whole; 0: the share is of A outside Phi.
-        below: whether the last of them, with which the share is reached, is left out.
+        rounded_to: the coarsest type that A was stored in; its rounding errors do not count as directions; None: A's
+            own type.
+        held: mass that counts as held before the first direction and as part of the total; 0: the share is that of A
+            outside Phi.
+        below: whether the last direction, with which the share is reached, is left out.
 
     Returns:
         U (d, r) orthonormal and orthogonal to Phi, and the singular values (r,), descending; r = 0 if A adds nothing,
@@ -192,7 +194,7 @@ def span_of(B: torch.Tensor, tolerance: float) -> torch.Tensor:
 
 
 def _orthonormal(U: torch.Tensor) -> torch.Tensor:
-    """Columns that are almost orthonormal, orthonormal to rounding; each keeps its direction."""
+    """Make almost orthonormal columns orthonormal to rounding; each keeps its direction."""
     if not U.shape[1]:
         return U
     Q, R = torch.linalg.qr(U)

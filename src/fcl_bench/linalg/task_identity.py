@@ -34,7 +34,7 @@ def route(omega: torch.Tensor, references: torch.Tensor, known: torch.Tensor) ->
 
 
 def batch_relevance(omega: torch.Tensor) -> torch.Tensor:
-    """Of a batch whose samples have relevance omega (n, T): the root of the mean square (1, T).
+    """The relevance of a batch whose samples have relevance omega (n, T): the root of the mean square (1, T).
 
     The public code takes the norm of the whole batch's projection, which is longer by the root of n: cosines are the
     same, and so are comparisons of sizes between batches of one size.
@@ -45,9 +45,9 @@ def batch_relevance(omega: torch.Tensor) -> torch.Tensor:
 def batch_reference(omega: torch.Tensor, batch: int) -> torch.Tensor:
     """(T,) a client's reference of a task by the public code's rule, for `route_by_batches`.
 
-    The mean over batches of their relevance in the subspaces of the second task and later ones, each batch's at length
-    1. Then its product with a relevance of length 1 is the mean cosine. With two tasks there is only one such subspace,
-    and the relevance itself is averaged.
+    It is the mean over batches of their relevance in the subspaces of the second and later tasks, each batch's scaled
+    to length 1. Then its product with a relevance of length 1 is the mean cosine. With two tasks there is only one such
+    subspace, and the unscaled relevance is averaged.
 
     Args:
         omega: (n, T) relevance of the client's samples of the task.
@@ -60,8 +60,8 @@ def batch_reference(omega: torch.Tensor, batch: int) -> torch.Tensor:
 def route_by_batches(omega: torch.Tensor, references: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
     """The task (n,) by the public code's rule: as `route`, by the mean cosine with the batches of each client and task.
 
-    With two tasks it is the one to whose mean reference over clients the relevance is nearer, in size; the first below
-    the first one's, the second above the second one's.
+    With two tasks it is the one whose mean reference over clients is nearer in size to the relevance; it is the first
+    below the first one's reference, and the second above the second one's.
 
     Args:
         omega: (n, T) relevance of the samples, or of batches (`batch_relevance`).
@@ -84,7 +84,7 @@ def _later(omega: torch.Tensor) -> torch.Tensor:
 
 
 def _routed(omega: torch.Tensor, references: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
-    """The votes, block by block; the references are as long as their similarities are to be."""
+    """Count the votes block by block; the references are already scaled to the length that the similarities need."""
     voters = known.any(dim=1)
     references, known = references[voters], known[voters]
     size = max(1, _BLOCK // max(1, references.numel()))
@@ -93,7 +93,7 @@ def _routed(omega: torch.Tensor, references: torch.Tensor, known: torch.Tensor) 
 
 def _route(omega: torch.Tensor, references: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
     tasks = known.shape[1]
-    # No matrix product: its rounding depends on the column, and equal references must stay equal.
+    # A matrix product is not used: its rounding depends on the column, and equal references must stay equal.
     similarity = (_unit(omega)[:, None, None, :] * references).sum(dim=3)
     votes = similarity.masked_fill(~known, -torch.inf).argmax(dim=2)
     counts = torch.nn.functional.one_hot(votes, tasks).sum(dim=1)
@@ -104,6 +104,6 @@ def _route(omega: torch.Tensor, references: torch.Tensor, known: torch.Tensor) -
 
 
 def _unit(vectors: torch.Tensor) -> torch.Tensor:
-    """The vectors along the last axis at length 1; zero ones stay zero."""
+    """The vectors along the last axis scaled to length 1; zero vectors stay zero."""
     length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
     return vectors / torch.where(length > 0, length, torch.ones_like(length))

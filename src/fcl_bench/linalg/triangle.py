@@ -1,4 +1,4 @@
-"""Symmetric and triangular matrices as the entries of one triangle."""
+"""Store symmetric and triangular matrices as the entries of one triangle."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def packed(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def triangular(entries: torch.Tensor) -> torch.Tensor:
-    """(d, d) the upper triangular matrix whose `packed` entries these are. Raises `ValueError` if they are of none."""
+    """(d, d) the upper triangular matrix whose `packed` entries these are. Raises `ValueError` if there is none."""
     size = math.isqrt(2 * len(entries))
     if len(entries) != size * (size + 1) // 2:
         raise ValueError(f"{len(entries)} entries are no triangle")
@@ -51,6 +51,6 @@ def _upper_half(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def _numbers(tensor: torch.Tensor) -> np.ndarray:
-    """The tensor's memory, to be copied from and to; NumPy has no bfloat16, whose two bytes are moved as they are."""
+    """A NumPy view of the tensor's memory; NumPy has no bfloat16, so its two bytes are copied as integers."""
     tensor = tensor.detach()
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

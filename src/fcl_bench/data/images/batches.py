@@ -11,7 +11,7 @@ from fcl_bench.errors import require_choice
 
 #: What `Augment` can do to training images.
 AUGMENTATIONS = ("none", "crop", "crop_flip", "crop_flip_brightness")
-#: By how much the brightness of `crop_flip_brightness` changes at most, either way.
+#: The largest change of brightness, up or down, under `crop_flip_brightness`.
 _BRIGHTNESS = 63 / 255
 
 
@@ -23,7 +23,7 @@ def epoch_batches(n: int, batch_size: int, generator: torch.Generator) -> Iterat
 
     Args:
         n: number of samples; 0 gives no batches.
-        batch_size: samples a batch; the last batch has the rest, or one sample more than the others.
+        batch_size: samples per batch; the last batch has the rest, or one sample more than the others.
         generator: on the CPU.
 
     Returns:
@@ -53,11 +53,11 @@ class Augment:
         self.kind = kind
 
     def __call__(self, images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Each image changed on its own.
+        """Augment each image independently.
 
         Args:
-            images: (b, 3, h, w) uint8 on any device; stays as it is. Or float from 0 to 1, as a generator makes them:
-                what comes of them is differentiable.
+            images: (b, 3, h, w) uint8 on any device; not modified. Or float from 0 to 1, as a generator makes them: the
+                result is then differentiable.
             generator: on the CPU, so that the draws don't depend on the device.
 
         Returns:
@@ -75,14 +75,14 @@ class Augment:
         version = torch.randint(len(padded), (count,), generator=generator)
         top = torch.randint(down - height + 1, (count,), generator=generator)
         left = torch.randint(across - width + 1, (count,), generator=generator)
-        # Every row of a crop is `width` bytes in a row of memory, so crops are rows of an overlapping view. That is
-        # half the time of a gather and a third of that of advanced indexing; and one small copy to the device.
+        # Every row of a crop is `width` consecutive bytes, so crops are rows of an overlapping view. This takes half
+        # the time of a gather and a third of that of advanced indexing, with one small copy to the device.
         corner = ((version * count + torch.arange(count)) * channels * down + top) * across + left
         planes = torch.arange(channels, device=images.device) * (down * across)
         rows = torch.arange(height, device=images.device) * across
         starts = corner.to(images.device, non_blocking=True)[:, None, None] + planes[:, None] + rows
         if images.is_floating_point():
-            # Gradients pass through single pixels; those of the view would take `width` times the images' memory.
+            # Gradients pass through single pixels; gradients of the view would take `width` times the images' memory.
             pixels = starts[..., None] + torch.arange(width, device=images.device)
             return padded.flatten().index_select(0, pixels.flatten()).view(images.shape)
         spans = padded.as_strided((padded.numel() - width + 1, width), (1, 1))
@@ -96,14 +96,14 @@ class Augment:
         return (images * factors).round_().clamp_(0, 255).to(images.dtype)
 
     def _padded(self, images: torch.Tensor) -> torch.Tensor:
-        """The images in zeros, and mirrored where that may be drawn: (1 or 2, b, 3, h + 2 h//8, w + 2 w//8)."""
+        """The images padded with zeros, also mirrored if flips may be drawn: (1 or 2, b, 3, h + 2 h//8, w + 2 w//8)."""
         versions = [images, images.flip(3)] if self.kind != "crop" else [images]
         top, left = images.shape[2] // 8, images.shape[3] // 8
         return pad(torch.stack(versions), (left, left, top, top)).contiguous()
 
 
 class Standardise:
-    """From bytes to what a network sees.
+    """Convert image bytes to the network's standardised input.
 
     Args:
         size: side in pixels of the square that the network sees.
@@ -117,10 +117,10 @@ class Standardise:
         self._constants: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Resize (bicubic, antialiased) what is not of `size` yet, scale to 0..1, subtract the mean, divide by std.
+        """Resize (bicubic, antialiased) to `size` where needed, scale to 0..1, subtract the mean, divide by std.
 
         Args:
-            images: (b, 3, h, w) uint8 on any device; of an oblong only the central square is used.
+            images: (b, 3, h, w) uint8 on any device; only the central square of a non-square image is used.
 
         Returns:
             (b, 3, size, size) float32 on that device, channels last.
@@ -129,7 +129,7 @@ class Standardise:
         return self.scaled(images).sub_(mean).div_(std)
 
     def scaled(self, images: torch.Tensor) -> torch.Tensor:
-        """The images as the network is to see them, with pixels from 0 to 1: what `pixels` takes."""
+        """The images at the network's size with pixels from 0 to 1, before standardisation: the input of `pixels`."""
         pixels = _central_square(images).to(torch.float32)
         if pixels.shape[-1] != self.size:
             pixels = interpolate(pixels, (self.size, self.size), mode="bicubic", antialias=True).clamp_(0, 255)
@@ -137,7 +137,7 @@ class Standardise:
         return pixels.div_(255)
 
     def pixels(self, images: torch.Tensor) -> torch.Tensor:
-        """Images (b, 3, size, size) with pixels from 0 to 1, as a generator makes them; differentiable."""
+        """Standardise images (b, 3, size, size) with pixels from 0 to 1, as a generator makes them; differentiable."""
         mean, std = self._on(images.device)
         return (images - mean) / std
 

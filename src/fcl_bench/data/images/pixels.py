@@ -1,4 +1,4 @@
-"""A whole split's images as one tensor of bytes, for training that sees every image many times."""
+"""All images of a split as one tensor of bytes, for training that reads every image many times."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fcl_bench.tracking.console import progress
 if TYPE_CHECKING:
     from fcl_bench.data.sources.base import Split
 
-#: Images that one thread decodes at a time: enough to hide the cost of a hand-over, few enough to stop soon.
+#: Images that one thread decodes at a time: enough to hide the cost of handing work over, few enough to stop soon.
 _CHUNK = 64
-#: Sides up to which one thread decodes as fast as two, and faster than sixteen: most of the work holds Python's lock.
+#: Image sides (pixels) up to which one thread is as fast as two and faster than sixteen: Python's lock is mostly held.
 _TINY = 32
 
 
@@ -40,8 +40,8 @@ def load_pixels(split: Split, size: int, *, what: str = "data") -> torch.Tensor:
         what: the split's name in messages ("data=cifar100").
 
     Returns:
-        (n, 3, h, w) uint8 on the CPU, contiguous; grey and other modes are converted to RGB. To be read only: other
-        jobs of this process may get them too.
+        (n, 3, h, w) uint8 on the CPU, contiguous; grey and other modes are converted to RGB. Callers must not change
+        it: other jobs of this process may get it too.
 
     Raises:
         UserError: an image can't be read, or the pixels need more memory than the machine has.
@@ -68,13 +68,13 @@ def _load(images: Images, size: int, what: str) -> torch.Tensor:
 
 
 def _room(count: int, height: int, width: int, what: str) -> np.ndarray:
-    """Room for `count` images (count, 3, height, width)."""
+    """An uninitialised tensor for `count` images (count, 3, height, width)."""
     require_memory(what, count * 3 * height * width, f"{count} images of {height} x {width} pixels")
     return np.empty((count, 3, height, width), dtype=np.uint8)
 
 
 def _decode_all(images: Images, height: int, width: int, threads: int, what: str, *, crop: bool) -> torch.Tensor:
-    """All images as (n, 3, height, width), resized and cropped to that, or refused where one has another size."""
+    """All images as (n, 3, height, width), resized and cropped to that size, or refused if one has another size."""
     out = _room(len(images), height, width, what)
 
     def decode(chunk: range) -> int:
@@ -92,7 +92,7 @@ def _decode_all(images: Images, height: int, width: int, threads: int, what: str
         progress(len(images), f"decoding {what}", "image") as bar,
     ):
         try:
-            # In order, so that of several bad images the first one is named.
+            # In order, so that the error names the first bad image.
             for future in [pool.submit(decode, chunk) for chunk in chunks]:
                 bar.update(future.result())
         finally:

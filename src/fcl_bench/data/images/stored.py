@@ -15,9 +15,9 @@ from fcl_bench.tracking.console import progress
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 
-#: Tried before the others, which cost a small WebP image more than its decoding.
+#: These are tried first: trying the others takes longer than decoding a small WebP image.
 _COMMON = ("PNG", "JPEG", "WEBP")
-#: Pillow's forty others are off: whatever its name, a file may be of any format, and that of EPS runs a program.
+#: Pillow's forty other formats are off: a file's name does not tell its format, and EPS would run a program.
 _FORMATS = (*_COMMON, "BMP", "GIF", "TIFF", "PPM")
 
 
@@ -31,19 +31,19 @@ class Images(Protocol):
     def __getitem__(self, index: int) -> Image.Image: ...
 
     def describe(self, index: int) -> str:
-        """What to call an image in a message."""
+        """The name of an image in messages."""
         ...
 
 
 def decoded(images: Images, indices: range) -> Iterator[Image.Image]:
-    """The images at consecutive `indices`, read in one piece where that is quicker."""
+    """The images at consecutive `indices`, read together where that is faster."""
     if isinstance(images, EncodedImages):
         return images.decoded(indices)
     return (images[index] for index in indices)
 
 
 def _decode(source: Any, name: str) -> Image.Image:
-    """Decode one image completely, to 8 bits a channel; a UserError names the one that can't be read."""
+    """Decode one image completely, to 8 bits per channel; a UserError names an image that can't be read."""
     try:
         with _open(source) as image:
             image.load()
@@ -128,13 +128,13 @@ class EncodedImages:
         return _decode(io.BytesIO(self._encoded(self._rows[index])[0].as_py()), self.describe(index))
 
     def decoded(self, indices: range) -> Iterator[Image.Image]:
-        """Consecutive images; reading their rows together takes a tenth of the time that each on its own does."""
+        """Consecutive images; reading their rows together takes a tenth of the time of reading each row separately."""
         encoded = self._encoded(self._rows[indices.start : indices.stop]).to_pylist()
         for index, content in zip(indices, encoded, strict=True):
             yield _decode(io.BytesIO(content), self.describe(index))
 
     def _encoded(self, rows: Any) -> Any:
-        """The encoded bytes of a piece of the table, as an Arrow array."""
+        """The encoded bytes of a slice of the table, as an Arrow array."""
         return rows.column(self._column).combine_chunks().field("bytes")
 
     def describe(self, index: int) -> str:
@@ -142,7 +142,7 @@ class EncodedImages:
 
 
 class FileImages:
-    """Images in files; the fingerprint covers their relative names and their bytes, not where they lie."""
+    """Images in files; the fingerprint covers their relative names and their bytes, not their folder."""
 
     def __init__(self, root: Path, files: Sequence[Path]) -> None:
         self._files = list(files)

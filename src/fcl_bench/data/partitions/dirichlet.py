@@ -19,8 +19,8 @@ class DirichletPartition(Partition):
     """A rule whose shares are drawn from a Dirichlet law.
 
     Args:
-        beta: concentration of the law: the smaller, the more skewed are the clients' classes. A run's identity and its
-            record have it at their top.
+        beta: concentration of the law: a smaller value makes the clients' classes more skewed. A run's identity and its
+            record store it at their top level.
     """
 
     beta: float = knob(above=0, identity=False)
@@ -28,10 +28,10 @@ class DirichletPartition(Partition):
 
 @dataclass
 class Dirichlet(DirichletPartition):
-    """Label skew by a Dirichlet law, balanced by a cap, as the public code of the papers does it.
+    """Label skew by a Dirichlet law, balanced by a cap, as in the papers' public code.
 
-    Class by class, shares p ~ Dir(beta, ..., beta) over the clients; a client that already holds n / K samples or more
-    gets none of this class. The whole draw is repeated until every client holds `min_size` samples.
+    For each class in turn, shares p ~ Dir(beta, ..., beta) over the clients are drawn; a client that already holds n /
+    K samples or more gets none of this class. The whole draw is repeated until every client holds `min_size` samples.
 
     Args:
         min_size: fewest samples of a task at a client; 0 lets clients be empty.
@@ -76,7 +76,7 @@ class Dirichlet(DirichletPartition):
                 # one client is below the cap, since fewer than n samples are dealt.
                 shares = (held < cap).astype(float)
             ends = (np.cumsum(shares / shares.sum()) * len(members)).astype(np.int64)
-            # The last cut is the end of the class whatever rounding says, but never at a client that is full.
+            # The last cut is the end of the class regardless of rounding, but never at a client that is full.
             ends[np.flatnonzero(shares)[-1] :] = len(members)
             counts = np.diff(ends, prepend=0)
             owner[members] = np.repeat(np.arange(clients), counts)
@@ -88,9 +88,9 @@ class Dirichlet(DirichletPartition):
 class DirichletAllClasses(DirichletPartition):
     """Label skew by a Dirichlet law, every class at every client: FedProTIP's text (Appendix E.4).
 
-    Class by class, shares p ~ Dir(beta, ..., beta) over the clients; client k gets p_k n_c of the class's n_c samples,
-    rounded down or up with p_k n_c as its mean. "We prevent empty assignments": a client that comes out with none then
-    gets one sample, at random from those that the others can spare, which is all but one of each. There is no cap, so
+    For each class, shares p ~ Dir(beta, ..., beta) over the clients are drawn; client k gets p_k n_c of the class's n_c
+    samples, rounded down or up so that its mean is p_k n_c. "We prevent empty assignments": a client left with none
+    then gets one sample, drawn at random from the others' samples; each of them keeps at least one. There is no cap, so
     clients differ in size.
 
     Raises (in `assign`):
@@ -116,18 +116,18 @@ class DirichletAllClasses(DirichletPartition):
 def _rounded(shares: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Integers next to shares * sizes (C, K) that add up to `sizes` (C,) over each row, and are right in the mean.
 
-    One random shift moves all cuts of a row. Without it the cuts at the floor of the running sum, as public code has
-    them, would cost the first client half a sample of every class and give it to the last.
+    One random shift moves all cuts of a row. Cuts at the floor of the running sum without this shift, as in public
+    code, would move half a sample of every class from the first client to the last.
     """
     edges = np.floor(np.cumsum(shares, axis=1) * sizes[:, None] + rng.random((len(sizes), 1))).astype(np.int64)
-    # The last cut is the end of the class, and none is behind it, whatever rounding says.
+    # The last cut is the end of the class and no cut lies beyond it, regardless of rounding.
     edges = np.minimum(edges, sizes[:, None])
     edges[:, -1] = sizes
     return np.diff(edges, axis=1, prepend=0)
 
 
 def _fill(counts: np.ndarray, rng: np.random.Generator) -> None:
-    """Give each client that has none of a class one sample of those that others can spare; `counts` (K,), in place."""
+    """Give each client without a sample of a class one from clients with several; `counts` (K,), in place."""
     empty = counts == 0
     counts -= rng.multivariate_hypergeometric(np.maximum(counts - 1, 0), int(empty.sum()))
     counts[empty] = 1
@@ -137,11 +137,11 @@ def _fill(counts: np.ndarray, rng: np.random.Generator) -> None:
 class DirichletEqualSizes(DirichletPartition):
     """Label skew by a Dirichlet law at clients of equal size: AFCL's text (Appendix F.1).
 
-    Every client has n / K places (they differ by one at most, and who has one more is random) and a preference
-    q_k ~ Dir(beta, ..., beta) over the task's classes. Each place draws a class from its client's preference among the
-    classes that still have samples. Where more places draw a class than it has samples, a random choice of them gets
-    the samples, and the others draw again, from what is left of their preference, once all others have drawn. All
-    places are treated alike, so no client, such as the last, is left with what the others did not want.
+    Every client has n / K places (these numbers differ by one at most; which clients have one more is random) and a
+    preference q_k ~ Dir(beta, ..., beta) over the task's classes. Each place draws a class from its client's preference
+    among the classes that still have samples. Where more places draw a class than it has samples, a random subset of
+    them gets the samples. The others draw again, from what is left of their preference, once all others have drawn. All
+    places are treated alike, so no client (such as the last one) is left with the samples that the others did not draw.
 
     Each round of draws but the last exhausts a class, so there are at most as many rounds as classes.
     """
@@ -153,7 +153,7 @@ class DirichletEqualSizes(DirichletPartition):
         classes = len(left)
         sizes = len(labels) // clients + (rng.permutation(clients) < len(labels) % clients)
         preferences = _log_dirichlet(self.beta, clients, classes, rng)
-        # The clients of the open places in the order in which they are served; it is random, once for all rounds.
+        # The clients of the open places in the order in which they are served; the order is drawn once for all rounds.
         places = rng.permutation(np.repeat(np.arange(clients), sizes))
         counts = np.zeros((classes, clients), dtype=np.int64)
         while len(places):
@@ -178,9 +178,9 @@ def _draws(shares: np.ndarray, places: np.ndarray, rng: np.random.Generator) -> 
 def _log_dirichlet(beta: float, rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
     """Logarithms of Dir(beta, ..., beta) shares up to a constant per row; their softmax over a row is one draw.
 
-    In logarithms, because a small beta makes all shares but one vanish in float64, and then there is nothing left to
-    compare among the other columns: Gamma(beta) = Gamma(beta + 1) U^(1 / beta). The softmax over some of the columns is
-    what a Dirichlet draw is given those columns, again Dir(beta, ..., beta).
+    Logarithms are used because a small beta makes all shares but one underflow in float64, and the other columns could
+    then not be compared: Gamma(beta) = Gamma(beta + 1) U^(1 / beta). The softmax over some of the columns is what a
+    Dirichlet draw is given those columns, again Dir(beta, ..., beta).
 
     Returns:
         (rows, columns) float64, finite for every beta above 0.
@@ -192,12 +192,12 @@ def _log_dirichlet(beta: float, rows: int, columns: int, rng: np.random.Generato
 
 
 def _owners(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The client of each sample, when client k holds counts[c, k] samples of class c; which ones is random.
+    """The client of each sample if client k holds counts[c, k] samples of class c; which samples is random.
 
     Args:
-        labels: (n,) the samples' classes; row c of `counts` is of the c-th smallest.
-        counts: (C, K), each row adds up to its class's samples.
-        rng: of the choice among a class's samples.
+        labels: (n,) the samples' classes; row c of `counts` belongs to the c-th smallest.
+        counts: (C, K); each row adds up to the number of its class's samples.
+        rng: generator for the choice among a class's samples.
 
     Returns:
         (n,) int64.

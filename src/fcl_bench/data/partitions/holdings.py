@@ -1,4 +1,4 @@
-"""Who holds what: one task's samples, client by client, as two arrays however many clients there are."""
+"""The samples of one task that each client holds, as two arrays for any number of clients."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 class Holdings(Sequence[np.ndarray]):
     """The clients' samples of one task: a sequence of K index arrays, each a view of one array.
 
-    An array of its own for each client and task would be ten million objects with 10,000 clients and 1,000 tasks, most
-    of them empty; these are n numbers and K + 1 ends.
+    One array per client and task would be ten million objects with 10,000 clients and 1,000 tasks, most of them empty;
+    this class stores n numbers and K + 1 ends.
 
     Attributes:
         indices: (n,) int64, the samples of client 0, then those of client 1, and so on.
@@ -25,7 +25,7 @@ class Holdings(Sequence[np.ndarray]):
 
     @classmethod
     def of(cls, clients: Iterable[np.ndarray]) -> Holdings:
-        """From an index array per client; what are holdings already are returned as they are."""
+        """Holdings from one index array per client; an argument that is already a `Holdings` is returned unchanged."""
         if isinstance(clients, Holdings):
             return clients
         parts = [np.asarray(indices, dtype=np.int64) for indices in clients]

@@ -8,7 +8,7 @@ from fcl_bench.data.groups import rank_in_group
 
 
 def keep_labels(labels: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
-    """Which samples are labelled: `rate` of them to the nearest one, stratified by class.
+    """Which samples are labelled: the share `rate` of them, rounded to the nearest number and stratified by class.
 
     Every class keeps floor(rate * n_c) of its labels at random; the rest of the budget goes to the classes with the
     largest remainders. A client with very few samples may keep none.
@@ -16,7 +16,7 @@ def keep_labels(labels: np.ndarray, rate: float, rng: np.random.Generator) -> np
     Args:
         labels: (n,) one client's labels of one task.
         rate: `label_rate`, above 0 to 1.
-        rng: this client's and task's own generator.
+        rng: the generator of this client and task.
 
     Returns:
         (n,) bool.

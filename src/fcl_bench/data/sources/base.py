@@ -39,9 +39,9 @@ class Dataset:
     """A data set, ready to be cut into tasks: `train` and `test` hold images, or features.
 
     Attributes:
-        class_names: of the labels 0, 1, ..., in order; empty where the labels are the only names.
-        domain_names: of the numbers in `domains`, in order; empty where the source has none.
-        origin: which files these are ("uoft-cs/cifar100 at aadb3af..."); empty where the name says it all.
+        class_names: names of the labels 0, 1, ..., in order; empty if the classes have no names besides the labels.
+        domain_names: names of the numbers in `domains`, in order; empty where the source has none.
+        origin: which files these are ("uoft-cs/cifar100 at aadb3af..."); empty where the data set's name suffices.
         elsewhere: whether the training samples stay at the clients' sites, so that there are none here.
     """
 
@@ -59,7 +59,7 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of everything in it, labels and domains included."""
+        """Hash of the whole data set, labels and domains included."""
         digest = content_hash()
         for split in (self.train, self.test):
             digest.update(split.fingerprint.encode())
@@ -95,34 +95,33 @@ class Source(ABC):
 
     @abstractmethod
     def load(self) -> Dataset:
-        """Read the data set. Raises a `UserError` for whatever the user can mend."""
+        """Read the data set. Raises a `UserError` for every problem that the user can fix."""
 
     def reads(self) -> list[Path] | None:
-        """The files and folders on which what `load` returns depends, besides the knobs; None: nobody knows.
-
-        With it, the jobs of one process load the data set once, and again when one of these has changed.
+        """The files and folders that, besides the knobs, determine the result of `load`; None: unknown. With this list,
+        the jobs of one process load the data set once, and again when one of these files has changed.
         """
         return None
 
     def facts(self) -> About:
-        """What is known about it beforehand."""
+        """Facts about the data set that are known before it is loaded."""
         return About()
 
     def repositories(self) -> list[Repository]:
-        """What it needs of the hub; nothing where it reads local files."""
+        """The hub repositories that the source needs; none if it reads local files."""
         return []
 
     def prepare(self) -> None:
-        """Do what can be done once, ahead of all runs, when the files of `repositories` are on this machine."""
+        """Do the work that is needed once before all runs; the files of `repositories` are on this machine already."""
         return
 
     def whole(self) -> bool:
-        """Whether no knob leaves images out that `facts` counts."""
+        """Whether the knobs keep all images that `facts` counts."""
         return True
 
 
 def existing_path(path: str | None, data: str, wanted: str) -> Path:
-    """`path` expanded, if it exists; otherwise a UserError that says what `data.path` should be."""
+    """`path` expanded, if it exists; otherwise raises a UserError that says what `data.path` should be."""
     if not path:
         raise UserError(f"data={data} needs data.path", f"data.path={wanted}")
     expanded = user_path("data.path", path)

@@ -1,4 +1,4 @@
-"""Whether a data set on this machine is what it should be."""
+"""Check that a data set on this machine is complete and undamaged."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fcl_bench.errors import UserError
 from fcl_bench.files import user_path
 from fcl_bench.tracking.console import progress
 
-#: Images decoded in one piece.
+#: Images decoded at a time.
 _PIECE = 500
 
 
 @dataclass
 class Findings:
-    """What a check found.
+    """The findings of a check.
 
     Attributes:
-        right: what is as it should be, a line each.
-        wrong: what is not.
+        right: what is correct, one line per finding.
+        wrong: what is not correct, one line per finding.
     """
 
     right: list[str] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Findings:
 
 
 def check(source: Source) -> Findings:
-    """Look at the files, their checksums, the counts, and decode every image. Downloads nothing."""
+    """Check the files, their checksums and the counts, and decode every image. Downloads nothing."""
     findings = Findings()
     _check_files(source, findings)
     if findings.wrong:
@@ -51,7 +51,7 @@ def check(source: Source) -> Findings:
 
 
 def _check_files(source: Source, findings: Findings) -> None:
-    """The files of the hub: there, and with the right checksums."""
+    """Check that the hub's files are present and have the right checksums."""
     folders = []
     for wanted in source.repositories():
         found = locate(wanted)
@@ -84,7 +84,7 @@ def _check_counts(source: Source, dataset: Dataset, findings: Findings) -> None:
     if source.whole():
         if facts.classes is not None and classes != facts.classes:
             findings.wrong.append(f"{classes} classes, not {facts.classes}")
-        # Only the sum: where the cut between the two sides is a rule of ours, each side's size depends on rounding.
+        # Only the sum is compared: if the train/test cut is a rule of ours, each side's size depends on rounding.
         if facts.train is not None and facts.test is not None and train + test != facts.train + facts.test:
             findings.wrong.append(f"{train + test:,} samples, not {facts.train + facts.test:,}")
     if len(findings.wrong) == wrong:
@@ -92,7 +92,7 @@ def _check_counts(source: Source, dataset: Dataset, findings: Findings) -> None:
 
 
 def _unreadable(split: Split) -> list[str]:
-    """A line for each image that can't be decoded."""
+    """One line for each image that can't be decoded."""
     images = split.inputs
     assert not isinstance(images, np.ndarray)
     lines = []

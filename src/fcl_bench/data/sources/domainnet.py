@@ -1,4 +1,4 @@
-"""DomainNet: 345 classes in six domains; for training, a fixed draw of so many images from each domain."""
+"""DomainNet: 345 classes in six domains; the training images are a fixed random subset of each domain."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from fcl_bench.data.sources.image_source import FileSide, Side, TableSide
 from fcl_bench.errors import UserError
 from fcl_bench.randomness import generator
 
-#: In alphabetical order, as the hub copy numbers them.
+#: The domains in alphabetical order, which is the hub copy's numbering.
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 
 
 @dataclass
 class DomainNet(HubImages):
-    """DomainNet with 10,000 training images a domain (FedProTIP, Appendix E.1) and every test image.
+    """DomainNet with 10,000 training images per domain (FedProTIP, Appendix E.1) and all test images.
 
-    The training images of domain d are the first `per_domain` of a permutation of the domain's images, in the order of
-    the files, that is drawn from (subset_seed, d): the run's seed has no part in it.
+    The domain's images, in the order of the files, are permuted by a generator seeded with (subset_seed, d), and the
+    first `per_domain` of the permutation are the training images of domain d. The run's seed does not matter.
 
     Args:
         path: a local folder to read instead: the hub's parquet files, or the folder as released (<domain>_train.txt and
             <domain>_test.txt, whose lines hold an image's path and its label).
-        domain_column: numbers each image's domain.
+        domain_column: the column that holds the number of each image's domain.
         per_domain: training images of each domain; null: all.
-        subset_seed: of the draw.
+        subset_seed: seed of the draw.
         others: see `HubImages`; `per_class` and `test_per_class` count in each domain, after the draw.
     """
 
@@ -63,7 +63,7 @@ class DomainNet(HubImages):
         return TableSide(labels, table, self.image_column, domains=domains)
 
     def _drawn(self, domains: np.ndarray | None) -> np.ndarray | None:
-        """The training samples of the draw, ascending; None: all."""
+        """The indices of the training samples drawn, ascending; None: all."""
         if self.per_domain is None or domains is None:
             return None
         drawn = []
@@ -77,13 +77,13 @@ class DomainNet(HubImages):
         return super().whole() and self.per_domain == 10_000
 
     def _class_folders(self) -> None:
-        """Class folders would not tell the domains."""
+        """None: class folders do not tell the domains."""
 
     def _wanted_layout(self) -> str:
         return f"{super()._wanted_layout()}, or the released <domain>/<class>/* with <domain>_train.txt and _test.txt"
 
     def _lists(self, side: str) -> list[Path]:
-        """The lists of the folder as released, in order of the domains."""
+        """The list files of the released folder, in the order of the domains."""
         return sorted(self._folder().glob(f"*_{side}.txt"))
 
     def _from_released_folder(self) -> Dataset:
@@ -98,7 +98,7 @@ class DomainNet(HubImages):
         return self._assembled(sides, "local files as released", names)
 
     def _listed(self, side: str) -> FileSide:
-        """The files in the order of the lists."""
+        """The files that the lists name, in the lists' order."""
         root = self._folder()
         files, labels, domains = list[Path](), list[int](), list[int]()
         for domain, text in enumerate(self._lists(side)):

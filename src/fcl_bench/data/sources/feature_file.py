@@ -60,12 +60,12 @@ class FeatureFile(Source):
                 raise UserError(f"data.path={path} is not a readable .npz file", remedy) from error
             told = "arrays of numbers and of texts, such as numpy.array(labels, dtype=str)"
             raise UserError(f"data.path={path} holds Python objects, which are never unpickled", told) from error
-        except Exception as error:  # whatever NumPy, zipfile, zlib and tokenize raise on foreign bytes
+        except Exception as error:  # NumPy, zipfile, zlib and tokenize raise many types on foreign bytes
             raise UserError(f"data.path={path} is not a readable .npz file", remedy) from error
 
     @staticmethod
     def _split(path: Path, arrays: dict[str, np.ndarray], side: str) -> Split:
-        # Here, since listing data sets needs no torch.
+        # Imported here, since listing data sets needs no torch.
         import torch
 
         from fcl_bench.data.images.finite import rows_not_finite
@@ -107,7 +107,7 @@ class FeatureFile(Source):
 
 
 def _numbered(path: Path, arrays: dict[str, np.ndarray]) -> tuple[str, ...]:
-    """Replace labels that are texts by numbers, in place; the names of these numbers in order, none of integers."""
+    """Replace text labels by numbers, in place; returns the names in that order, none for integer labels."""
     sides = ("y_train", "y_test")
     texts = [side for side in sides if arrays[side].dtype.kind in "US"]
     if not texts:

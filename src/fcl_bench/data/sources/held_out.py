@@ -1,9 +1,9 @@
 """A test set cut from a data set that has none: a fifth of each class, the same on every machine.
 
-The rule looks at the images' bytes and at nothing else. In each class the distinct images are put in the order of their
-hashes (BLAKE2b, 128 bits, of the encoded file), and the first ones are test images, until there are a fifth of the
-class: n/5 rounded to the nearest, one at least. Equal images stay together, so no test image is trained on. Neither a
-seed nor the order of the files matters, so a parquet file and a folder with the same image files give the same cut.
+The rule depends on the images' bytes alone. In each class the distinct images are sorted by their hashes (BLAKE2b, 128
+bits, of the encoded file), and the first ones are test images, until these are a fifth of the class: n/5 rounded to the
+nearest number, at least one. Equal images stay together, so no test image is trained on. Neither a seed nor the order
+of the files matters, so a parquet file and a folder with the same image files give the same cut.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def held_out(labels: np.ndarray, digests: list[str], share: int = 5) -> np.ndarr
 
     Args:
         labels: (n,) the samples' classes.
-        digests: the n hashes of their images.
-        share: one in so many is a test sample.
+        digests: the n hashes of the samples' images.
+        share: one of this many samples is a test sample.
 
     Returns:
         (n,) bool.
@@ -43,7 +43,7 @@ def held_out(labels: np.ndarray, digests: list[str], share: int = 5) -> np.ndarr
 
 
 def write_index(path: Path, classes: list[str], labels: np.ndarray, digests: list[str], test: np.ndarray) -> None:
-    """Write which image is on which side, a row an image, by class and hash; whole or not at all."""
+    """Write which image is on which side, one row per image, sorted by class and hash; the write is atomic."""
     sides = np.where(test, "test", "train")
     rows = sorted(zip((csv_cell(classes[label]) for label in labels), digests, map(str, sides), strict=True))
     with replacing(path) as temporary, temporary.open("w", newline="") as file:

@@ -1,8 +1,8 @@
 """Parquet files of a data set on the Hugging Face hub: found on this machine, or downloaded, resumed and verified.
 
 A download goes to <HF_HOME>/fcl-bench/<owner>/<name>/<commit>/, with the files' sizes and checksums in files.json, so
-that a folder can be copied to a machine without network and named there by data.path. What the hub's own cache has
-already is used where it lies.
+that a folder can be copied to a machine without network and named there by data.path. Files that the hub's own cache
+already has are used in place.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from fcl_bench.tracking.console import progress
 
 log = logging.getLogger(__name__)
 
-#: Sizes and checksums of the files beside it.
+#: The file with the sizes and checksums of the files beside it.
 MANIFEST = "files.json"
 
 
 @dataclass(frozen=True)
 class Repository:
-    """What is wanted of the hub.
+    """The files wanted from one repository of the hub.
 
     Attributes:
         data: what to call the data set in messages.
         repo: hub name ("uoft-cs/cifar100").
         revision: commit, branch or tag; None: whatever the main branch holds.
-        splits: which splits' files.
+        splits: the splits whose files are wanted.
         place: where a user can put the files instead, as `data.path` or below it.
 
     Raises:
-        UserError: the revision is no name that git knows. Both caches have it in a path, and would follow "/dev/zero".
+        UserError: the revision is not a valid git name. Both caches use it in a path, and would follow "/dev/zero".
     """
 
     data: str
@@ -60,8 +60,8 @@ class HubFile:
     Attributes:
         path: within the repository.
         size: in bytes.
-        sha256: of the content; None for the small files that the hub keeps in git.
-        blob: git's own hash of the content, or of what stands for it.
+        sha256: hash of the content; None for the small files that the hub keeps in git.
+        blob: git's own hash of the content, or of the pointer file in its place.
     """
 
     path: str
@@ -85,8 +85,8 @@ class Snapshot:
 
     Attributes:
         folder: where they lie.
-        commit: of the hub repository.
-        files: per split, in order of their names.
+        commit: commit of the hub repository.
+        files: the files of each split, sorted by name.
     """
 
     folder: Path
@@ -95,7 +95,7 @@ class Snapshot:
 
 
 def locate(wanted: Repository) -> Snapshot | None:
-    """The files on this machine, without a look at the network; None if any is missing."""
+    """The files on this machine, without any use of the network; None if any is missing."""
     for folder in _downloads(wanted):
         if found := _whole(folder, wanted):
             return found
@@ -108,10 +108,10 @@ def fetch(wanted: Repository) -> Snapshot:
 
 
 def download(wanted: Repository) -> Snapshot:
-    """Bring the files here, going on where an interrupted download stopped, and verify each one's checksum.
+    """Download the files, resuming an interrupted download, and verify each one's checksum.
 
     Raises:
-        UserError: no network, no such repository, no room, or a file that arrived damaged (it is removed).
+        UserError: no network, no such repository, no disk space, or a file that arrived damaged (it is removed).
     """
     commit, files = _listing(wanted)
     folder = writable("HF_HOME", own_folder(wanted, commit))
@@ -129,7 +129,7 @@ def download(wanted: Repository) -> Snapshot:
                 "HF_HOME=FOLDER with more room",
             )
         for number, file in enumerate(missing, start=1):
-            # A terminal gets a progress bar besides; a log file has only this.
+            # A terminal also shows a progress bar; a log file has only this line.
             log.info("data %s: file %d of %d, %s", wanted.data, number, len(missing), readable(file.size))
             _download_file(wanted, commit, folder, file)
     found = _whole(folder, wanted)
@@ -139,12 +139,12 @@ def download(wanted: Repository) -> Snapshot:
 
 
 def own_folder(wanted: Repository, commit: str) -> Path:
-    """Where a download of this commit lies, or would."""
+    """The folder of a download of this commit, whether or not it exists."""
     return _root() / wanted.repo / commit
 
 
 def manifest(folder: Path) -> list[HubFile] | None:
-    """The files listed in `folder`'s files.json; None if there is none that can be read."""
+    """The files listed in `folder`'s files.json; None if it is missing or can't be read."""
     try:
         return [HubFile(**entry) for entry in json.loads((folder / MANIFEST).read_text())]
     except (OSError, ValueError, TypeError):
@@ -152,7 +152,7 @@ def manifest(folder: Path) -> list[HubFile] | None:
 
 
 def damaged(folder: Path) -> list[Path] | None:
-    """The files of `folder` that are missing or not what files.json says; None if nothing is known of them."""
+    """The files of `folder` that are missing or differ from files.json; None without a readable files.json."""
     listed = manifest(folder)
     if listed is None:
         return _damaged_in_cache(folder)
@@ -187,7 +187,7 @@ def _by_split(folder: Path, paths: list[str], splits: tuple[str, ...]) -> dict[s
 
 
 def incomplete(files: list[Path]) -> str | None:
-    """The name of a file that the others' names (train-00001-of-00003) say should be there too; None: all are."""
+    """A missing file that the others' names (train-00001-of-00003) imply; None: no file is missing."""
     found = [match for file in files if (match := re.search(r"-(\d+)-of-(\d+)", file.name))]
     if not found:
         return None
@@ -198,7 +198,7 @@ def incomplete(files: list[Path]) -> str | None:
 
 
 def readable(size: float) -> str:
-    """A number of bytes as people say it: 144 MB, 18.5 GB."""
+    """A number of bytes in readable form: 144 MB, 18.5 GB."""
     if size < 1e6:
         return f"{size / 1e3:.0f} kB"
     return f"{size / 1e6:.0f} MB" if size < 1e9 else f"{size / 1e9:.1f} GB"
@@ -211,9 +211,9 @@ def _root() -> Path:
 
 
 def _downloads(wanted: Repository) -> list[Path]:
-    """The folders of earlier downloads that may serve: the pinned commit's, or the newest first."""
+    """The folders of earlier downloads that may be used: the pinned commit's, or all with the newest first."""
     if wanted.revision is not None:
-        # Of a branch's name this is no folder: only the hub knows which commit the name stands for now.
+        # For a branch name this folder does not exist: only the hub knows which commit it names now.
         return [own_folder(wanted, wanted.revision)]
     folders = [found.parent for found in (_root() / wanted.repo).glob(f"*/{MANIFEST}")]
     return sorted(folders, key=lambda folder: (folder / MANIFEST).stat().st_mtime, reverse=True)
@@ -245,7 +245,7 @@ def _in_hub_cache(wanted: Repository) -> Snapshot | None:
 
 
 def _damaged_in_cache(folder: Path) -> list[Path] | None:
-    """As `damaged`, for the hub's own cache, whose blobs are named by their checksums."""
+    """Like `damaged`, for the hub's own cache, whose blobs are named by their checksums."""
     blobs = {file: file.resolve().name for file in sorted(folder.rglob("*.parquet"))}
     if not blobs or not all(re.fullmatch(r"[0-9a-f]{64}", name) for name in blobs.values()):
         return None
@@ -253,7 +253,7 @@ def _damaged_in_cache(folder: Path) -> list[Path] | None:
 
 
 def _listing(wanted: Repository) -> tuple[str, list[HubFile]]:
-    """The commit that the revision names now, and its files of the splits."""
+    """The commit that the revision names now, and the splits' files in it."""
     from huggingface_hub import HfApi
 
     if why := unreachable():
@@ -279,7 +279,7 @@ def _listing(wanted: Repository) -> tuple[str, list[HubFile]]:
 
 
 def not_here(wanted: Repository, why: str) -> UserError:
-    """What to say where the files are not on this machine: which ones to put where."""
+    """The error message if the files are not on this machine: which files to put where."""
     at = f", revision {wanted.revision[:8]}" if wanted.revision else ""
     return UserError(
         f"data={wanted.data}: {wanted.repo} {why}",
@@ -289,7 +289,7 @@ def not_here(wanted: Repository, why: str) -> UserError:
 
 
 def _download_file(wanted: Repository, commit: str, folder: Path, file: HubFile) -> None:
-    """One file, its bytes so far kept beside it under .part, so that another process can go on."""
+    """Download one file; its bytes so far are kept beside it under .part, so that another process can resume."""
     from huggingface_hub import hf_hub_url
 
     part = _part(folder, file)
@@ -301,7 +301,7 @@ def _download_file(wanted: Repository, commit: str, folder: Path, file: HubFile)
                 _append(hf_hub_url(wanted.repo, file.path, repo_type="dataset", revision=commit), part, file.size)
                 break
             except Exception:
-                # A connection that broke off is taken up again, as long as each attempt brings something.
+                # A broken connection is retried as long as each attempt brings more bytes.
                 if _part_size(folder, file) == begin:
                     raise
     except Exception as error:  # see _listing
@@ -319,7 +319,7 @@ def _download_file(wanted: Repository, commit: str, folder: Path, file: HubFile)
 
 
 def _append(url: str, part: Path, size: int) -> None:
-    """Bring what `part` lacks of the `size` bytes at `url`. Not `hf_hub_download`, which always begins anew."""
+    """Download the missing rest of `part`, `size` bytes in all, from `url`. (`hf_hub_download` always starts over.)"""
     from huggingface_hub import constants, get_session
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 

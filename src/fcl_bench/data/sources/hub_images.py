@@ -21,7 +21,7 @@ from fcl_bench.files import special
 
 log = logging.getLogger(__name__)
 
-#: Bytes of parquet that are read in a few seconds; more shows a progress bar.
+#: Bytes of parquet that are read in a few seconds; for more, a progress bar is shown.
 _QUICK = 1 << 30
 
 
@@ -37,8 +37,8 @@ class HubImages(ImageSource):
         path: a local folder to read instead: the repository's parquet files at any depth (train-*.parquet,
             test-*.parquet), or images in train/<class>/* and test/<class>/*.
         classes, skip_classes, per_class, test_per_class: see `ImageSource`.
-        train_split, test_split: what the repository calls the two sides. No part of a run's identity: the hash of the
-            images' content is.
+        train_split, test_split: the repository's names of the two sides. They are not part of a run's identity, but the
+            hash of the images' content is.
         about: what is known beforehand.
     """
 
@@ -51,7 +51,7 @@ class HubImages(ImageSource):
     test_split: str = knob("test", identity=False)
     about: About = knob(About, identity=False)
 
-    #: Where a user can put the files instead; no knob.
+    #: Where a user can put the files instead; not a knob.
     place = Repository.place
 
     def load(self) -> Dataset:
@@ -71,11 +71,11 @@ class HubImages(ImageSource):
         return [Repository(self.name, self.repo, self.revision, splits, self.place)]
 
     def sides(self) -> Mapping[str, Side]:
-        """All of "train" and "test", as the source has them."""
+        """The sides "train" and "test", complete, as the source has them."""
         return {side: self._labelled(side) for side in ("train", "test")}
 
     def origin(self) -> str:
-        """Which files are read."""
+        """The files that are read, for messages and records."""
         if self.path is not None:
             return f"local files in the layout of {self.repo}"
         return f"{self.repo} at {self._snapshot.commit}"
@@ -108,7 +108,7 @@ class HubImages(ImageSource):
 
     def _local_files(self, side: str, split: str) -> list[Path]:
         folder = self._folder()
-        # A copy that calls its test side "test" will do where the hub's is called "valid".
+        # A copy with a side named "test" is accepted if the hub calls it "valid".
         by_split = split_files(folder, (split, side))
         files = by_split[split] or by_split[side]
         missing = incomplete(files)
@@ -122,7 +122,7 @@ class HubImages(ImageSource):
         return files
 
     def _class_folders(self) -> ImageFolder | None:
-        """The local folder as images in class folders; None if it holds parquet files, or neither."""
+        """The local folder read as class folders of images; None if it holds parquet files, or neither."""
         if self.path is None:
             return None
         folder = self._folder()
@@ -152,7 +152,7 @@ def _read_table(files: list[Path], image_column: str, needed: tuple[str, ...], k
     if sum(file.stat().st_size for file in files) < _QUICK:
         datasets.disable_progress_bars()
     level = datasets.logging.get_verbosity()
-    datasets.logging.set_verbosity(logging.CRITICAL)  # it logs what it then raises, and what is raised is told below
+    datasets.logging.set_verbosity(logging.CRITICAL)  # it logs what it then raises, and the error is reported below
     try:
         table: Any = datasets.load_dataset("parquet", data_files={"train": list(map(str, files))}, split="train")
     except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
@@ -169,7 +169,7 @@ def _read_table(files: list[Path], image_column: str, needed: tuple[str, ...], k
         if column not in table.column_names:
             raise UserError(f"{key}: no column {column} in {side}", choices(table.column_names, column))
     kind = table.features[image_column]
-    # What else it could cast, lists of numbers, is pixels without an encoding.
+    # The other columns that it could cast, lists of numbers, are pixels without an encoding.
     if not isinstance(kind, datasets.Image) and not _holds_bytes(kind):
         raise UserError(
             f"{key}: column {image_column} of {side} holds no encoded images", "bytes of PNG, JPEG and the like"
@@ -185,7 +185,7 @@ def _holds_bytes(kind: Any) -> bool:
 
 
 def class_labels(table: Any, column: str, key: str, side: str) -> np.ndarray:
-    """The class labels (n,) in `column`. A `UserError` if they are no non-negative integers."""
+    """The class labels (n,) in `column`. Raises a `UserError` if they are not non-negative integers."""
     labels = np.asarray(table.with_format("numpy")[column][:])
     if labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
         raise UserError(f"{key}: column {column} of {side} is not a class label", "non-negative integers")

@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub answers, found out in seconds; its own client tries for most of a minute."""
+"""Find out in seconds whether the Hugging Face hub answers; its own client tries for most of a minute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PATIENCE = 5.0
 
 
 def unreachable() -> str:
-    """Why the hub cannot be reached; "" where it answers, or where a proxy that stands between may know it."""
+    """Why the hub cannot be reached; "" if it answers, or if there is a proxy, which may reach it."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -31,7 +31,7 @@ def unreachable() -> str:
 
 @contextmanager
 def cache_unless_reachable() -> Iterator[str]:
-    """A block in which the hub's client looks at its cache only, if the hub cannot be reached; yields why not."""
+    """A context in which the hub's client uses only its cache if the hub cannot be reached; yields the reason."""
     from huggingface_hub import constants
 
     why, before = unreachable(), constants.HF_HUB_OFFLINE

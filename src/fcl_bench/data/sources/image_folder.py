@@ -1,4 +1,4 @@
-"""Images in one folder a class."""
+"""Images in one folder per class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fcl_bench.errors import UserError
 class ImageFolder(ImageSource):
     """Images in train/<class>/* and test/<class>/*; classes are numbered in the alphabetical order of their names.
 
-    Classes that only test/ has come behind the others; a class that only train/ has is learnt and not tested.
+    Classes that only test/ has are numbered after the others; a class that only train/ has is learnt and not tested.
 
     Args:
         name: what tables call it.
@@ -33,7 +33,7 @@ class ImageFolder(ImageSource):
         names = {side: self._classes(root / side) for side in ("train", "test")}
         kept = self._chosen_classes(np.arange(len(names["train"])))
         numbers = {name: number for number, name in enumerate(names["train"]) if kept is None or number in kept}
-        # Classes without training samples come behind, where a stream leaves them out and says so.
+        # Classes without training samples come last; a stream leaves them out and says so.
         unseen = [name for name in names["test"] if name not in names["train"]] if kept is None else []
         behind = {name: len(names["train"]) + place for place, name in enumerate(unseen)}
         known = {side: {name: number for name, number in numbers.items() if name in names[side]} for side in names}
@@ -61,9 +61,9 @@ def labelled_files(folder: Path, numbers: dict[str, int], path: Path) -> FileSid
     """The files of the classes in `numbers`, class by class, then in order of their paths.
 
     Args:
-        folder: holds a folder a class, with images at any depth below it.
+        folder: holds one folder per class, with images at any depth below it.
         numbers: each class's name and label.
-        path: what the user named, for messages.
+        path: the path that the user gave, for messages.
     """
     files: list[Path] = []
     labels: list[int] = []

@@ -1,4 +1,4 @@
-"""Images with labels: one side of a data set of them, and the sources that can leave some of them out."""
+"""Images with labels: one side of such a data set, and the sources that can leave some images out."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ class ImageSource(Source):
 
     Args:
         path: a local folder to read.
-        classes: only the first so many labels, in ascending order, in train and test; None: all.
-        skip_classes: leave out the first so many labels of the training side, in ascending order, before `classes`
-            counts; whatever only the test side has goes too.
-        per_class: only the first so many training images of each class, in the data set's order; None: all.
-        test_per_class: the same for test images.
+        classes: the number of labels kept in train and test, the first ones in ascending order; None: all.
+        skip_classes: the number of labels of the training side left out, the first ones in ascending order, before
+            `classes` counts; labels that only the test side has are left out too.
+        per_class: the number of training images kept of each class, the first ones in the data set's order; None: all.
+        test_per_class: like `per_class`, for test images.
     """
 
     path: str | None = knob(None, identity=False)
@@ -108,7 +108,7 @@ class ImageSource(Source):
         """The labels that `skip_classes` and `classes` keep of the training labels, ascending; None: all.
 
         Raises:
-            UserError: there are not as many.
+            UserError: the data set has fewer labels than that.
         """
         if self.classes is None and not self.skip_classes:
             return None
@@ -130,7 +130,7 @@ class ImageSource(Source):
     def _kept(self, side: str, whole: Side, classes: np.ndarray | None) -> np.ndarray | None:
         """Which samples the knobs keep of one side, ascending, given the labels kept; None: all.
 
-        Where there are domains, so many of each class in each domain.
+        With domains, the limits hold for each class in each domain.
         """
         most = self.per_class if side == "train" else self.test_per_class
         if classes is None and most is None:
@@ -143,7 +143,7 @@ class ImageSource(Source):
         return np.flatnonzero(keep)
 
     def _assembled(self, sides: Mapping[str, Side], origin: str = "", domain_names: tuple[str, ...] = ()) -> Dataset:
-        """What the knobs keep of the sides "train" and "test"."""
+        """The data set with the samples of the sides "train" and "test" that the knobs keep."""
         return self._cut(sides, self._chosen_classes(sides["train"].labels), origin, domain_names)
 
     def _cut(
@@ -153,7 +153,7 @@ class ImageSource(Source):
         origin: str = "",
         domain_names: tuple[str, ...] = (),
     ) -> Dataset:
-        """What is kept of the sides "train" and "test", given the labels kept; None: all."""
+        """The indices kept of the sides "train" and "test", given the labels kept; None: all."""
         train, test = (self._split(side, sides[side], classes) for side in ("train", "test"))
         return Dataset(self.name, train, test, domain_names=domain_names, origin=origin)
 
@@ -163,5 +163,5 @@ class ImageSource(Source):
 
     @property
     def _key(self) -> str:
-        """What to call the data set in messages: as the user typed it."""
+        """The data set's name in messages, as the user typed it."""
         return f"data.path={self.path}" if self.path else f"data={self.name}"

@@ -1,4 +1,4 @@
-"""ImageNet-R: 30,000 renditions of 200 ImageNet classes, published in one piece and cut 80/20 here."""
+"""ImageNet-R: 30,000 renditions of 200 ImageNet classes, published without a test set and split 80/20 here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ImageNetR(HubImages):
 
     Args:
         path: a local folder to read instead: the hub's parquet files, the released folder (<wnid>/*), or images that
-            are cut already (train/<class>/*, test/<class>/*).
+            are already split (train/<class>/*, test/<class>/*).
         others: see `HubImages`; `label_column` holds WordNet numbers and both splits are the hub's one split.
     """
 
@@ -47,7 +47,7 @@ class ImageNetR(HubImages):
         return {side: whole.taken(np.flatnonzero(chosen)) for side, chosen in (("train", ~test), ("test", test))}
 
     def reads(self) -> list[Path] | None:
-        """The index file too, which is beside the images or in a folder of its own."""
+        """Also the index file, which is beside the images or in a folder of its own."""
         found = super().reads()
         return found and [*found, self._index_path()]
 
@@ -89,7 +89,7 @@ class ImageNetR(HubImages):
                 yield content_hash(value.as_buffer() if value.is_valid else b"").hexdigest()
 
     def _digests(self, hashes: Iterable[str], count: int) -> list[str]:
-        """The `count` hashes in a list, with a progress bar."""
+        """A list of the `count` hashes, computed with a progress bar."""
         digests = []
         with progress(count, f"cutting {self._key} into train and test", "image") as bar:
             for digest in hashes:

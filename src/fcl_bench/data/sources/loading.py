@@ -1,4 +1,4 @@
-"""A data set, loaded once for all jobs of a process that want it."""
+"""A data set, loaded once for all jobs of a process that need it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.shared import described, is_sharing, shared, state_of
 from fcl_bench.data.sources.base import Dataset, Source, Split
 
-#: Bytes of one image's place on the disk: a path, at most.
+#: Bytes to locate one image on the disk: at most a path.
 _PLACE = 500
 
 
 def loaded(source: Source) -> Dataset:
-    """What `source.load()` returns, or returned to an earlier job while all that it reads is as it was."""
+    """The result of `source.load()`, or that of an earlier job if none of the files that it reads has changed."""
     return shared("dataset", _key(source) if is_sharing() else None, source.load, _bytes)
 
 
 def _key(source: Source) -> list[Any] | None:
-    # A class of somebody else's may have no more than `load`.
+    # A third-party class may have nothing but `load`.
     reads = source.reads() if isinstance(source, Source) else None
     state = None if reads is None else state_of(reads)
     return None if state is None else [*described(source), state]
@@ -31,7 +31,7 @@ def _bytes(dataset: Dataset) -> int:
 
 
 def _side_bytes(split: Split) -> int:
-    """Of the arrays, and of the images' places; encoded images stay in their files."""
+    """Bytes of the arrays and of the images' locations; encoded images stay in their files."""
     inputs = split.inputs.pixels if isinstance(split.inputs, ArrayImages) else split.inputs
     arrays = (split.labels, split.domains, inputs)
     places = 0 if isinstance(inputs, np.ndarray) else _PLACE * len(split)

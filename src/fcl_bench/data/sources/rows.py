@@ -1,4 +1,4 @@
-"""Some samples of a split, as a split: what a node keeps of a data set."""
+"""A subset of a split's samples as a split: the part of a data set that a node keeps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fcl_bench.files import content_hash
 
 
 class ChosenImages:
-    """Some of other images, decoded on access.
+    """A subset of other images, decoded on access.
 
     Args:
         images: all of them.
@@ -37,7 +37,7 @@ class ChosenImages:
 
 
 def rows_of(split: Split, rows: np.ndarray) -> Split:
-    """The samples `rows` (m,) of a split, in this order; no other one's values are looked at."""
+    """The samples `rows` (m,) of a split, in this order; no other sample's values are read."""
     if isinstance(split.inputs, np.ndarray):
         inputs: Images | np.ndarray = split.inputs[rows]
     elif isinstance(split.inputs, ArrayImages):

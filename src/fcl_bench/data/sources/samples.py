@@ -1,4 +1,4 @@
-"""Samples that somebody has at hand, with no labels, as one side of a data set."""
+"""Unlabelled samples in memory or in files, as one side of a data set."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _FORMS = "uint8 images (n, h, w) or (n, h, w, 3), PIL images, paths of image fil
 
 
 class OpenImages:
-    """Images that are open already."""
+    """Images that are already open."""
 
-    fingerprint = ""  # nothing that is made of them is kept
+    fingerprint = ""  # nothing derived from them is cached
 
     def __init__(self, images: Sequence[Image.Image]) -> None:
         self._images = images
@@ -59,7 +59,7 @@ def _inputs(inputs: Any) -> Images | np.ndarray:
             return FileImages(Path("/"), [Path(entry).expanduser().absolute() for entry in inputs])
     array = inputs.detach().cpu().numpy() if hasattr(inputs, "detach") else np.asarray(inputs)
     if array.ndim == 2 and array.dtype.kind in "fiu":
-        # As a file of features is read.
+        # Converted like the features of a file.
         whole = np.float32 if array.dtype.itemsize <= 2 else np.float64
         kind = array.dtype.newbyteorder("=") if array.dtype.kind == "f" else whole
         return np.ascontiguousarray(array, dtype=kind)

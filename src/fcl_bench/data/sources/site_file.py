@@ -1,4 +1,4 @@
-"""One site's own samples in a NumPy file, which never leaves it; and the server's test samples in the same form."""
+"""A NumPy file of one site's own samples, which never leaves the site; the server's test samples have the same form."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _WANTED = "an .npz file with x (n, d), column (n,) and task (n,), both from 0; a
 
 @dataclass(frozen=True)
 class SiteSamples:
-    """What a file holds.
+    """The contents of a site's file or the server's.
 
     Attributes:
         x: (n, d) features.
-        column: (n,) int64, the class of each sample as a column of the label matrix, -1 where nobody knows it.
+        column: (n,) int64, the class of each sample as a column of the label matrix, -1 where it is unknown.
         task: (n,) int64.
         labelled: (n,) bool, whether the client knows the class.
-        fingerprint: hash of all of it.
+        fingerprint: hash of all these arrays.
     """
 
     x: np.ndarray
@@ -36,7 +36,7 @@ class SiteSamples:
 
 @dataclass
 class SiteFile(Source):
-    """Ready features that stay where they are: x (n, d), column (n,), task (n,) and, at a site, labelled (n,)."""
+    """Ready features that stay at their site: x (n, d), column (n,), task (n,) and, at a site, labelled (n,)."""
 
     name: str = knob("sites", filled=True, words="a name for tables")
     path: str | None = knob(None, identity=False)
@@ -45,7 +45,7 @@ class SiteFile(Source):
         return [user_path("data.path", self.path)] if self.path else None
 
     def load(self) -> Dataset:
-        """The server's file: it has the test samples, and nothing to train on."""
+        """Load the server's file, which has test samples and no training samples."""
         held = self.read()
         if not held.labelled.all():
             raise UserError(
@@ -57,7 +57,7 @@ class SiteFile(Source):
         return Dataset(self.name, train, test, elsewhere=True)
 
     def read(self) -> SiteSamples:
-        """The file's samples. Raises a `UserError` where it is not of the form above."""
+        """The file's samples. Raises a `UserError` if the file does not have the form above."""
         path = existing_path(self.path, self.name, _WANTED)
         arrays = _arrays(path)
         where = f"data.path={path}:"
@@ -97,5 +97,5 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
             return {name: file[name] for name in ("x", "column", "task", "labelled") if name in file.files}
     except UserError:
         raise
-    except Exception as error:  # whatever NumPy, zipfile, zlib and tokenize raise on foreign bytes
+    except Exception as error:  # NumPy, zipfile, zlib and tokenize raise many types on foreign bytes
         raise UserError(f"data.path={path} is not a readable .npz file", _WANTED) from error

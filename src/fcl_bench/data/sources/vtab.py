@@ -1,4 +1,4 @@
-"""VTAB as the class-incremental papers cut it: five data sets of ten classes each, one after the other."""
+"""VTAB as in the class-incremental papers: five data sets of ten classes each, one after the other."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ EACH = 10
 
 @dataclass(frozen=True)
 class Part:
-    """One of the five.
+    """One of the five data sets.
 
     Attributes:
-        name: of the data set, and of its folder under `data.path`.
-        repo, revision: on the hub; the columns are image and label.
+        name: name of the data set and of its folder under `data.path`.
+        repo, revision: its repository and revision on the hub; the columns are image and label.
         by_name: its classes are taken in alphabetical order of their names, otherwise in that of their labels.
     """
 
@@ -38,13 +38,13 @@ class Part:
     by_name: bool
 
 
-#: In the order of the tasks (RevisitingCIL, where the cut comes from).
+#: In the order of the tasks, as in RevisitingCIL, the source of this cut.
 PARTS = (
     Part("resisc45", "timm/resisc45", "fe12fc5f1b7606543b0355eda392f1ddc54625c6", by_name=True),
     Part("dtd", "tanganke/dtd", "d2afa97d9f335b1a6b3b09c637aef667f98f966e", by_name=True),
     Part("pets", "timm/oxford-iiit-pet", "10b688881011725fa2fa3d856a47536c9a7e6968", by_name=True),
     Part("eurosat", "timm/eurosat-rgb", "b4e28552cd5f3932b6abc37eb20d3e84901ad728", by_name=True),
-    # Flowers has its own numbers, which lists of its names follow.
+    # Flowers has its own class numbers, and lists of its names follow these.
     Part("flowers102", "dpdl-benchmark/oxford_flowers102", "544b55c9af69a05742ead7571cd7ae23cfcd758b", by_name=False),
 )
 
@@ -59,7 +59,7 @@ class Vtab(ImageSource):
     Args:
         name: what tables call it.
         path: a local folder to read instead: as released (train/<class>/*, test/<class>/*, fifty classes in the order
-            of their names, which are numbers), or one folder a data set (resisc45, dtd, pets, eurosat, flowers102)
+            of their names, which are numbers), or one folder per data set (resisc45, dtd, pets, eurosat, flowers102)
             with the hub's parquet files.
         classes, skip_classes, per_class, test_per_class: see `ImageSource`.
         about: what is known beforehand.
@@ -119,7 +119,7 @@ class Vtab(ImageSource):
 
 
 def _first_classes(part: Part, sides: Mapping[str, Side]) -> dict[str, TableSide]:
-    """The samples of the part's first ten classes, numbered 0 to 9 in their order."""
+    """The samples of the part's first ten classes, which are numbered 0 to 9 in order."""
     train = sides["train"]
     assert isinstance(train, TableSide)
     labels = np.unique(train.labels)
@@ -136,7 +136,7 @@ def _first_classes(part: Part, sides: Mapping[str, Side]) -> dict[str, TableSide
 
 
 def _joined(parts: list[TableSide]) -> TableSide:
-    """The parts one after the other."""
+    """The parts concatenated in order."""
     import datasets
 
     tables: list[Any] = [part.table.select_columns(["image"]).select(part.rows) for part in parts]

@@ -1,4 +1,4 @@
-"""What `split=...` names, and what the splits have in common."""
+"""The base class of what `split=...` names, and functions that the splits share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TaskSplit(ABC):
     Args:
         imbalance: the share of its training samples that the rarest class keeps; see `thinned`. 1: all classes keep
             all of them, and nothing is drawn.
-        order_seed: of all draws of the split; None: the run's `seed`. With it a stream stays the same while `seed`
+        order_seed: seed of all draws of the split; None: the run's `seed`. With it a stream stays the same while `seed`
             changes the partition, the labels, the projection and so on.
     """
 
@@ -73,17 +73,17 @@ class TaskSplit(ABC):
         """Divide all samples among `tasks` tasks. Raises a `UserError` where that can't be done.
 
         Args:
-            dataset: all of it; what `imbalance` takes away is taken afterwards.
+            dataset: the whole data set; samples that `imbalance` removes are removed afterwards.
             tasks: T.
-            seed: of the split's draws.
+            seed: seed of the split's draws.
         """
 
 
 def thinned(members: Sequence[np.ndarray], labels: np.ndarray, imbalance: float, seed: int) -> list[np.ndarray]:
-    """`members` without the samples that class imbalance takes away.
+    """`members` without the samples that class imbalance removes.
 
-    Class number i of C, in a random order of its own, keeps the share imbalance^(i / (C - 1)) of its samples, to the
-    nearest number and one at least. Which ones is random, whatever task they are in.
+    Class number i of C, in a random order of its own, keeps the share imbalance^(i / (C - 1)) of its samples, rounded
+    to the nearest number and at least one. Which samples stay is random, independent of their task.
 
     Args:
         members: per task, the indices of its training samples, ascending.
@@ -97,7 +97,7 @@ def thinned(members: Sequence[np.ndarray], labels: np.ndarray, imbalance: float,
     shares = np.empty(len(classes))
     shares[rng.permutation(len(classes))] = np.geomspace(1, imbalance, len(classes))
     kept = np.maximum(1, np.rint(shares * sizes))
-    # Random keys go by the sample, not by its task: the same samples stay whatever the split does.
+    # Random keys belong to samples, not to tasks: the same samples stay under every split.
     keys = rng.random(len(labels))[indices]
     stays = rank_in_group(which, keys) < kept[which]
     ends = np.cumsum([len(task) for task in members])[:-1]
@@ -110,7 +110,7 @@ def class_order(labels: np.ndarray, seed: int, shuffle: bool = True) -> np.ndarr
 
 
 def even_sizes(total: int, tasks: int) -> list[int]:
-    """`total` things over `tasks` tasks: equal, the remainder spread over the earlier ones."""
+    """Sizes (T,) of `tasks` equal shares of `total` things; the remainder goes to the earlier ones."""
     whole, rest = divmod(total, tasks)
     return [whole + 1] * rest + [whole] * (tasks - rest)
 

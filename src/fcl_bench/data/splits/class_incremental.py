@@ -1,4 +1,4 @@
-"""Time: class-incremental streams, of disjoint classes or with classes that neighbouring tasks share."""
+"""Time: class-incremental streams, with disjoint classes or with classes that neighbouring tasks share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ClassIncremental(TaskSplit):
     """Disjoint classes per task, in a seeded order.
 
     Args:
-        first: classes in the first task; None: as many as in the others.
+        first: number of classes in the first task; None: as many as in the others.
         shuffle: permute the classes by the seed; false: ascending labels.
     """
 
@@ -44,13 +44,13 @@ class ClassIncremental(TaskSplit):
         labels = checked_classes(dataset)
         sizes = self._sizes(len(labels), tasks)
         order = class_order(labels, seed, self.shuffle)
-        # Where a label is not in the order, its column is -1 and so is its task.
+        # A label that is not in the order has column -1 and task -1.
         home = np.append(np.repeat(np.arange(tasks), sizes), -1)
         train, test = (parts(home[columns_of(side.labels, order)], tasks) for side in (dataset.train, dataset.test))
         return Division(order, train, test)
 
     def _sizes(self, classes: int, tasks: int) -> list[int]:
-        """Classes per task: equal, the remainder spread over the earlier ones."""
+        """Classes per task: equal numbers, with the remainder spread over the earlier tasks."""
         require_classes(tasks, classes)
         if self.first is None:
             return even_sizes(classes, tasks)
@@ -70,12 +70,12 @@ class ClassOverlap(TaskSplit):
 
     With C classes, T tasks and s shared at each border the tasks' sizes add up to C + (T - 1) s, and differ by one at
     most. That gives both of the paper's settings on CIFAR-100: s = 1 makes 11 tasks of 10 classes, s = 2 makes 14 of 9.
-    No class is in more than two tasks. The paper does not say what becomes of a shared class's samples: here a random
-    half is in either task, for training and for test (of an odd number, a random one of the two has one more; so the
-    one sample of a class is in one of the two tasks only).
+    No class is in more than two tasks. The paper does not say which task gets a shared class's samples. Here each of
+    the two tasks gets a random half, for training and for test. If the number is odd, a random one of the two gets one
+    more, so a class's only sample is in just one of them.
 
     Args:
-        shared: s, classes at each border.
+        shared: s, the number of classes shared at each border.
         shuffle: permute the classes by the seed; false: ascending labels.
     """
 
@@ -89,7 +89,7 @@ class ClassOverlap(TaskSplit):
         order = class_order(labels, seed, self.shuffle)
         places = np.arange(len(labels))
         last = np.searchsorted(starts, places, side="right") - 1
-        # Its first `shared` classes a task has in common with the one before.
+        # A task shares its first `shared` classes with the task before it.
         both = (last > 0) & (places - starts[last] < self.shared)
 
         def members(labels: np.ndarray, side: int) -> list[np.ndarray]:
@@ -100,7 +100,7 @@ class ClassOverlap(TaskSplit):
         return Division(order, members(dataset.train.labels, 0), members(dataset.test.labels, 1))
 
     def _starts(self, classes: int, tasks: int) -> np.ndarray:
-        """Where in the order of the classes each task begins (T,)."""
+        """Each task's first position in the order of the classes (T,)."""
         if tasks > 1 and classes < self.shared * (tasks + 1):
             most = classes // self.shared - 1
             raise UserError(
@@ -117,6 +117,6 @@ class ClassOverlap(TaskSplit):
 def _halves(place: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """A random half of the samples of each class (n,) bool, given the class of each."""
     rank = rank_in_group(place, rng.random(len(place)))
-    # Every second one in a random order, from the first or from the second on: which of them is random too.
+    # Every second sample in a random order; whether the first one counts is random too.
     offset = rng.integers(0, 2, len(place))[np.searchsorted(np.sort(place), place)]
     return (rank + offset) % 2 == 0

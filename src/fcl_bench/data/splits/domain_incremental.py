@@ -1,4 +1,4 @@
-"""Time: a domain per task."""
+"""Time: one domain per task."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class DomainIncremental(TaskSplit):
     """Task t holds all samples of one domain (FedProTIP 4, E.1).
 
     Tasks share the label space as far as the domains do: all of it in DomainNet, none of it in VTAB. With fewer tasks
-    than domains the first so many domains are the stream, and the samples of the others are left out. The classes that
-    are new in a task take columns in ascending order of their labels.
+    than domains, T tasks have the first T domains, and the samples of the others are left out. The classes that are new
+    in a task take columns in ascending order of their labels.
 
     Args:
         order: the names of the tasks' domains; None: as the data set lists them.

@@ -1,4 +1,4 @@
-"""Tasks that the data's own files give: of samples that stay at their sites."""
+"""Tasks that the data files define, for samples that stay at their sites."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fcl_bench.protocol.task import Task
 
 @dataclass
 class Given(TaskSplit):
-    """The tasks as the test samples have them: the classes of task t are those of its test samples."""
+    """The tasks that the test samples define: the classes of task t are those of its test samples."""
 
     name: ClassVar[str] = "given"
 
@@ -25,11 +25,11 @@ class Given(TaskSplit):
             raise UserError("split.imbalance and split.order_seed have nothing to draw with split=given", "neither")
 
     def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
-        """The stream of a data set whose training samples are elsewhere.
+        """The stream of a data set whose training samples stay at the sites.
 
         Raises:
-            UserError: the data set's are not, or its test samples give other tasks than 0 to T - 1, or classes in
-                another order than the tasks in which they first come.
+            UserError: the training samples are not elsewhere, or the test samples' tasks are not 0 to T - 1, or the
+                classes are not in the order of the tasks in which they first appear.
         """
         if not dataset.elsewhere or dataset.test.domains is None:
             raise UserError(f"split=given: data={dataset.name} gives no tasks", "data=sites, or another split")

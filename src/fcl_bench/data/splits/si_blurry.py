@@ -28,24 +28,24 @@ class SiBlurry(TaskSplit):
 
     1. A random share `disjoint` of the classes is disjoint: each has all of its samples in one task. The others are
        blurry, and each has a home task.
-    2. Disjoint and blurry classes go to the tasks at random. Blurry ones in equal numbers; how many disjoint ones a
-       task has is random, every division of their number being as likely.
-    3. A share `blurry` of all samples of blurry classes is drawn at random and leaves its home task for another task,
-       each other one being as likely. How much of that is drawn from which task is random too (cuts at uniform
+    2. Disjoint and blurry classes go to the tasks at random. Each task gets equally many blurry classes; the number of
+       disjoint classes per task is random, and every division of their number is equally likely.
+    3. A share `blurry` of all samples of blurry classes is drawn at random and leaves its home task for another task;
+       all other tasks are equally likely. How many of these samples come from which task is random too (cuts at uniform
        places), so that the tasks' mixtures differ.
 
     AFCL says that data of a blurry class are "reassigned to other blurry classes". Samples keep their labels here: they
     are reassigned to the other tasks' blurry parts, as in the paper of GACL, which describes the same setting ("to
-    assign to other blurry tasks"). Test samples are divided by the same rule and the same shares of the tasks. For what
-    the public code does otherwise see docs/splits.md.
+    assign to other blurry tasks"). Test samples are divided by the same rule and the same shares of the tasks. The
+    differences from the public code are listed in docs/splits.md.
 
     Args:
-        disjoint: share of the classes, to the nearest number of classes.
-        blurry: share of the blurry classes' samples.
-        sizes: random, as above; or equal, which is not stochastic: every task has as many disjoint classes (one more
-            or less), and of each blurry class the share `blurry` leaves. The public code has both.
-        reassign: others, as above; or any, as the public code does: samples that left are shuffled among the tasks,
-            each gets as many as it gave, and may get its own back.
+        disjoint: share of the classes that are disjoint, rounded to the nearest number of classes.
+        blurry: share of the blurry classes' samples that leave their home task.
+        sizes: random, as above; or equal, which is not stochastic: every task has equally many disjoint classes (up to
+            one), and the share `blurry` of each blurry class leaves. The public code has both.
+        reassign: others, as above; or any, as in the public code: samples that left are shuffled among the tasks, and
+            each task gets as many as it gave, possibly some of its own.
     """
 
     name: ClassVar[str] = "si_blurry"
@@ -83,7 +83,7 @@ class SiBlurry(TaskSplit):
         else:
             least = (of_blurry == 0).astype(np.int64)
             spread = disjoint - int(least.sum())
-            # Bars among stars: every way to divide them is as likely.
+            # Stars and bars: every way to divide them is equally likely.
             bars = np.sort(rng.choice(spread + tasks - 1, tasks - 1, replace=False))
             of_disjoint = least + np.diff(bars, prepend=-1, append=spread + tasks - 1) - 1
         return np.concatenate([np.repeat(np.arange(tasks), sizes) for sizes in (of_disjoint, of_blurry)])
@@ -93,8 +93,8 @@ class SiBlurry(TaskSplit):
 
         Args:
             place, task: (n,) class and home task of each.
-            shares: (T,) of all that leave; adds up to 1.
-            rng: of this draw.
+            shares: (T,) each task's share of all that leave; adds up to 1.
+            rng: generator of this draw.
 
         Returns:
             (m,) indices.
@@ -104,11 +104,11 @@ class SiBlurry(TaskSplit):
             ordered = place[by_class]
             first = np.searchsorted(ordered, ordered)
             size = np.searchsorted(ordered, ordered, side="right") - first
-            # Rounded at random, so that the share is right in the mean of classes with a few samples too.
+            # Rounded at random, so that the expected share is exact even for classes with few samples.
             number = np.floor(self.blurry * size + rng.random(len(place))[first])
             return by_class[np.arange(len(place)) - first < number]
-        # A race: the first so many to arrive leave. A task's samples are as fast as its share asks for; a task whose
-        # samples run out leaves its places to the others, so the total is always the same.
+        # A race of exponential clocks: the earliest samples leave. A task's share sets the rate of its samples; if a
+        # task runs out of samples, the other tasks fill its places, so the total is always the same.
         speed = shares / np.maximum(np.bincount(task, minlength=len(shares)), 1)
         arrival = np.log(rng.standard_exponential(len(place))) - np.log(speed[task])
         return np.argsort(arrival)[: int(self.blurry * len(place) + rng.random())]

@@ -1,6 +1,6 @@
 """A data set cut into tasks, made from the samples of each task.
 
-Every sample, for training or for test, belongs to one task at most. A task's classes may come back in later ones.
+Every training or test sample belongs to at most one task. A task's classes may come back in later tasks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Stream:
     Attributes:
         tasks: the T tasks in order.
         class_order: (C,) int64, the source's label of each column.
-        train_columns, test_columns: (n,) int64, each sample's label as a column, of samples in no task too; -1 for a
+        train_columns, test_columns: (n,) int64, each sample's label as a column, also for samples in no task; -1 for a
             class that is never learnt.
         train, test: per task, the indices of its samples, ascending; disjoint. Test samples are divided like training
             samples, so that a class that comes back is tested in each of its tasks, on other samples.
@@ -54,10 +54,10 @@ class Stream:
 def stream_of_samples(
     dataset: Dataset, preference: np.ndarray, train: Sequence[np.ndarray], test: Sequence[np.ndarray]
 ) -> Stream:
-    """A stream of given samples.
+    """The stream of given samples per task.
 
     Args:
-        dataset: what the indices are of.
+        dataset: the data set that the indices refer to.
         preference: all labels that are trained; those new in the same task take columns in this order.
         train, test: per task, indices, ascending; disjoint among tasks. Test samples of classes that no task trains
             are dropped.
@@ -81,7 +81,7 @@ def stream_of_samples(
 
 
 def columns_of(labels: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """(n,) int64: where each label stands in `order`; -1 where it does not."""
+    """(n,) int64: each label's position in `order`; -1 if it is not there."""
     sorter = np.argsort(order)
     place = np.minimum(np.searchsorted(order, labels, sorter=sorter), len(order) - 1)
     columns = sorter[place]
