@@ -37,6 +37,6 @@ RUN pip install --no-cache-dir /src
 # Files in /runs/outputs belong to this user; `docker run --user "$(id -u)"` makes them yours.
 USER 10001
 WORKDIR /runs
-ENV HF_HOME=/runs/outputs/cache/hub MPLCONFIGDIR=/tmp/matplotlib
+ENV HF_HOME=/runs/outputs/cache/hub MPLCONFIGDIR=/runs/outputs/cache/matplotlib
 ENTRYPOINT ["fcl-bench"]
 CMD ["--help"]
