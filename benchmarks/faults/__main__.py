@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -42,6 +43,10 @@ def main() -> int:
     unknown = set(arguments.parts) - set(PARTS)
     if unknown or (arguments.only and len(arguments.parts) != 1):
         parser.error(f"the parts are {', '.join(PARTS)}; --only needs one")
+    # Ignored signals pass to child processes: under nohup, or in the background of a script, `kills` would try nothing.
+    for ignored in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(ignored, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     failed = 0
     for name in arguments.parts or PARTS:
         with tempfile.TemporaryDirectory(prefix="fcl-faults-", dir=scratch_root()) as scratch:

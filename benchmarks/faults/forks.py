@@ -98,6 +98,9 @@ def _child(work: Callable[[], int], out: int, err: int, seconds: int, room: int)
         code = work()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
+    except KeyboardInterrupt:  # before the command could hear of it: Python ends by the signal too
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     except BaseException:
         traceback.print_exc()
     finally:
