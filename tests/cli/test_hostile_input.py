@@ -81,6 +81,7 @@ HOSTILE = [
     ("-m hydra.sweeper._target_=nowhere.X seed=0,1", "Invalid plugin 'nowhere.X'"),
     ("seed=\x1b[31mred", r"seed=\x1b[31mred cannot be parsed"),
     ("\x1b[31mred", r"\x1b[31mred is not key=value"),
+    ("", "error: an empty argument is not key=value"),
     ("out=\x1b[31mred", r"out=\x1b[31mred holds what cannot be printed"),
     ("data=features data.path=\x1b[31mred", r"data.path=\x1b[31mred holds what cannot be printed"),
     ("out=a\udcffb", r"out=a\udcffb holds what cannot be printed"),

@@ -100,7 +100,7 @@ def unknown_option(option: str, value: str | None, options: Collection[str]) -> 
 
 def no_override(argument: str, value: str | None, commands: Collection[str], otherwise: str) -> UserError:
     """Return the error for an argument that is neither an option nor key=value: `seed 3`, `fedran`, `shwo`."""
-    told = f"{argument} is not key=value"
+    told = f"{argument or 'an empty argument'} is not key=value"
     key = argument if argument in (*top_level(), *groups()) else next(iter(meant(argument)), "")
     if key and value is not None:
         return UserError(told, f"did you mean {key}={value}?")
