@@ -69,6 +69,11 @@ class ClientData:
         """The cost of sending a sample as it is."""
         return RawSamples.of(self._inputs, self._problem.wire)
 
+    @property
+    def numbers_per_sample(self) -> int:
+        """How many numbers one sample has."""
+        return self._inputs.shape[1:].numel()
+
     def samples(self, task: int, client: int) -> tuple[np.ndarray, np.ndarray]:
         """Indices of a client's labelled samples of a task, and of its unlabelled ones."""
         indices = self.holdings[task][client]
@@ -126,6 +131,8 @@ class Reply:
         revealed: what the upload reveals about single samples, according to the client half. Their indices are those of
             the data set.
         grouped: from which the same follows for a sum of uploads; None if uploads are not added up.
+        together: how many clients trained side by side with this one, itself included.
+        alone: why none did, although it was asked for (`parallel_clients`); "": not asked for, or done.
         accepted: how many unlabelled samples it gave a label.
         right: how many of these labels are true; None if the true labels are unknown.
     """
@@ -140,6 +147,8 @@ class Reply:
     accepted: int = 0
     right: int | None = 0
     grouped: Grouped | None = None
+    together: int = 1
+    alone: str = ""
 
 
 @dataclass(frozen=True)
@@ -217,6 +226,13 @@ class Node:
     def settle(self) -> None:
         """Called when all uploads so far have been absorbed or refused."""
         self._before.clear()
+
+    def train_ahead(self, clients: Sequence[int], broadcast: Message) -> str:
+        """Have these clients train side by side before their turns; returns why they don't (see `Client`)."""
+        # A broadcast is the same for all clients.
+        received = self._middleware.receive(broadcast, clients[0])
+        shards = [self.data.shard(broadcast.task, client) for client in clients]
+        return self._client.train_ahead(shards, received, [self.keeps(client) for client in clients])
 
     def turn(self, client: int, broadcast: Message) -> Reply:
         """One client's turn in the broadcast's task and round. Only the client's state remains here afterwards."""
