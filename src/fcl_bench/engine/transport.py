@@ -134,9 +134,11 @@ class InProcess:
         labelled: np.ndarray,
         inputs: torch.Tensor,
         middleware: Sequence[Middleware] = (),
+        parallel: str = "1",
     ) -> InProcess:
         """The transport for the clients of a data set: `inputs`, and the other arguments of `Clients`."""
-        return cls.over(Clients(method, problem, holdings, columns, labelled, middleware), inputs)
+        parts = (method, problem, holdings, columns, labelled, middleware)
+        return cls.over(Clients(*parts, parallel=parallel), inputs)
 
     @classmethod
     def over(cls, clients: Clients, inputs: torch.Tensor, kept: Keeper | None = None) -> InProcess:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -137,25 +138,40 @@ def train_side_by_side(start: Heads, turns: Sequence[Turn], steps: Steps) -> Hea
     return whole[torch.tensor(order).argsort().to(whole.bias.device)]
 
 
+class _Samples:
+    """All clients' samples in one tensor, from which batches of several clients are cut at once."""
+
+    def __init__(self, turns: Sequence[Turn]) -> None:
+        self._inputs = torch.cat([turn.inputs for turn in turns])
+        self._labels = torch.cat([turn.labels for turn in turns])
+        #: Where each client's samples begin.
+        self.begins = [0, *accumulate(len(turn.labels) for turn in turns)]
+
+    def batch(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Features (m, b, d), labels (m, b) and shares (m, b, 1) of the samples `parts`, (b_k,) of each client."""
+        places = pad_sequence(list(parts), batch_first=True, padding_value=-1)
+        held = places >= 0
+        share = (held / held.sum(dim=1, keepdim=True)).unsqueeze(2)
+        # Rows that fill up are the first sample, since the loss takes no label of a class that does not compete.
+        places = places.clamp_(min=0).to(self._labels.device)
+        inputs = self._inputs.index_select(0, places.flatten()).view(*places.shape, -1)
+        return inputs, self._labels[places], share.to(inputs.device)
+
+
 def _stepwise(start: Heads, turns: Sequence[Turn], steps: Steps) -> Heads:
     """A step for every batch of every epoch; clients have no fewer samples than those behind them."""
-    device, first = start.bias.device, 0
-    plans: list[list[torch.Tensor]] = []
-    for turn in turns:
-        plans.append([chosen + first for chosen in turn.batches(steps.knobs)])
-        first += len(turn.labels)
-    inputs, labels = torch.cat([turn.inputs for turn in turns]), torch.cat([turn.labels for turn in turns])
+    samples = _Samples(turns)
+    plans = [
+        [chosen + begin for chosen in turn.batches(steps.knobs)]
+        for turn, begin in zip(turns, samples.begins, strict=False)
+    ]
     heads = Heads(start.weight.repeat(len(turns), 1, 1), start.bias.repeat(len(turns), 1))
     descent = _Descent(heads, turns, steps)
     for step in range(len(plans[0])):
-        chosen = pad_sequence([plan[step] for plan in plans if step < len(plan)], True, -1)
-        held = chosen >= 0
-        share = (held / held.sum(dim=1, keepdim=True)).unsqueeze(2).to(device)
-        places = chosen.clamp_(min=0).to(device)
-        batch = inputs.index_select(0, places.flatten()).view(*places.shape, -1)
-        now = heads[: len(places)]
+        batch, labels, share = samples.batch([plan[step] for plan in plans if step < len(plan)])
+        now = heads[: len(labels)]
         scores = torch.baddbmm(now.bias.unsqueeze(1), batch, now.weight.transpose(1, 2))
-        descent.step(steps.gradient(scores, labels[places], batch, share), batch)
+        descent.step(steps.gradient(scores, labels, batch, share), batch)
     return heads
 
 
@@ -232,10 +248,8 @@ def _repeatedly(start: Heads, turns: Sequence[Turn], steps: Steps) -> Heads:
     """All steps of clients that have one batch: their logits are followed, as in `repeated_batch`."""
     rate, epochs = steps.rate, steps.knobs.epochs
     kept = 1 - rate * steps.knobs.weight_decay
-    inputs = pad_sequence([turn.inputs for turn in turns], batch_first=True)
-    labels = pad_sequence([turn.labels for turn in turns], batch_first=True)
-    sizes = torch.tensor([len(turn.labels) for turn in turns]).unsqueeze(1)
-    share = ((torch.arange(labels.shape[1]) < sizes) / sizes).unsqueeze(2).to(inputs.device)
+    samples = _Samples(turns)
+    inputs, labels, share = samples.batch([torch.arange(*ends) for ends in pairwise(samples.begins)])
     scores = torch.nn.functional.linear(inputs, start.weight, start.bias)
     gram = torch.baddbmm(inputs.new_ones(1, 1, 1), inputs, inputs.transpose(1, 2))
     total = torch.zeros_like(scores)
