@@ -11,6 +11,7 @@ import torch
 from fcl_bench.engine.ledger import Stopwatch
 from fcl_bench.engine.node import Node, Reply
 from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.problem import Shard
 from fcl_bench.tracking.console import Notices
 
 log = logging.getLogger(__name__)
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 AUTO = "auto"
 #: Clients that train together under `auto` on the CPU, where 8 to 32 take about the same time: docs/parallel_clients.md.
 _ON_CPU = 16
-#: The most numbers in the features of clients that train together, of which there are three copies: 128 MiB in float64.
+#: The most numbers in the features of clients that train together, which stay until their turns: 128 MiB in float64.
 MOST_NUMBERS = 2**24
 
 
@@ -53,25 +54,28 @@ class Abreast:
         """The replies of these clients, as of `Node.turn`."""
         alone = ""
         for group in self._groups(present, broadcast.task):
-            seconds = [0.0] * len(group)
+            seconds, together = dict.fromkeys(group, 0.0), 1
+            shards: dict[int, Shard] = {}
             if len(group) > 1 and not alone:
-                seconds, alone = self._trained(group, broadcast)
+                shards = {client: self._node.data.shard(broadcast.task, client) for client in group}
+                seconds, alone = self._trained(shards, broadcast)
+                together = 1 if alone else len(group)
                 if alone:
                     text = f"parallel_clients: clients train one after the other, since {alone}"
                     self._notices.tell(alone, text, logging.INFO)
-            together = len(group) if len(group) > 1 and not alone else 1
-            for client, share in zip(group, seconds, strict=True):
+            for client in group:
                 self._node.settle()
-                reply = self._node.turn(client, broadcast)
-                yield replace(reply, seconds=reply.seconds + share, together=together, alone=alone)
+                reply = self._node.turn(client, broadcast, shards.pop(client, None))
+                yield replace(reply, seconds=reply.seconds + seconds[client], together=together, alone=alone)
 
-    def _trained(self, group: Sequence[int], broadcast: Message) -> tuple[list[float], str]:
+    def _trained(self, shards: dict[int, Shard], broadcast: Message) -> tuple[dict[int, float], str]:
         """The seconds of each client in the joint training, and why there was none."""
         watch = Stopwatch(self._device)
         with watch.running():
-            alone = self._node.train_ahead(group, broadcast)
-        sizes = [max(self._node.data.holdings[broadcast.task].sizes()[client], 1) for client in group]
-        return [watch.seconds * float(size) / float(sum(sizes)) for size in sizes], alone
+            alone = self._node.train_ahead(list(shards.values()), broadcast)
+        sizes = {client: max(len(shard.labels), 1) for client, shard in shards.items()}
+        whole = sum(sizes.values())
+        return {client: watch.seconds * size / whole for client, size in sizes.items()}, alone
 
     def _groups(self, present: Sequence[int], task: int) -> Iterator[list[int]]:
         """Neighbours in the order of turns: at most `size` clients, and no more features than fit."""

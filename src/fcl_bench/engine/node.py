@@ -227,17 +227,21 @@ class Node:
         """Called when all uploads so far have been absorbed or refused."""
         self._before.clear()
 
-    def train_ahead(self, clients: Sequence[int], broadcast: Message) -> str:
-        """Have these clients train side by side before their turns; returns why they don't (see `Client`)."""
+    def train_ahead(self, shards: Sequence[Shard], broadcast: Message) -> str:
+        """Have clients train side by side before their turns; returns why they don't (see `Client`)."""
         # A broadcast is the same for all clients.
-        received = self._middleware.receive(broadcast, clients[0])
-        shards = [self.data.shard(broadcast.task, client) for client in clients]
-        return self._client.train_ahead(shards, received, [self.keeps(client) for client in clients])
+        received = self._middleware.receive(broadcast, shards[0].client)
+        return self._client.train_ahead(shards, received, [self.keeps(shard.client) for shard in shards])
 
-    def turn(self, client: int, broadcast: Message) -> Reply:
-        """One client's turn in the broadcast's task and round. Only the client's state remains here afterwards."""
+    def turn(self, client: int, broadcast: Message, shard: Shard | None = None) -> Reply:
+        """One client's turn in the broadcast's task and round. Only the client's state remains here afterwards.
+
+        Args:
+            client, broadcast: whose turn it is, and what it receives.
+            shard: the client's samples; None: they are looked up.
+        """
         task, round_ = broadcast.task, broadcast.round
-        shard = self.data.shard(task, client)
+        shard = self.data.shard(task, client) if shard is None else shard
         state = self._states.get(client, {})
         watch = Stopwatch(self._problem.device)
         with watch.running():
