@@ -233,6 +233,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
+    environment.reuse_freed_memory()  # as in a run
     training = Training(rounds=arguments.rounds, epochs=arguments.epochs, weight_decay=0.0)
     sizes = (arguments.clients, arguments.samples, arguments.classes, arguments.inputs)
     setting = Setting(*sizes, training, arguments.together)

@@ -180,9 +180,7 @@ def test_clients_that_fail_do_the_same_beside_others():
     def failing(size):
         return lambda *parts: Faulty(InProcess.of(*parts, parallel=size), faults, 0)
 
-    single, several = (
-        learnt(method, feature_problem(D), tasks_of(), transport=failing(size)) for size in ("1", "4")
-    )
+    single, several = (learnt(method, feature_problem(D), tasks_of(), transport=failing(size)) for size in ("1", "4"))
     assert_same_model(several, single)
     assert several.state.absences == single.state.absences
     assert several.state.absences["silent"] == several.state.absences["late"] == 3

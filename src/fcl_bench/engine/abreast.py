@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 #: `parallel_clients=auto`.
 AUTO = "auto"
-#: Clients that train together under `auto` on the CPU, where 8 to 32 take about the same time: docs/parallel_clients.md.
+#: Clients that train together under `auto` on the CPU, where 8 to 32 take about the same time: docs/benchmarks.md.
 _ON_CPU = 16
-#: The most numbers in the features of clients that train together, which stay until their turns: 128 MiB in float64.
-MOST_NUMBERS = 2**24
+#: The most numbers in the features of clients that train together, which stay until their turns: 32 MiB in float64.
+MOST_NUMBERS = 2**22
 
 
 def group_size(parallel: str, device: torch.device) -> int:

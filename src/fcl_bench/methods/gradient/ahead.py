@@ -10,7 +10,6 @@ import torch
 from fcl_bench.linalg.finite import all_finite
 from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Client
 from fcl_bench.protocol.problem import Shard, State
 from fcl_bench.training.linear_heads import LinearHeads, defined_last
 from fcl_bench.training.network import Network
@@ -62,17 +61,11 @@ def trained_ahead(
 
 
 def _refused_before(client: GradientClient, broadcast: Message) -> str:
-    """Why no client of this method trains side by side in this round, as far as the halves say; "": nothing is known."""
-    from fcl_bench.methods.gradient.client import GradientClient
-
+    """Why no client of this method trains side by side in this round; "" if its objective decides."""
     if broadcast.stage != MODEL:
         return f"the stage {broadcast.stage} trains nothing"
     if client.method.trains_network:
         return "a whole network trains"
-    own = type(client)
-    changed = [name for name in ("update", "take_over") if getattr(own, name) is not getattr(GradientClient, name)]
-    if changed or own.pseudo_labels is not Client.pseudo_labels:
-        return f"clients of method={client.method.name} do more than train linear heads"
     if client.method.training.forward_precision(client.problem.device.type) == "bfloat16":
         return "precision is bfloat16"
     return ""
@@ -125,6 +118,7 @@ def _named(heads: Heads, client: int, network: Network) -> Trained:
     for number, head in enumerate(network.heads):
         assert isinstance(head, torch.nn.Linear)
         rows = slice(first, first + head.out_features)
-        named |= {f"heads.{number}.weight": heads.weight[client, rows], f"heads.{number}.bias": heads.bias[client, rows]}
+        named[f"heads.{number}.weight"] = heads.weight[client, rows]
+        named[f"heads.{number}.bias"] = heads.bias[client, rows]
         first = rows.stop
     return {name: named[name] for name in network.training_parameters()}

@@ -62,6 +62,10 @@ class GradientClient(Half, Client):
 
     def train_ahead(self, shards: Sequence[Shard], broadcast: Message, states: Sequence[State]) -> str:
         """See `Client`: linear heads on features train side by side."""
+        own, here = type(self), GradientClient
+        changed = own.update is not here.update or own.take_over is not here.take_over
+        if changed or own.pseudo_labels is not here.pseudo_labels:
+            return f"clients of method={self.method.name} do more than train linear heads"
         found = trained_ahead(self, shards, broadcast, states)
         if isinstance(found, str):
             return found
