@@ -5,6 +5,7 @@ Clients train class weights alone (`method.on=features`). One run measures all s
 - rounds: whole rounds as the engine runs them: shards, messages, codec, admission, ledger, average;
 - training: the clients' computations in these rounds, as the same calls without messages: model in, local steps,
   average;
+- rounds*, training*: the same with `--together` clients side by side (`parallel_clients`);
 - plain: `nn.Linear`, `cross_entropy` and `torch.optim.SGD` for each client, with a deep copy of the model for each and
   an average of state dicts, batches being rows of a tensor;
 - loader: the same with a `DataLoader` for each client, as public code has it.
@@ -41,6 +42,7 @@ from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network, feature_start
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.samples import Samples
+from fcl_bench.training.side_by_side import Heads, Steps, Turn, train_side_by_side
 from fcl_bench.training.trainer import Trainer, rows
 
 CPU = torch.device("cpu")
@@ -52,11 +54,14 @@ class Setting:
     Args:
         clients, samples, classes, inputs: K, samples of each client, C and d.
         training: rounds, local epochs, batch size, step size.
+        together: clients side by side, where they are.
     """
 
-    def __init__(self, clients: int, samples: int, classes: int, inputs: int, training: Training) -> None:
+    def __init__(
+        self, clients: int, samples: int, classes: int, inputs: int, training: Training, together: int = 16
+    ) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.training, self.classes = training, classes
+        self.training, self.classes, self.together = training, classes, together
         self.X = torch.randn(clients * samples, inputs, generator=generator)
         self.y = torch.arange(clients * samples) % classes
         self.problem = Problem(inputs, 0, torch.float64, CPU, WireFormat(torch.float32))
@@ -72,14 +77,14 @@ class Setting:
         """The seed of a client's batches in a round."""
         return derived_seed(self.problem.seed, "training", 0, round_, client)
 
-    def rounds(self) -> dict[str, torch.Tensor]:
+    def rounds(self, together: int = 1) -> dict[str, torch.Tensor]:
         """Rounds as the engine runs them."""
         method = FineTune(training=self.training, on="features")
         labels = self.y.numpy()
         task, everyone = Task(0, range(self.classes), self.classes), np.arange(len(labels))
         stream = Stream((task,), np.arange(self.classes), labels, labels, (everyone,), (everyone[:1],))
         known = np.ones(len(labels), dtype=bool)
-        transport = InProcess.of(method, self.problem, [self.shards], labels, known, self.X)
+        transport = InProcess.of(method, self.problem, [self.shards], labels, known, self.X, parallel=str(together))
         federation = Federation(method, self.problem, stream, transport, self.X[:1])
         federation.run(lambda _: None)
         return head_of(federation.server.network.heads[0])  # type: ignore[attr-defined]
@@ -98,6 +103,22 @@ class Setting:
                     sums[name].add_(value, alpha=len(samples))
             model = {name: (value / len(self.y)).float() for name, value in sums.items()}
         return {name.removeprefix("heads.0."): value for name, value in model.items()}
+
+    def steps_together(self) -> dict[str, torch.Tensor]:
+        """The same of clients that train side by side."""
+        parts = [(self.X[chosen], self.y[chosen]) for chosen in map(torch.from_numpy, self.shards)]
+        knobs, model = self.training, Heads(*self.network().classifier())
+        for round_ in range(knobs.rounds):
+            turns = [Turn(X, y, self.seed(round_, client)) for client, (X, y) in enumerate(parts)]
+            weight, bias = (torch.zeros_like(value, dtype=torch.float64) for value in (model.weight, model.bias))
+            for first in range(0, len(turns), self.together):
+                group = turns[first : first + self.together]
+                heads = train_side_by_side(model, group, Steps(Objective(), knobs, knobs.lr))
+                for client, turn in enumerate(group):
+                    weight.add_(heads.weight[client], alpha=len(turn.labels))
+                    bias.add_(heads.bias[client], alpha=len(turn.labels))
+            model = Heads((weight / len(self.y)).float(), (bias / len(self.y)).float())
+        return {"weight": model.weight, "bias": model.bias}
 
     def plain(self, loader: bool = False) -> dict[str, torch.Tensor]:
         """Federated averaging as in a tutorial."""
@@ -155,6 +176,8 @@ def sides_of(setting: Setting) -> dict[str, Callable[[], dict[str, torch.Tensor]
     return {
         "rounds": setting.rounds,
         "training": setting.steps,
+        "rounds*": lambda: setting.rounds(setting.together),
+        "training*": setting.steps_together,
         "plain": setting.plain,
         "loader": lambda: setting.plain(loader=True),
     }
@@ -201,6 +224,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=50, help="of each client")
     parser.add_argument("--classes", type=int, default=100)
     parser.add_argument("--inputs", type=int, default=512, help="numbers in a feature")
+    parser.add_argument("--together", type=int, default=16, help="clients side by side, of the sides with a star")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=1, help="local epochs of a round")
     parser.add_argument("--threads", type=int, default=None, help="of torch; as many as cores if left out")
@@ -209,8 +233,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
+    environment.reuse_freed_memory()  # as in a run
     training = Training(rounds=arguments.rounds, epochs=arguments.epochs, weight_decay=0.0)
-    setting = Setting(arguments.clients, arguments.samples, arguments.classes, arguments.inputs, training)
+    sizes = (arguments.clients, arguments.samples, arguments.classes, arguments.inputs)
+    setting = Setting(*sizes, training, arguments.together)
     found = measured(setting, arguments.repeats)
     print(f"a client's turn, {torch.get_num_threads()} threads; in brackets by processor time")
     print(table(found))

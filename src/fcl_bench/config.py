@@ -143,12 +143,15 @@ class _Scalars:
     evaluate_rounds: int = knob(0, least=0)
     on_bad_upload: str = knob("fail", choices=("fail", "drop"))
     predictions: bool = False
+    parallel_clients: str = "1"
 
     def __post_init__(self) -> None:
         user_path("out", self.out)
         user_path("cache.dir", self.cache.dir)
         if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
             raise UserError(f"device={self.device} is not known", "auto, cpu, cuda or cuda:N")
+        if not re.fullmatch(r"auto|[1-9]\d{0,3}", self.parallel_clients):
+            raise UserError(f"parallel_clients={self.parallel_clients} is not known", "auto, or 1 to 9999 clients")
 
     @property
     def drops(self) -> bool:
@@ -186,6 +189,8 @@ class Settings:
         counted += ["evaluate_rounds"] if self.scalars.evaluate_rounds else []
         counted += ["on_bad_upload"] if self.scalars.drops else []
         counted += ["predictions"] if self.scalars.predictions else []
+        # Clients that train side by side round differently.
+        counted += ["parallel_clients"] if self.scalars.parallel_clients != "1" else []
         left_out = {"faults": not self.faults.fails, "noise": not self.noise.noisy, "secure": not self.secure.sums}
         groups = [group for group in GROUPS if group != "transport" and not left_out.get(group)]
         chosen = {group: _identity(getattr(self, group)) for group in groups}

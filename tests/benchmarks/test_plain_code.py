@@ -122,9 +122,9 @@ def test_plain_scores_are_the_servers():
 
 def test_all_sides_of_training_on_features_end_with_the_same_model():
     training = Training(rounds=2, epochs=2, batch_size=8, lr=0.1, weight_decay=0.0)
-    setting = head_training.Setting(clients=3, samples=20, classes=5, inputs=7, training=training)
+    setting = head_training.Setting(clients=3, samples=20, classes=5, inputs=7, training=training, together=2)
     models = {name: side() for name, side in head_training.sides_of(setting).items()}
-    assert set(models) == {"rounds", "training", "plain", "loader"}
+    assert set(models) == {"rounds", "training", "rounds*", "training*", "plain", "loader"}
     start = head_training.head_of(setting.network().heads[0])
     for model in models.values():
         for name, value in models["rounds"].items():

@@ -45,6 +45,7 @@ class Clients:
         config: the run's resolved configuration, for a node that was not started with it.
         classes: for samples that stay at the clients' sites, [task] -> the columns of its classes; empty: the samples
             are those of one data set.
+        parallel: how many train side by side in one process (`parallel_clients`).
     """
 
     method: Method
@@ -57,6 +58,7 @@ class Clients:
     stage: str = "run"
     config: Mapping[str, Any] = field(default_factory=dict)
     classes: Sequence[Sequence[int]] = ()
+    parallel: str = "1"
 
     @property
     def elsewhere(self) -> bool:

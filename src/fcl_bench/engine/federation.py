@@ -216,6 +216,7 @@ class Federation:
             if self.tree is not None:
                 self.tree.received(client, broadcast)
             columns["client_seconds"][client] = reply.seconds
+            self.state.note_turn(reply)
             masked = isinstance(answer, Masked)
             if masked and reply.grouped is not None:
                 hidden[client] = reply.grouped

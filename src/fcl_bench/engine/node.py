@@ -69,6 +69,11 @@ class ClientData:
         """The cost of sending a sample as it is."""
         return RawSamples.of(self._inputs, self._problem.wire)
 
+    @property
+    def numbers_per_sample(self) -> int:
+        """How many numbers one sample has."""
+        return self._inputs.shape[1:].numel()
+
     def samples(self, task: int, client: int) -> tuple[np.ndarray, np.ndarray]:
         """Indices of a client's labelled samples of a task, and of its unlabelled ones."""
         indices = self.holdings[task][client]
@@ -126,6 +131,8 @@ class Reply:
         revealed: what the upload reveals about single samples, according to the client half. Their indices are those of
             the data set.
         grouped: from which the same follows for a sum of uploads; None if uploads are not added up.
+        together: how many clients trained side by side with this one, itself included.
+        alone: why none did, although it was asked for (`parallel_clients`); "": not asked for, or done.
         accepted: how many unlabelled samples it gave a label.
         right: how many of these labels are true; None if the true labels are unknown.
     """
@@ -140,6 +147,8 @@ class Reply:
     accepted: int = 0
     right: int | None = 0
     grouped: Grouped | None = None
+    together: int = 1
+    alone: str = ""
 
 
 @dataclass(frozen=True)
@@ -218,10 +227,21 @@ class Node:
         """Called when all uploads so far have been absorbed or refused."""
         self._before.clear()
 
-    def turn(self, client: int, broadcast: Message) -> Reply:
-        """One client's turn in the broadcast's task and round. Only the client's state remains here afterwards."""
+    def train_ahead(self, shards: Sequence[Shard], broadcast: Message) -> str:
+        """Have clients train side by side before their turns; returns why they don't (see `Client`)."""
+        # A broadcast is the same for all clients.
+        received = self._middleware.receive(broadcast, shards[0].client)
+        return self._client.train_ahead(shards, received, [self.keeps(shard.client) for shard in shards])
+
+    def turn(self, client: int, broadcast: Message, shard: Shard | None = None) -> Reply:
+        """One client's turn in the broadcast's task and round. Only the client's state remains here afterwards.
+
+        Args:
+            client, broadcast: whose turn it is, and what it receives.
+            shard: the client's samples; None: they are looked up.
+        """
         task, round_ = broadcast.task, broadcast.round
-        shard = self.data.shard(task, client)
+        shard = self.data.shard(task, client) if shard is None else shard
         state = self._states.get(client, {})
         watch = Stopwatch(self._problem.device)
         with watch.running():

@@ -11,19 +11,23 @@ from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.examination import Answers
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.node import Reply
-from fcl_bench.engine.reports import Absences
+from fcl_bench.engine.reports import Absences, SideBySide
 
 _ANSWERS, _CONFUSION, _SAMPLES = (GROWING + name for name in ("answers", "confusion", "samples"))
 #: The fields of a `FederationState` that are JSON already.
 _PLAIN = (
     *("tasks_done", "rounds_done", "server_seconds"),
     *("client_storage_bytes", "client_storage_max_bytes", "client_samples_kept"),
-    *("absences", "missing"),
+    *("absences", "missing", "side_by_side"),
 )
 
 
 def _none_absent() -> Absences:
     return {"silent": 0, "gone": 0, "lost": 0, "late": 0, "late_arrived": 0, "late_absorbed": 0, "late_dropped": 0}
+
+
+def _none_together() -> SideBySide:
+    return {"turns_together": 0, "turns_alone": 0, "alone_since": []}
 
 
 @dataclass
@@ -42,6 +46,7 @@ class FederationState:
         absences: counts of turns without an upload in time, and of late uploads.
         missing: client and round of each turn of the current task that brought no upload in time and on which later
             rounds build.
+        side_by_side: counts of turns whose training was done together with other clients' (`parallel_clients`).
     """
 
     tasks_done: int
@@ -54,6 +59,7 @@ class FederationState:
     client_samples_kept: int = 0
     absences: Absences = field(default_factory=_none_absent)
     missing: list[tuple[int, int]] = field(default_factory=list)
+    side_by_side: SideBySide = field(default_factory=_none_together)
 
     def note_stored(self, reply: Reply) -> None:
         """Record how much a client keeps after a turn."""
@@ -61,6 +67,13 @@ class FederationState:
             self.client_storage_bytes[kind] = max(self.client_storage_bytes.get(kind, 0), size)
         self.client_storage_max_bytes = max(self.client_storage_max_bytes, sum(reply.stored.values()))
         self.client_samples_kept = max(self.client_samples_kept, reply.samples_kept)
+
+    def note_turn(self, reply: Reply) -> None:
+        """Count whether a client trained beside others."""
+        counts = self.side_by_side
+        counts["turns_together" if reply.together > 1 else "turns_alone"] += 1
+        if reply.alone and reply.alone not in counts["alone_since"]:
+            counts["alone_since"].append(reply.alone)
 
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """The whole state: a little JSON, and tensors that only gain rows with tasks, clients and rounds."""
@@ -74,7 +87,8 @@ class FederationState:
     def restore(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Take over what `save` returned."""
         for name in _PLAIN:
-            setattr(self, name, saved[name])
+            if name in saved:  # checkpoints of older versions lack `side_by_side`
+                setattr(self, name, saved[name])
         self.absences = {**_none_absent(), **self.absences}
         self.answers.restore(saved["answers"], tensors[_ANSWERS])
         self.answers.confusion.restore(tensors[_CONFUSION])

@@ -8,6 +8,7 @@ from typing import Protocol, cast
 import numpy as np
 import torch
 
+from fcl_bench.engine.abreast import Abreast, group_size
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.keeper import Keeper, resolved
 from fcl_bench.engine.middleware import Middleware
@@ -111,15 +112,16 @@ class Around:
 
 
 class InProcess:
-    """All clients in this process, one after the other.
+    """All clients in this process, in turn.
 
     Args:
         node: the node of all clients.
         kept: where processes of clients kept their states, for a run that used several processes before.
+        abreast: takes turns whose training is done side by side; None: each client does all of its own.
     """
 
-    def __init__(self, node: Node, kept: Keeper | None = None) -> None:
-        self._node, self._kept = node, kept
+    def __init__(self, node: Node, kept: Keeper | None = None, abreast: Abreast | None = None) -> None:
+        self._node, self._kept, self._abreast = node, kept, abreast
         self.clients = node.data.clients
 
     @classmethod
@@ -132,9 +134,18 @@ class InProcess:
         labelled: np.ndarray,
         inputs: torch.Tensor,
         middleware: Sequence[Middleware] = (),
+        parallel: str = "1",
     ) -> InProcess:
         """The transport for the clients of a data set: `inputs`, and the other arguments of `Clients`."""
-        return cls(Clients(method, problem, holdings, columns, labelled, middleware).node(inputs))
+        parts = (method, problem, holdings, columns, labelled, middleware)
+        return cls.over(Clients(*parts, parallel=parallel), inputs)
+
+    @classmethod
+    def over(cls, clients: Clients, inputs: torch.Tensor, kept: Keeper | None = None) -> InProcess:
+        """The transport for `clients`, as many of them side by side as they are to be."""
+        node, device = clients.node(inputs), clients.problem.device
+        size = group_size(clients.parallel, device)
+        return cls(node, kept, Abreast(node, size, device) if size > 1 else None)
 
     @property
     def everything(self) -> ClientData:
@@ -148,6 +159,9 @@ class InProcess:
         return self._node.data.holdings[task].sizes(), self._node.data.labelled(task)
 
     def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late]:
+        if self._abreast is not None:
+            yield from self._abreast.turns(present, broadcast)
+            return
         for client in present:
             self._node.settle()
             yield self._node.turn(client, broadcast)

@@ -21,6 +21,7 @@ def clients_of(plan: Plan) -> Clients:
         run=plan.id,
         config=settings.resolved,
         classes=classes,
+        parallel=settings.scalars.parallel_clients,
     )
 
 

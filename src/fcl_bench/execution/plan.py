@@ -139,6 +139,13 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
             f"transport={transport.name}: audits need all clients' data in one process",
             "drift=0, method.bounds=false and method.theory=0, or transport=in_process",
         )
+    parallel = scalars.parallel_clients
+    if parallel != "1" and not transport.sees_everything:
+        raise UserError(
+            f"parallel_clients={parallel}: clients train side by side in one process, and transport={transport.name}"
+            " has several",
+            "parallel_clients=1, or transport=in_process",
+        )
     settings.adapt.check(problem, plan.classes_per_task[:1])
     settings.method.check(problem, plan.classes_per_task)
     if settings.transport.fan_in is not None:

@@ -30,6 +30,7 @@ _ALWAYS = {
     "Drift": ("last", "mean"),
     "BestRounds": ("every", "best", "best_round"),
     "Absences": ("silent", "gone", "late"),
+    "SideBySide": ("turns_together", "turns_alone"),
     "ClientAccuracy": ("clients", "mean", "std", "least", "most"),
     "Guarantee": ("epsilon", "delta", "unit", "clip", "multiplier", "releases", "of_sums", "accountant"),
     "Transport": ("name", "processes"),

@@ -17,6 +17,7 @@ from fcl_bench.engine.reports import (
     LabelCounts,
     Metrics,
     Seconds,
+    SideBySide,
     StagesExchanged,
     Told,
     TreeLevel,
@@ -173,6 +174,7 @@ class Result(TypedDict):
     client_storage_max_bytes: int  # the same of all kinds together
     client_samples_kept: int  # the most raw samples (images, or features) that one client kept between its turns
     absences: Absences
+    side_by_side: SideBySide
     privacy: Privacy
     runtime: Runtime
     environment: Environment

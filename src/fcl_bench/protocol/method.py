@@ -48,6 +48,20 @@ class Client(ABC):
         """
         return None
 
+    def train_ahead(self, shards: Sequence[Shard], broadcast: Message, states: Sequence[State]) -> str:
+        """Do the costly part of several clients' updates together; their updates follow, and take over what was done.
+
+        The engine calls it with `parallel_clients` above 1, and counts its time as these clients'.
+
+        Args:
+            shards, states: of each client, as of `update`.
+            broadcast: of the round, the same for all.
+
+        Returns:
+            "", or in a few words why nothing was done; the clients then compute one after the other.
+        """
+        return "the method trains no linear heads"
+
     @abstractmethod
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """The upload of one client for one round, and what it keeps.

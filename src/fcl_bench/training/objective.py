@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from fcl_bench.training.heads import Heads
@@ -62,6 +64,17 @@ class Objective:
             for parameter in network.heads[head].parameters():
                 if parameter.grad is not None:
                     parameter.grad[rows] = 0
+
+    def pull(self) -> tuple[Mapping[str, torch.Tensor], float, float | None] | None:
+        """What `direction` adds to the gradients if it is strength (w - centre), then clipping: for `side_by_side`.
+
+        A class that overrides `direction` in another way leaves this out; its clients then train one after the other.
+
+        Returns:
+            The centre by names of parameters that train, the strength, and the norm to which the whole gradient is
+            clipped (None: no clipping). None: nothing is added.
+        """
+        return None
 
     def finish(self, network: Network) -> None:
         """After the last step of a round."""

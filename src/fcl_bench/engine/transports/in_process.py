@@ -21,7 +21,7 @@ class Here(Link):
 
     def federate(self, clients: Clients, inputs: torch.Tensor, keep: Path) -> Transport:
         """See `Link`. What other processes of the same run kept before is found in `keep`."""
-        return InProcess(clients.node(inputs), Keeper(keep, clients.run))
+        return InProcess.over(clients, inputs, Keeper(keep, clients.run))
 
     def about(self) -> dict[str, Any]:
         """See `Link`."""
@@ -30,7 +30,7 @@ class Here(Link):
 
 @dataclass
 class InOneProcess(Reach):
-    """One client after the other, in the server's process."""
+    """All clients in the server's process."""
 
     name: ClassVar[str] = "in_process"
     sees_everything: ClassVar[bool] = True

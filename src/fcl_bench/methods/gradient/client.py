@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
+from fcl_bench.methods.gradient.ahead import Trained, trained_ahead
 from fcl_bench.methods.gradient.half import MODEL, Half, final_prefix, teacher_prefix
 from fcl_bench.methods.gradient.replay_head import MOMENTS, moments_message
 from fcl_bench.protocol.message import Message
@@ -26,6 +27,8 @@ class GradientClient(Half, Client):
 
     #: A task and its teacher, the same for all clients.
     _teacher: tuple[int, Network] | None = None
+    #: A task, a round, and by client the models that `train_ahead` trained for turns that are still to come.
+    _ahead: tuple[int, int, dict[int, Trained]] = (-1, -1, {})
 
     def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """The parts of the model that training changed, and the number of samples; or the answer of another stage."""
@@ -37,13 +40,17 @@ class GradientClient(Half, Client):
             return moments_message(features, shard.labels, columns, self.method.gaussian, dense), state
         if broadcast.stage != MODEL:
             return self.answer(shard, broadcast, state)
-        self.trainer.train(
-            self.network,
-            self.samples(shard, broadcast, state),
-            float(broadcast["rate"]),
-            derived_seed(self.problem.seed, "training", shard.task, int(broadcast["round"]), shard.client),
-            self.objective(shard, broadcast, state),
-        )
+        task, round_, ahead = self._ahead
+        if (task, round_) == (broadcast.task, broadcast.round) and shard.client in ahead:
+            self.network.load(ahead.pop(shard.client))
+        else:
+            self.trainer.train(
+                self.network,
+                self.samples(shard, broadcast, state),
+                float(broadcast["rate"]),
+                self.batch_seed(shard, broadcast),
+                self.objective(shard, broadcast, state),
+            )
         # Copies: the network is the next client's before a transport has to pass this on.
         trained = {name: value.clone() for name, value in self.network.changing().items()}
         kept = self.remember(shard, broadcast, state)
@@ -52,6 +59,22 @@ class GradientClient(Half, Client):
             # In a secure sum models come multiplied by their weights.
             trained = {name: value.double() * samples for name, value in trained.items()}
         return Message(trained, samples=samples, summed=trained if self.problem.sums else ()), kept
+
+    def train_ahead(self, shards: Sequence[Shard], broadcast: Message, states: Sequence[State]) -> str:
+        """See `Client`: linear heads on features train side by side."""
+        own, here = type(self), GradientClient
+        changed = own.update is not here.update or own.take_over is not here.take_over
+        if changed or own.pseudo_labels is not here.pseudo_labels:
+            return f"clients of method={self.method.name} do more than train linear heads"
+        found = trained_ahead(self, shards, broadcast, states)
+        if isinstance(found, str):
+            return found
+        self._ahead = broadcast.task, broadcast.round, found
+        return ""
+
+    def batch_seed(self, shard: Shard, broadcast: Message) -> int:
+        """The seed of a client's batches in a round."""
+        return derived_seed(self.problem.seed, "training", shard.task, int(broadcast["round"]), shard.client)
 
     def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
         """The upload of a stage that is no training, under the broadcast model; only for methods with such stages."""

@@ -57,6 +57,9 @@ class Dynamic(Proximal):
         if self._max_norm is not None:
             torch.nn.utils.clip_grad_norm_(network.parameters(), self._max_norm)
 
+    def pull(self) -> tuple[Weights, float, float | None]:
+        return self._centre, self._strength, self._max_norm
+
 
 class FedDynClient(GradientClient):
     """Keeps d_k, and trains near w0 - d_k."""

@@ -52,6 +52,9 @@ class Proximal(Objective):
         torch._foreach_add_(gradients, torch._foreach_sub(weights, centres), alpha=self._strength)
         super().direction(network)
 
+    def pull(self) -> tuple[Weights, float, float | None]:
+        return self._centre, self._strength, None
+
 
 class FedProxClient(GradientClient):
     """Trains near the broadcast model."""

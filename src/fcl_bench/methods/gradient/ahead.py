@@ -1,0 +1,124 @@
+"""Which clients of a gradient method may train side by side, and how their models come out of one batched training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from fcl_bench.linalg.finite import all_finite
+from fcl_bench.methods.gradient.half import MODEL
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.problem import Shard, State
+from fcl_bench.training.linear_heads import LinearHeads, defined_last
+from fcl_bench.training.network import Network
+from fcl_bench.training.objective import Objective
+from fcl_bench.training.optimisers import SGD, client_optimiser
+from fcl_bench.training.samples import Samples
+from fcl_bench.training.side_by_side import Heads, Pull, Steps, Turn, train_side_by_side
+
+if TYPE_CHECKING:
+    from fcl_bench.methods.gradient.client import GradientClient
+
+#: Tensors of a trained model by their names in the network.
+Trained = dict[str, torch.Tensor]
+
+
+def trained_ahead(
+    client: GradientClient, shards: Sequence[Shard], broadcast: Message, states: Sequence[State]
+) -> dict[int, Trained] | str:
+    """The trained models of these clients by their numbers, or why they can't train side by side.
+
+    The network ends as the broadcast says, without any client's training.
+
+    Raises:
+        UserError: a model is not finite.
+    """
+    if reason := _refused_before(client, broadcast):
+        return reason
+    client.take_over(shards[0], broadcast)
+    network, knobs, rate = client.network, client.method.training, float(broadcast["rate"])
+    turns: list[Turn] = []
+    objectives: list[Objective] = []
+    for shard, state in zip(shards, states, strict=True):
+        samples, objective = client.samples(shard, broadcast, state), client.objective(shard, broadcast, state)
+        if reason := refused(network, samples, objective):
+            return reason
+        seed = client.batch_seed(shard, broadcast)
+        turns.append(Turn(client.trainer.standardise(samples.inputs), samples.labels, seed, _pull(objective, network)))
+        objectives.append(objective)
+    optimiser = client_optimiser(network, knobs, rate)
+    if not isinstance(optimiser, SGD) or len(optimiser.param_groups) != 1:
+        return f"the step of {client.method.training_key} is not SGD with one rate"
+    # A rate of their own that all parameters share counts too.
+    steps = Steps(objectives[0], knobs, optimiser.param_groups[0]["lr"], _still(network, objectives[0]))
+    with client.trainer.reproducible(turns[0].seed):
+        heads = train_side_by_side(Heads(*network.classifier()), turns, steps)
+    if not all_finite(heads.weight, heads.bias):
+        raise client.trainer.diverged()
+    return {shard.client: _named(heads, k, network) for k, shard in enumerate(shards)}
+
+
+def _refused_before(client: GradientClient, broadcast: Message) -> str:
+    """Why no client of this method trains side by side in this round; "" if its objective decides."""
+    if broadcast.stage != MODEL:
+        return f"the stage {broadcast.stage} trains nothing"
+    if client.method.trains_network:
+        return "a whole network trains"
+    if client.method.training.forward_precision(client.problem.device.type) == "bfloat16":
+        return "precision is bfloat16"
+    return ""
+
+
+def refused(network: Network, samples: Samples, objective: Objective) -> str:
+    """Why a client can't train beside others; "" where it can."""
+    if type(samples) is not Samples:
+        return "clients train on more than their own samples"
+    if not LinearHeads.fits(network, objective):
+        return "the loss looks at more than the logits of linear heads"
+    if defined_last(objective, "score_loss", "score_gradient") is not Objective:
+        return "the gradient of the loss in the logits has no closed form"
+    last = defined_last(objective, "direction", "pull")
+    if "pull" not in vars(last) or defined_last(objective, "finish") is not Objective:
+        return "the method changes gradients in a way of its own"
+    if any(head.weight.requires_grad != head.bias.requires_grad for head in LinearHeads(network, objective).heads):
+        return "a head trains in part"
+    return ""
+
+
+def _pull(objective: Objective, network: Network) -> Pull | None:
+    """What `direction` adds to the gradient, with the start's values for heads that don't train."""
+    found = objective.pull()
+    if found is None:
+        return None
+    centre, strength, max_norm = found
+    values = {**network.state(), **centre}
+    count = range(len(network.heads))
+    weight, bias = (torch.cat([values[f"heads.{head}.{kind}"] for head in count]) for kind in ("weight", "bias"))
+    return Pull(weight, bias, strength, max_norm)
+
+
+def _still(network: Network, objective: Objective) -> torch.Tensor | None:
+    """(L,) bool, the logits of heads that don't train, and of resting rows; None if there are none."""
+    found: list[torch.Tensor] = []
+    for number, head in enumerate(network.heads):
+        assert isinstance(head, torch.nn.Linear)
+        rows = torch.full((head.out_features,), not head.weight.requires_grad, device=network.device)
+        rows[objective.resting.get(number, [])] = True
+        found.append(rows)
+    still = torch.cat(found)
+    return still if bool(still.any()) else None
+
+
+def _named(heads: Heads, client: int, network: Network) -> Trained:
+    """The parameters that train of one of the clients."""
+    named: Trained = {}
+    first = 0
+    for number, head in enumerate(network.heads):
+        assert isinstance(head, torch.nn.Linear)
+        rows = slice(first, first + head.out_features)
+        named[f"heads.{number}.weight"] = heads.weight[client, rows]
+        named[f"heads.{number}.bias"] = heads.bias[client, rows]
+        first = rows.stop
+    return {name: named[name] for name in network.training_parameters()}
