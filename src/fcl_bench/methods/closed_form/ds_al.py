@@ -15,7 +15,7 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.linalg.estimate import Estimate
-from fcl_bench.linalg.gram import add_grams
+from fcl_bench.linalg.gram import grams
 from fcl_bench.linalg.product import product
 from fcl_bench.linalg.random_features import RandomFeatures
 from fcl_bench.linalg.solve import Solution
@@ -62,8 +62,7 @@ class DSALClient(STSAClient):
         features = Linear.of(self.random_features(broadcast))
         columns, W = broadcast["columns"], broadcast["W"].to(shard.inputs)
         labels = one_hot(shard, columns).split(features.rows)
-        M = self.dimension
-        G, T = shard.inputs.new_zeros(M, M), shard.inputs.new_zeros(len(columns), M)
+        T = shard.inputs.new_zeros(len(columns), self.dimension)
 
         def summed() -> Iterator[torch.Tensor]:
             for linear, Y in zip(features.blocks(shard.inputs), labels, strict=True):
@@ -72,7 +71,7 @@ class DSALClient(STSAClient):
                 T.addmm_(residual.T, K)
                 yield K
 
-        add_grams(G, summed())
+        G = grams(summed(), T, self.dimension)
         return Message(
             {"G": G, "T": T.T},
             symmetric=["G"],
