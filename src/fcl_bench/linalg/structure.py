@@ -65,7 +65,8 @@ def _looked_at(G: torch.Tensor, roots: torch.Tensor, rounding: float, allowed: f
 def _probed(G: torch.Tensor, roots: torch.Tensor, rounding: float, allowed: float) -> str:
     unit = float(roots.max()) ** 2
     # Scaled so that no square overflows; in float32, which takes half the time, if the wire had no more digits.
-    G = G.to(torch.float32 if rounding >= torch.finfo(torch.float32).eps else torch.float64, copy=True).div_(unit)
+    looked_at = torch.float32 if rounding >= torch.finfo(torch.float32).eps else torch.float64
+    G = G / unit if G.dtype == looked_at else G.to(looked_at).div_(unit)
     roots, allowed = (roots / unit**0.5).to(G), allowed / unit
     largest = max(abs(float(end)) for end in torch.aminmax(G))
     if largest > 1 + _SLACK * rounding:

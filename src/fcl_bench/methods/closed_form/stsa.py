@@ -56,12 +56,12 @@ class STSAServer(RidgeServer):
     def expects(self, task: Task, round_: int) -> Expectation:
         least = self.floor_of_features
         return {
-            "G": gram_matrix(self.dimension, least),
+            "G": gram_matrix(self.dimension, least, added=True),
             "C": real(self.dimension, len(task.columns), least=least, of="G"),
         }
 
     def absorb(self, client: int, upload: Message) -> None:
-        self.estimate.matrix.add_(upload["G"])
+        self.estimate.add(upload["G"])
         self.count(upload)
         self.add_class_sums(upload["C"])
 
