@@ -28,8 +28,8 @@ class RandomFeatures:
     entries for the bandwidth b, u is uniform on [0, 2 pi), and h'h* approximates exp(-|z - z*|^2 / (2 b^2)) with an
     error of order 1/sqrt(M).
 
-    P and u are drawn in float64 on the CPU from the seed, so every client, device and `dtype` gets the same ones. Maps of
-    one process with the same P share it, as the server and its clients do: no one may write to it.
+    P and u are drawn in float64 on the CPU from the seed, so every client, device and `dtype` gets the same ones. Maps
+    of one process with the same P share it, as the server and its clients do: no one may write to it.
 
     Args:
         seed: the seed that the server sends instead of the matrix.

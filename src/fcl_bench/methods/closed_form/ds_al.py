@@ -124,7 +124,10 @@ class DSALServer(STSAServer):
         if round_ == 0:
             return super().expects(task, round_)
         # tanh is at most 1.
-        return {"G": gram_matrix(self.dimension, per_sample=1.0, added=True), "T": real(self.dimension, len(task.columns))}
+        return {
+            "G": gram_matrix(self.dimension, per_sample=1.0, added=True),
+            "T": real(self.dimension, len(task.columns)),
+        }
 
     def objection(self, upload: Message) -> str:
         return "" if upload.stage == COMPENSATION else super().objection(upload)
