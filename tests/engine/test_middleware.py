@@ -10,7 +10,7 @@ import torch
 from fcl_bench.engine.codec import Codec, decoded, encoded
 from fcl_bench.engine.middleware import Chain, Middleware
 from fcl_bench.engine.transport import InProcess
-from fcl_bench.methods.closed_form.stsa import STSA
+from fcl_bench.methods.closed_form.stsa import STSA, STSAServer
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.wire import WireFormat
 from tests.engine.counting import PROBLEM, federation
@@ -153,3 +153,41 @@ def test_the_codec_of_each_side_is_the_other_ones_inverse():
     received = clients.receive(broadcast, 1)
     assert received["W"].dtype == torch.float16
     assert received.kept == {"W"}
+
+
+def test_a_codec_may_leave_whole_tensors_as_they_were_sent():
+    A = torch.randn(4, 4)
+    upload = Message({"G": A @ A.T, "n": torch.arange(3)}, symmetric=["G"])
+    as_sent = Codec.of_server(PROBLEM, as_sent=True)
+    assert {name: value.dtype for name, value in as_sent.receive(upload, 0).items()} == {
+        "G": torch.float32,
+        "n": torch.int64,
+    }
+    packed = encoded(upload, WireFormat(torch.float32, gram="packed"))
+    assert as_sent.receive(packed, 0)["G"].dtype == torch.float64
+    narrow = dataclasses.replace(PROBLEM, dtype=torch.float32)
+    assert (
+        Codec.of_server(narrow, as_sent=True).receive(upload.with_tensors({"G": A.double()}), 0)["G"].dtype == A.dtype
+    )
+
+
+def test_a_server_absorbs_float32_only_where_it_adds_up(monkeypatch):
+    """In place of the copy in float64: the same sum to the last bit; everything else comes in float64."""
+    types, absorb = [], STSAServer.absorb
+
+    def noted(server, client, upload):
+        types.append({name: value.dtype for name, value in upload.items()})
+        absorb(server, client, upload)
+
+    monkeypatch.setattr(STSAServer, "absorb", noted)
+    tasks = feature_tasks(0, [2, 2], [[12, 9], [10, 11]])
+    made = [
+        federation_of(STSA(M=7), problem_of(6, wire="float32"), tasks, middleware=steps)
+        for steps in ([], [Middleware()])
+    ]
+    for one in made:
+        one.run(lambda _: None)
+    first, second = (one.server for one in made)
+    assert types == [{"G": torch.float32, "C": torch.float64}] * 4 + [{"G": torch.float64, "C": torch.float64}] * 4
+    assert torch.equal(first.estimate.matrix, second.estimate.matrix)
+    assert torch.equal(first.W, second.W)

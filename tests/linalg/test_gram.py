@@ -8,7 +8,7 @@ import torch
 
 from fcl_bench.linalg import gram as updates
 from fcl_bench.linalg import product as module
-from fcl_bench.linalg.gram import add_gram, add_grams, gram
+from fcl_bench.linalg.gram import add_gram, add_grams, gram, grams
 
 SHAPES = [(40, 30), (30, 40), (1, 7), (600, 513)]
 
@@ -68,6 +68,24 @@ def test_half_of_it_is_the_upper_half(way):
     torch.testing.assert_close(found.triu(), (A.T @ A).triu())
 
 
+class Dirty:
+    """Makes matrices of NaN, as memory that was never written to may look."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def new_empty(self, *shape: int) -> torch.Tensor:
+        return torch.full(shape, torch.nan, dtype=self._dtype)
+
+
+@pytest.mark.parametrize("rows", [[], [0], [170, 170, 30], [3, 600]])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_new_sum_is_that_from_zero_bit_for_bit(way, rows, dtype):
+    blocks = [matrix(n, 513, torch.float32, "rows") for n in rows]
+    found = grams(blocks, Dirty(dtype), 513)
+    assert torch.equal(found, add_grams(torch.zeros(513, 513, dtype=dtype), blocks))
+
+
 def test_a_matrix_that_is_a_view_is_added_to_in_place(way):
     whole = torch.zeros(60, 60, dtype=torch.float64)
     A = matrix(30, 40, torch.float64, "rows")
@@ -97,9 +115,9 @@ def test_few_rows_are_multiplied_whole_unless_half_is_there_or_enough(monkeypatc
     halves: list[int] = []
     half = updates._add_upper_half
 
-    def counted(G: torch.Tensor, A: torch.Tensor, weight: float) -> None:
+    def counted(G: torch.Tensor, A: torch.Tensor, *weights: float) -> None:
         halves.append(len(A))
-        half(G, A, weight)
+        half(G, A, *weights)
 
     monkeypatch.setattr(updates, "_add_upper_half", counted)
     few, many = matrix(63, 30, torch.float64, "rows"), matrix(64, 30, torch.float64, "rows")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -66,6 +69,22 @@ def test_relu_features_are_what_they_were():
     assert torch.equal(linear.map(Z), Z @ drawn)
     assert torch.equal(RandomFeatures.given(drawn, "none").map(Z), Z @ drawn)
     assert features.phases is None
+
+
+def test_maps_of_one_seed_share_a_projection_as_long_as_one_of_them_lives():
+    def made(seed: int = 7, outputs: int = 6, dtype: torch.dtype = torch.float64) -> RandomFeatures:
+        return RandomFeatures(seed, 5, outputs, dtype, CPU)
+
+    first, others = made(), (made(8), made(outputs=3), made(dtype=torch.float32))
+    assert made().projection is first.projection
+    for other in others:
+        assert other.projection.data_ptr() != first.projection.data_ptr()
+    assert torch.equal(others[-1].projection, first.projection.float())
+    before, gone = first.projection.clone(), weakref.ref(first.projection)
+    del first
+    gc.collect()
+    assert gone() is None
+    assert torch.equal(made().projection, before)
 
 
 def test_the_mean_squared_distance_is_that_of_all_pairs():

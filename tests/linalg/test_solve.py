@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.linalg import solve
+from fcl_bench.linalg import product, solve
 from fcl_bench.linalg.solve import _Noise, relative_rounding, solve_symmetric
 
 
-@pytest.fixture(autouse=True, params=["estimated", "exact"])
-def extremes(request, monkeypatch) -> None:
-    """Each test with the extreme eigenvalues found either way, whatever the size."""
-    monkeypatch.setattr(solve, "_SMALL", 0 if request.param == "estimated" else 2**30)
+@pytest.fixture(autouse=True, params=["estimated", "exact", "factorised by SciPy"])
+def ways(request, monkeypatch) -> None:
+    """Each test with the extreme eigenvalues found either way, and with either Cholesky factor, whatever the size."""
+    monkeypatch.setattr(solve, "_SMALL", 2**30 if request.param == "exact" else 0)
+    if request.param == "factorised by SciPy":
+        monkeypatch.setattr(product, "_WORTHWHILE", 0)
 
 
 def system(values, seed=0):
@@ -118,3 +120,15 @@ def test_eigenvalues_of_rounded_gram_matrices_move_by_no_more_than_their_noise(s
     noise = _Noise(G, 0.0, relative_rounding(dtype)).along(V, float(values[-1]))
     assert (moved <= noise).all()
     assert (moved / noise).max() > 0.01
+
+
+@pytest.mark.parametrize("M", [33, 150])
+def test_scipys_factor_is_torchs_to_rounding(monkeypatch, M):
+    _, A, _ = system(np.linspace(1, 1e4, M))
+    expected = torch.linalg.cholesky(A)
+    A = A + torch.ones_like(A).triu(1)  # the upper triangle is not read
+    monkeypatch.setattr(product, "_WORTHWHILE", 0)
+    found = solve._factored(A)
+    assert float((found - expected).abs().max()) < 1e-13 * float(expected.abs().max())
+    assert not found.triu(1).any()
+    assert solve._factored(A - 2e4 * torch.eye(M, dtype=A.dtype)) is None

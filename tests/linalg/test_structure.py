@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -82,6 +84,28 @@ def test_faults_are_found(M, n):
     assert gram_trouble(G - (float(v.T @ G @ v) + mean) * (v @ v.T), eps) != ""
     assert gram_trouble(torch.zeros(M, M), eps) == ""
     assert gram_trouble(plus(torch.zeros(M, M), 0, 1, 1.0), eps) == "is not zero, and its diagonal is"
+
+
+def without_numbers(told: str) -> str:
+    return re.sub(r"[-\d.][-+\de.]*", "#", told)
+
+
+@pytest.mark.parametrize("M", [12, LARGE])
+@pytest.mark.parametrize("size", [1e-30, 1e-19, 1.0, 1e19, 1e30])
+def test_the_size_of_a_matrix_and_its_type_do_not_matter(M, size):
+    """What is said of a matrix is said of its multiples, as they came in float32 or converted to float64."""
+    G, eps, v = gram_of(0, 600, M), 2**-23, direction(M)
+    G = G / float(G.diagonal().max())
+    mean = float(G.trace()) / M
+    negative = G - (float(v.T @ G @ v) + mean) * (v @ v.T)
+    for matrix in (G, G.triu() + 0.5 * G.tril(-1), plus(plus(G, 0, 2, 1.5), 2, 0, 1.5), negative):
+        expected = without_numbers(gram_trouble(matrix, eps))
+        assert bool(expected) == (matrix is not G)
+        sent = (size * matrix).float()
+        before = sent.clone()
+        for told in (gram_trouble(sent, eps), gram_trouble(sent.double(), eps)):
+            assert without_numbers(told) == expected
+        assert torch.equal(sent, before)
 
 
 def test_of_a_small_matrix_every_negative_eigenvalue_is_found_and_of_a_large_one_those_that_matter():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from fcl_bench.engine.codec import narrower
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.wire_form import form_objection, rounding_of
 from fcl_bench.errors import UserError
@@ -113,9 +114,20 @@ def admitted(
         most = MOST_SAMPLES if announced is None else announced.run
         if type(samples) is not int or not 1 <= samples <= most:
             raise bad(f"samples={samples}", f"a whole number, at least 1 and at most {most}")
+    message = _widened(message, expected, None if problem is None else problem.dtype)
     if said := server.objection(message):
         raise bad(said, "fields that agree with each other")
     return message
+
+
+def _widened(message: Message, expected: Expectation, dtype: torch.dtype | None) -> Message:
+    """The message in the statistics' type, except for fields that are only added up."""
+    narrow = {
+        name: tensor.to(dtype)
+        for name, tensor in message.items()
+        if narrower(tensor, dtype) and not expected[name].added
+    }
+    return message.with_tensors({**message, **narrow}) if narrow else message
 
 
 def _root_of(rounding: float, tensor: torch.Tensor | None) -> float:

@@ -27,12 +27,18 @@ class Codec(Middleware):
     Args:
         wire: the form of sent messages.
         dtype, device: those of received floating-point tensors; None: as they come.
+        as_sent: leave whole tensors that came in a narrower type in that type; `admitted` widens them once it has
+            looked at them, which takes half the time.
     """
 
     def __init__(
-        self, wire: WireFormat | None, dtype: torch.dtype | None = None, device: torch.device | None = None
+        self,
+        wire: WireFormat | None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+        as_sent: bool = False,
     ) -> None:
-        self._wire, self._dtype, self._device = wire, dtype, device
+        self._wire, self._dtype, self._device, self._as_sent = wire, dtype, device, as_sent
 
     @classmethod
     def of_clients(cls, problem: Problem) -> Codec:
@@ -40,15 +46,21 @@ class Codec(Middleware):
         return cls(problem.wire)
 
     @classmethod
-    def of_server(cls, problem: Problem) -> Codec:
+    def of_server(cls, problem: Problem, as_sent: bool = False) -> Codec:
         """Broadcasts travel in the types they have; uploads are absorbed in the statistics' type on the device."""
-        return cls(None, problem.dtype, problem.device)
+        return cls(None, problem.dtype, problem.device, as_sent)
 
     def send(self, message: Message, client: int | None) -> Message:
         return message if self._wire is None else encoded(message, self._wire)
 
     def receive(self, message: Message, client: int) -> Message:
+        if self._as_sent and travels_whole(message):
+            moved = {name: _moved(sent, self._unless_narrower(sent), self._device) for name, sent in message.items()}
+            return message.with_tensors(moved)
         return decoded(message, self._dtype, self._device)
+
+    def _unless_narrower(self, sent: torch.Tensor) -> torch.dtype | None:
+        return sent.dtype if narrower(sent, self._dtype) else self._dtype
 
 
 def encoded(message: Message, wire: WireFormat) -> Message:
@@ -136,6 +148,11 @@ def decoded(message: Message, dtype: torch.dtype | None = None, device: torch.de
 def travels_whole(message: Message) -> bool:
     """Whether each tensor of an encoded message is a whole tensor of the message itself, in no special form."""
     return not message.factors and not any(name.endswith((SCALE, PACKED, HELD)) for name in message)
+
+
+def narrower(tensor: torch.Tensor, dtype: torch.dtype | None) -> bool:
+    """Whether the tensor is of a floating-point type all of whose numbers `dtype` has too."""
+    return tensor.dtype == torch.float32 and dtype == torch.float64
 
 
 def _moved(tensor: torch.Tensor, dtype: torch.dtype | None, device: torch.device | None) -> torch.Tensor:

@@ -81,7 +81,9 @@ class Federation:
         self.state = FederationState(0, Answers(len(stream.tasks), by_sample), Ledger(transport.clients, transport.raw))
         self._examination = Examination(problem, stream, test)
         self.rounds = RoundAccuracy(evaluate_rounds, self._examination, np.array([len(own) for own in stream.test]))
-        self._middleware = Chain([*middleware, Codec.of_server(problem)])
+        # Other steps, and sums made by nodes of a tree, get uploads in the statistics' type.
+        as_sent = not middleware and fan_in is None
+        self._middleware = Chain([*middleware, Codec.of_server(problem, as_sent)])
         #: (K,) samples that clients have had so far, and over how many tasks.
         self._announced, self._announced_tasks = np.zeros(transport.clients, dtype=np.int64), 0
         self._resumes_within_tasks = method.resumes_within_tasks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from fcl_bench.linalg.gram import add_gram, gram
@@ -32,6 +33,15 @@ class Estimate:
     def matrix(self) -> torch.Tensor:
         """G (M, M): the kept matrix, which callers may add to in place, or the product of the kept factors."""
         return gram(self._factor().T) if self._matrix is None else self._matrix
+
+    def add(self, G: torch.Tensor) -> None:
+        """G += another one (M, M), where the matrix itself is kept."""
+        kept = self.matrix
+        if kept.device.type == "cpu" and (G.dtype, kept.dtype) == (torch.float32, torch.float64):
+            # NumPy converts in pieces that stay in the cache, where torch makes a copy of the whole.
+            np.add(kept.numpy(), G.numpy(), out=kept.numpy())
+        else:
+            kept.add_(G)
 
     def add_factor(self, F: torch.Tensor) -> None:
         """G += F F' for F (M, m)."""

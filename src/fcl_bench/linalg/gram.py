@@ -28,32 +28,49 @@ def add_gram(G: torch.Tensor, A: torch.Tensor, weight: float = 1.0) -> torch.Ten
     return add_grams(G, [A], weight)
 
 
-def add_grams(G: torch.Tensor, blocks: Iterable[torch.Tensor], weight: float = 1.0, whole: bool = True) -> torch.Tensor:
+def grams(blocks: Iterable[torch.Tensor], like: torch.Tensor, size: int) -> torch.Tensor:
+    """G (M, M) = sum_b A_b'A_b for blocks A_b (n_b, M), symmetric.
+
+    Args:
+        blocks: A_b; none: G is zero.
+        like: defines the type and device of G.
+        size: M.
+    """
+    return add_grams(like.new_empty(size, size), blocks, new=True)
+
+
+def add_grams(
+    G: torch.Tensor, blocks: Iterable[torch.Tensor], weight: float = 1.0, whole: bool = True, new: bool = False
+) -> torch.Tensor:
     """G += weight sum_b A_b'A_b for a symmetric G (M, M) and blocks A_b (n_b, M), in place; returns G.
 
     Blocks are converted to G's type one by one, so many float32 rows can be summed in float64.
 
     Args:
         whole: false: the caller needs only the upper triangle.
+        new: what G holds before is not read, and counts as zero.
     """
-    half = False
+    half, kept = False, 0.0 if new else 1.0
     for A in blocks:
         A = A.to(G.dtype)
         if large(A, A.shape[1]) and G.is_contiguous() and (half or not whole or len(A) >= _ROWS):
-            _add_upper_half(G, A, weight)
+            _add_upper_half(G, A, weight, kept)
             half = True
         else:
-            G.addmm_(A.T, A, alpha=weight)
+            G.addmm_(A.T, A, beta=kept, alpha=weight)
+        kept = 1.0
+    if not kept:
+        G.zero_()
     return mirror(G) if half and whole else G
 
 
-def _add_upper_half(G: torch.Tensor, A: torch.Tensor, weight: float) -> None:
-    """BLAS's syrk: the upper triangle of G += weight A'A."""
+def _add_upper_half(G: torch.Tensor, A: torch.Tensor, weight: float, kept: float) -> None:
+    """BLAS's syrk: the upper triangle of G = kept G + weight A'A."""
     syrk = blas.dsyrk if G.dtype == torch.float64 else blas.ssyrk
     # Read by columns, G is its own transpose.
     target = G.numpy().T
     a, turned = by_columns(A.T)
-    result = syrk(weight, a, beta=1.0, c=target, trans=turned, lower=1, overwrite_c=1)
+    result = syrk(weight, a, beta=kept, c=target, trans=turned, lower=1, overwrite_c=1)
     if result.ctypes.data != target.ctypes.data:
         raise ValueError("syrk copied the matrix it was to add to")
 

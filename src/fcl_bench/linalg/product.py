@@ -7,7 +7,7 @@ import torch
 from scipy.linalg import blas
 
 #: Multiplications from which calling it saves time.
-_WORTHWHILE = 2**27
+_WORTHWHILE = 2**26
 
 
 def product(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -14,6 +15,8 @@ _BLOCK_BYTES, _BLOCK_ROWS = 2**26, 256
 #: Activations after the projection: ReLU or none; and the cosine, which has a bandwidth.
 ACTIVATIONS = ("relu", "none")
 FOURIER = "cos"
+#: Projections in use in this process, by what determines them.
+_DRAWN: WeakValueDictionary[tuple[object, ...], torch.Tensor] = WeakValueDictionary()
 
 
 class RandomFeatures:
@@ -25,7 +28,8 @@ class RandomFeatures:
     entries for the bandwidth b, u is uniform on [0, 2 pi), and h'h* approximates exp(-|z - z*|^2 / (2 b^2)) with an
     error of order 1/sqrt(M).
 
-    P and u are drawn in float64 on the CPU from the seed, so every client, device and `dtype` gets the same ones.
+    P and u are drawn in float64 on the CPU from the seed, so every client, device and `dtype` gets the same ones. Maps
+    of one process with the same P share it, as the server and its clients do: no one may write to it.
 
     Args:
         seed: the seed that the server sends instead of the matrix.
@@ -54,14 +58,13 @@ class RandomFeatures:
         self.activation, self.maps, self.clip = activation, maps, clip
         self.projection: torch.Tensor | None = None
         self.phases: torch.Tensor | None = None
-        if outputs is not None:
+        if outputs is not None and activation == FOURIER:
             rng = torch.Generator().manual_seed(seed)
-            drawn = torch.randn(inputs, outputs, generator=rng, dtype=torch.float64)
-            if activation == FOURIER:
-                drawn /= bandwidth
-                phases = 2 * math.pi * torch.rand(outputs, generator=rng, dtype=torch.float64)
-                self.phases = phases.to(device, dtype)
-            self.projection = drawn.to(device, dtype)
+            drawn = torch.randn(inputs, outputs, generator=rng, dtype=torch.float64).div_(bandwidth)
+            phases = 2 * math.pi * torch.rand(outputs, generator=rng, dtype=torch.float64)
+            self.projection, self.phases = drawn.to(device, dtype), phases.to(device, dtype)
+        elif outputs is not None:
+            self.projection = _drawn(seed, inputs, outputs, dtype, device)
 
     @classmethod
     def given(
@@ -103,6 +106,16 @@ class RandomFeatures:
     def rows(self) -> int:
         """The number of samples per block."""
         return max(_BLOCK_ROWS, _BLOCK_BYTES // (8 * self.outputs))
+
+
+def _drawn(seed: int, inputs: int, outputs: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """P (d, M) with independent N(0, 1) entries, shared while anyone in this process uses it."""
+    key = seed, inputs, outputs, dtype, str(device)
+    P = _DRAWN.get(key)
+    if P is None:
+        rng = torch.Generator().manual_seed(seed)
+        P = _DRAWN[key] = torch.randn(inputs, outputs, generator=rng, dtype=torch.float64).to(device, dtype)
+    return P
 
 
 def clipped_rows(H: torch.Tensor, clip: float) -> torch.Tensor:

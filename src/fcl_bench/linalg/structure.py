@@ -13,6 +13,8 @@ from fcl_bench.linalg.triangle import symmetric
 EXACT = 64
 #: Steps of Lanczos' iteration with a larger matrix.
 _STEPS = 6
+#: Between these sizes of its largest entry, products with a matrix neither overflow nor underflow in float32.
+_MODERATE = (1e-20, 1e20)
 #: Relative norm of a product outside the current Krylov space at which that space counts as complete.
 _INVARIANT = 1e-6
 #: The number of roundings by which entries may differ from their expected values.
@@ -64,26 +66,37 @@ def _looked_at(G: torch.Tensor, roots: torch.Tensor, rounding: float, allowed: f
 
 def _probed(G: torch.Tensor, roots: torch.Tensor, rounding: float, allowed: float) -> str:
     unit = float(roots.max()) ** 2
-    # Scaled so that no square overflows; in float32, which takes half the time, if the wire had no more digits.
-    G = G.to(torch.float32 if rounding >= torch.finfo(torch.float32).eps else torch.float64, copy=True).div_(unit)
-    roots, allowed = (roots / unit**0.5).to(G), allowed / unit
+    # In float32, which takes half the time, if the wire had no more digits.
+    G = G.to(torch.float32 if rounding >= torch.finfo(torch.float32).eps else torch.float64)
     largest = max(abs(float(end)) for end in torch.aminmax(G))
-    if largest > 1 + _SLACK * rounding:
-        return f"has an entry of size {unit * largest:.3g}, larger than any on its diagonal"
+    if largest > (1 + _SLACK * rounding) * unit:
+        return f"has an entry of size {largest:.3g}, larger than any on its diagonal"
+    # Products are those with G / unit, so that no square overflows. G itself is divided only if its size demands it.
+    scale = unit
+    if not _MODERATE[0] < unit < _MODERATE[1]:
+        G, scale = G / unit, 1.0
+    roots, allowed = (roots / unit**0.5).to(G), allowed / unit
     x = _direction(len(G)).to(G)
-    image = G @ x
-    apart = (image - G.T @ x).abs()
+    image = (G @ x).div_(scale)
+    apart = (image - (G.T @ x).div_(scale)).abs()
     if bool((apart > _SLACK * rounding * roots * float(torch.linalg.vector_norm(roots))).any()):
         return "is not symmetric"
-    if _smallest_ritz_value(G, x, image) >= -allowed:
+    if _smallest_ritz_value(G, x, image, scale) >= -allowed:
         return ""
     # For a matrix of low rank the iteration soon sees only rounding, so no upload is refused for that alone.
-    smallest = float(torch.linalg.eigvalsh((G.double() + G.double().T) / 2)[0])
+    smallest = float(torch.linalg.eigvalsh((G.double() + G.double().T) / (2 * scale))[0])
     return f"has an eigenvalue of {unit * smallest:.3g}" if smallest < -allowed else ""
 
 
-def _smallest_ritz_value(G: torch.Tensor, x: torch.Tensor, image: torch.Tensor) -> float:
-    """The smallest Ritz value of six Lanczos steps from x (M,) of length 1 and its image G x, which is overwritten."""
+def _smallest_ritz_value(G: torch.Tensor, x: torch.Tensor, image: torch.Tensor, scale: float) -> float:
+    """The smallest Ritz value of G / scale in six Lanczos steps.
+
+    Args:
+        G: (M, M).
+        x: (M,) of length 1, where they begin.
+        image: (M,) its image G x / scale; it is overwritten.
+        scale: a positive number.
+    """
     before, beside = torch.zeros_like(x), 0.0
     T = np.zeros((_STEPS, _STEPS))
     for step in range(_STEPS):
@@ -94,7 +107,7 @@ def _smallest_ritz_value(G: torch.Tensor, x: torch.Tensor, image: torch.Tensor) 
             break
         T[step, step + 1] = T[step + 1, step] = beside
         x = image / beside
-        image = G @ x
+        image = (G @ x).div_(scale)
     return float(np.linalg.eigvalsh(T[: step + 1, : step + 1])[0])
 
 

@@ -41,6 +41,8 @@ class Expected:
         widest: the most columns of a matrix whose columns the sender chooses; None: no bound.
         among: the only values that may occur; None: no such list.
         noise: standard deviation of the noise that clients add to each number (see `protocol.release`); 0: none.
+        added: whether the server does nothing with it but add it up, so that it may be absorbed in the narrower
+            floating-point type in which it travelled.
     """
 
     shape: tuple[Side, ...]
@@ -57,6 +59,7 @@ class Expected:
     widest: int | None = field(default=None, kw_only=True)
     among: frozenset[int] | None = field(default=None, kw_only=True)
     noise: float = field(default=0.0, kw_only=True)
+    added: bool = field(default=False, kw_only=True)
 
 
 Expectation = Mapping[str, Expected]

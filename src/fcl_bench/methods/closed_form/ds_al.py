@@ -15,7 +15,7 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.linalg.estimate import Estimate
-from fcl_bench.linalg.gram import add_grams
+from fcl_bench.linalg.gram import grams
 from fcl_bench.linalg.product import product
 from fcl_bench.linalg.random_features import RandomFeatures
 from fcl_bench.linalg.solve import Solution
@@ -62,8 +62,7 @@ class DSALClient(STSAClient):
         features = Linear.of(self.random_features(broadcast))
         columns, W = broadcast["columns"], broadcast["W"].to(shard.inputs)
         labels = one_hot(shard, columns).split(features.rows)
-        M = self.dimension
-        G, T = shard.inputs.new_zeros(M, M), shard.inputs.new_zeros(len(columns), M)
+        T = shard.inputs.new_zeros(len(columns), self.dimension)
 
         def summed() -> Iterator[torch.Tensor]:
             for linear, Y in zip(features.blocks(shard.inputs), labels, strict=True):
@@ -72,7 +71,7 @@ class DSALClient(STSAClient):
                 T.addmm_(residual.T, K)
                 yield K
 
-        add_grams(G, summed())
+        G = grams(summed(), T, self.dimension)
         return Message(
             {"G": G, "T": T.T},
             symmetric=["G"],
@@ -125,7 +124,10 @@ class DSALServer(STSAServer):
         if round_ == 0:
             return super().expects(task, round_)
         # tanh is at most 1.
-        return {"G": gram_matrix(self.dimension, per_sample=1.0), "T": real(self.dimension, len(task.columns))}
+        return {
+            "G": gram_matrix(self.dimension, per_sample=1.0, added=True),
+            "T": real(self.dimension, len(task.columns)),
+        }
 
     def objection(self, upload: Message) -> str:
         return "" if upload.stage == COMPENSATION else super().objection(upload)
@@ -134,7 +136,7 @@ class DSALServer(STSAServer):
         if upload.stage != COMPENSATION:
             super().absorb(client, upload)
             return
-        self.compensation.matrix.add_(upload["G"])
+        self.compensation.add(upload["G"])
         self.T[:, self.columns] += upload["T"]
 
     def finish_task(self) -> None:

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.linalg.gram import add_class_sums, add_grams
+from fcl_bench.linalg.gram import add_class_sums, grams
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, positions, ridge_knob
 from fcl_bench.methods.closed_form.ridge_server import RidgeServer
 from fcl_bench.protocol.expected import Expectation, gram_matrix, real
@@ -29,15 +29,14 @@ class STSAClient(ClosedFormClient):
         """G = H'H (M, M) and C = H'Y (M, c_t) over the task's classes."""
         M, like = self.dimension, shard.inputs
         columns = broadcast["columns"]
-        G, sums = like.new_zeros(M, M), like.new_zeros(len(columns), M)
+        sums = like.new_zeros(len(columns), M)
 
         def summed() -> Iterator[torch.Tensor]:
             for H, which in self.blocks(shard, broadcast):
                 add_class_sums(sums, H, which)
                 yield H
 
-        add_grams(G, summed())
-        upload = {"G": G, "C": sums.T}
+        upload = {"G": grams(summed(), like, M), "C": sums.T}
         return Message(
             upload,
             samples=self.told(shard),
@@ -57,12 +56,12 @@ class STSAServer(RidgeServer):
     def expects(self, task: Task, round_: int) -> Expectation:
         least = self.floor_of_features
         return {
-            "G": gram_matrix(self.dimension, least),
+            "G": gram_matrix(self.dimension, least, added=True),
             "C": real(self.dimension, len(task.columns), least=least, of="G"),
         }
 
     def absorb(self, client: int, upload: Message) -> None:
-        self.estimate.matrix.add_(upload["G"])
+        self.estimate.add(upload["G"])
         self.count(upload)
         self.add_class_sums(upload["C"])
 
