@@ -24,8 +24,8 @@ _COLOURS = (
 )
 BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, BLACK, INDIGO, WINE, BROWN = _COLOURS
 #: Methods that are usually compared have different colours: the well-known closed forms, the methods that train a
-#: network, those inside a transformer, and what a page of docs/ compares. No two methods share a marker, so that all are
-#: distinct, in a grey copy as well; a marker of numbers is a polygon, a star or an asterisk (points, 0 to 2, angle).
+#: network, those inside a transformer, and what a page of docs/ compares. No two methods share a marker, so all differ
+#: in a grey copy, too; a marker of numbers is a polygon, a star or an asterisk (points, 0 to 2, angle).
 METHODS: dict[str, tuple[str, Marker]] = {
     "fedran": (BLUE, "o"),
     "stsa": (VERMILLION, "s"),
