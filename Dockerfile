@@ -25,7 +25,8 @@ RUN if ! command -v python3 >/dev/null; then \
     && install --directory --owner bench /runs
 ENV PATH=/opt/fcl-bench/bin:$PATH
 
-# PyTorch first: this layer stays when the source changes.
+# PyTorch first: this layer stays when the source changes. Its newest version is wanted, so none is pinned.
+# hadolint ignore=DL3013
 RUN pip install --no-cache-dir ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "torch>=2.4" "torchvision>=0.19"
 
 COPY pyproject.toml README.md LICENSE /src/

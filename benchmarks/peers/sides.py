@@ -36,7 +36,7 @@ class Side:
         return None if folder.is_dir() else f"{self.title}: not measured, no {folder}: {clone}"
 
     def commit(self, peers: Path | None) -> str:
-        """Of the checkout; "unknown" if it is no repository of its own."""
+        """Return the revision of the checkout; "unknown" if it is no repository of its own."""
         if peers is None or not (self.checkout(peers) / ".git").exists():
             return "unknown"
         command = ["git", "-C", str(self.checkout(peers)), "rev-parse", "HEAD"]

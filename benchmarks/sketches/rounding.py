@@ -33,7 +33,7 @@ def rounded_sums(S: Tensor, bits: int) -> Tensor:
 
 
 def factor_bytes(rows: int, columns: int, bits: int, fine: int = 0) -> int:
-    """Of unit columns, each with a scale and a singular value in float32."""
+    """Return the bytes of unit columns, each with a scale and a singular value in float32."""
     whole = rows * (8 * min(fine, columns) + bits * (columns - min(fine, columns)))
     return math.ceil(whole / 8) + (4 if bits >= 32 else 8) * columns
 

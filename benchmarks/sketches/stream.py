@@ -28,7 +28,7 @@ class Stream:
 
     @classmethod
     def of(cls, data: Dataset, tasks: int, clients: int, beta: float, seed: int) -> Stream:
-        """As a run with the same seed deals it."""
+        """Deal the stream as a run with the same seed does."""
         stream, partition = ClassIncremental().cut(data, tasks, seed), Dirichlet(beta=beta)
         dealt = []
         for t, (task, train, test) in enumerate(zip(stream.tasks, stream.train, stream.test, strict=True)):

@@ -15,6 +15,7 @@ from fcl_bench.results.collect import collect
 from fcl_bench.results.figures.figure_set import figure_set
 from fcl_bench.results.figures.rounds import progress
 from fcl_bench.results.figures.style import METHODS, drawn
+from fcl_bench.results.reference import FROM
 from fcl_bench.results.summarise import told_apart
 from tests.results.frames import made_up, real_runs
 
@@ -74,6 +75,30 @@ def test_only_wanted_figures_are_drawn(tmp_path):
     frame = made_up({}, {"method": "afl"})
     assert list(figure_set(frame.assign(folder="none", tasks=1), tmp_path, ["accuracy_against_bytes"])) == [
         "accuracy_against_bytes"
+    ]
+
+
+def test_reference_runs_are_in_figures_without_curves_and_seconds(tmp_path):
+    frame = made_up({}, {"method": "afl"}, {"beta": 1.0}, {"method": "afl", "beta": 1.0})
+    reference = frame.assign(folder="", seconds_per_task=np.nan, **{FROM: "reference"})
+    alone = ["accuracy_against_bytes", "accuracy_against_beta"]
+    assert list(all_drawn(figure_set(reference, tmp_path))) == alone
+    # Beside one's own runs of the same settings, even with the same ids, only those have curves.
+    figures_of(tmp_path, {}, {"method": "afl"}, {"beta": 1.0}, {"method": "afl", "beta": 1.0})
+    both = pd.concat([frame.assign(folder=frame["run_id"], **{FROM: np.nan}), reference], ignore_index=True)
+    figures = all_drawn(figure_set(both, tmp_path))
+    assert list(figures) == [
+        *("comparison", "accuracy_over_tasks", "accuracy_against_bytes", "accuracy_against_seconds"),
+        *("accuracy_against_beta", "accuracy_matrix"),
+    ]
+    named = {
+        name: [entry.get_text() for entry in figures[name].legends[0].get_texts()]
+        for name in figures
+        if name != "accuracy_matrix"
+    }
+    assert named["comparison"] == named["accuracy_over_tasks"] == ["afl", "fedran"]
+    assert sorted(named["accuracy_against_beta"]) == [
+        *("afl", "afl (from reference)", "fedran", "fedran (from reference)"),
     ]
 
 

@@ -170,7 +170,7 @@ def charted():
         pytest.skip("plotly is not installed")
     entries = [
         {"name": name, "method": name, "setting": {"beta": beta}, "n": 3, "bytes": size, "seconds": 1.0}
-        | {"look": {"color": "#0072B2", "symbol": "circle", "dash": "solid"}, "A_avg": high, "A_avg_std": 0.5}
+        | {"look": {"color": "#0072B2", "symbol": "circle-open", "dash": "solid"}, "A_avg": high, "A_avg_std": 0.5}
         | {"accuracy": [high + 1, high - 1], "accuracy_std": [0.5, 0.5], "matrix": [[high, None], [high - 2, high]]}
         for beta, name, size, high in (
             *(("0.1", "fedran", 4.0, 72.0), ("0.1", "stsa", 16.0, 99.9)),
@@ -210,6 +210,31 @@ def test_series_toggle_and_settings_are_chosen(chromium, tmp_path):
     assert found[4] == [["fedran", "stsa"], "beta 1", [71.0], ["", ""]]
     assert found[5] == [[73, None], [71, 73]]  # STSA's, which was the only one for a moment
     assert found[6] == ["method", "setting", "A_avg"]
+
+
+def test_a_button_shows_the_marker_and_markers_at_the_axis_are_whole(chromium, tmp_path):
+    drawn = "document.querySelector('#chart-tasks .scatterlayer .trace .points path').style.stroke"
+    traces = "['chart-tasks', 'chart-bytes'].flatMap((id) => document.querySelector(`#${id}`).data)"
+    clipped = traces + ".map((trace) => trace.cliponaxis)"
+    found = asked(chromium, tmp_path, charted(), [drawn, clipped], "--virtual-time-budget=5000")
+    assert found == ["rgb(0, 114, 178)", [False] * 4]
+    # The buttons get their markers a moment later than the charts.
+    dom = browse(chromium, tmp_path, charted(), "--virtual-time-budget=5000", "--dump-dom")
+    buttons = re.search(r'<div class="chips".*?</div>', dom[dom.rindex("<header>") :], re.DOTALL)[0]
+    assert len(re.findall(r"<path d=\"M[^\"]{9,}\" style=\"[^\"]*stroke: rgb\(0, 114, 178\)", buttons)) == 2
+
+
+def test_a_ceiling_is_a_line_without_a_marker_or_bytes(chromium, tmp_path):
+    page = charted().replace('"symbol": "circle-open"', '"symbol": ""', 1)  # of the first, fedran at beta 0.1
+    bytes_chart = "document.querySelector('#chart-bytes')"
+    asking = [
+        "document.querySelector('#chart-tasks').data.map((trace) => trace.mode)",
+        f"{bytes_chart}.data.map((trace) => trace.name)",
+        f"{bytes_chart}.layout.shapes.map((line) => [line.y0, line.y1])",
+        f"{bytes_chart}.layout.yaxis.range[0] < 72",
+    ]
+    found = asked(chromium, tmp_path, page, asking, "--virtual-time-budget=5000")
+    assert found == [["lines", "lines+markers"], ["stsa"], [[72, 72]], True]
 
 
 @pytest.mark.parametrize("width", [390, 1400])

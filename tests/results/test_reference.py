@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 
 import pandas as pd
@@ -90,6 +92,18 @@ def test_they_are_shown_where_there_are_no_runs_of_ones_own(in_process, tmp_path
     read = pd.read_csv(tmp_path / "tables" / "summary.csv")
     assert len(read) == 15
     assert read.loc[(read["method"] == "stsa") & (read["beta"] == 0.1), "A_avg_mean"].round(2).tolist() == [74.16]
+
+
+def test_they_are_drawn_without_curves_and_a_figure_of_curves_is_refused(in_process, tmp_path):
+    given = ("fcl-tables", "--out", tmp_path, "--reference", "comparison", "--format", "csv", "--html")
+    assert in_process(tables, *given, "--figures")[0] == 0
+    drawn = {file.name.split(".")[1] for file in (tmp_path / "tables").glob("summary.*.png")}
+    assert drawn == {"accuracy_against_bytes", "accuracy_against_beta"}
+    charts = re.search(r'id="chart-data">(.*?)</script>', (tmp_path / "tables" / "summary.html").read_text())
+    assert charts is None or {(len(row["accuracy"]), row["bytes"] > 0) for row in json.loads(charts[1])} == {(0, True)}
+    code, _, err = in_process(tables, *given, "--figures", "comparison")
+    assert code == 2
+    assert "--figures comparison: too few runs for it (reference results have no curves and no seconds)" in err
 
 
 def test_settings_that_no_reference_has_are_told(in_process, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 
 from fcl_bench.results.figures.style import CEILING_LOOKS, KINDS, METHODS, line_look, looks
+from fcl_bench.results.page.charts import _look
 from fcl_bench.results.summarise import CEILINGS
 from tests.conftest import REPOSITORY
 
@@ -44,6 +46,40 @@ def test_colours_differ_for_colour_blind_readers(seen):
 def test_markers_alone_tell_methods_apart_in_grey():
     markers = [marker for _, marker in METHODS.values()]
     assert len(set(markers)) == len(markers)
+
+
+PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "Makefile")
+SWEEPS = sorted(
+    {found for page in PAGES for found in re.findall(r"method=([a-z0-9_]+(?:,[a-z0-9_]+)+)", page.read_text())}
+)
+
+
+@pytest.mark.parametrize("names", SWEEPS)
+def test_methods_that_a_page_compares_have_different_colours(names):
+    rivals = {*names.split(",")} & {*METHODS}
+    assert len({METHODS[name][0] for name in rivals}) == len(rivals)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "fedran,stsa,stsa_e,afl,afcl,centred_sketch,fedncm,fedlda,finetune,fedprotip",
+        "finetune,fedprox,feddyn,scaffold,moon,fedntd,feddisco,fedgen,fedewc,fedlwf",
+        "finetune,fot,fedprotip,fedewc,fedicarl,target,lander,mfcl,glfc,lga",
+        "finetune,fedncm,coda_prompt,cprompt,dualprompt,l2p,pilora,lorm,regmean,fedcbc",
+    ],
+)
+def test_ten_methods_of_one_kind_have_ten_colours(names):
+    test_methods_that_a_page_compares_have_different_colours(names)
+
+
+def test_every_marker_has_a_symbol_of_its_own_on_the_page():
+    drawn = [_look(line_look(pair)) for pair in looks([*METHODS, *(f"mine_{i}" for i in range(40))]).values()]
+    assert all(look["symbol"] and not look["symbol"].startswith("arrow") for look in drawn)
+    symbols = [_look(line_look(pair))["symbol"] for pair in METHODS.values()]
+    assert len(set(symbols)) == len(symbols)
+    assert len({_look(line_look(METHODS["fedran"], variant))["symbol"] for variant in range(4)}) == 4
+    assert {_look(look)["symbol"] for look in CEILING_LOOKS.values()} == {""}
 
 
 def test_every_method_of_the_configuration_has_a_look_of_its_own():

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FORMATS = ("csv", "md", "tex")
+#: Characters of a note above the table on the screen; the knobs of a method that trains a network have more.
+_LONGEST_NOTE = 600
 
 
 def main() -> int:
@@ -210,18 +212,16 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
         contents |= figure_files(accuracy_against_cost(rivals, "bytes"))
     wanted = FIGURES if arguments.figures is None else arguments.figures
     is_drawn = arguments.html or arguments.figures is not None
-    # Reference runs have no folder to read curves from.
-    own = frame[frame["folder"] != ""]
-    figures = figure_set(own, out / "runs", wanted, arguments.difference_to) if is_drawn else {}
+    figures = figure_set(frame, out / "runs", wanted, arguments.difference_to) if is_drawn else {}
     if arguments.figures is not None:
-        _require_figures(arguments.figures, figures)
+        _require_figures(arguments.figures, figures, arguments.reference is not None)
         for name, figure in figures.items():
             contents |= {f"{name}.{suffix}": content for suffix, content in figure_files(figure).items()}
     if arguments.html:
         sheets = {table.name: table.sheet for table in (whole, *parts.values())}
         drawings = {name: drawn(figure, "svg") for name, figure in figures.items()}
         captions = {name: figure.caption for name, figure in figures.items()}
-        charts, plotly = _charts(own, out / "runs")
+        charts, plotly = _charts(frame, out / "runs")
         contents["html"] = html_page(arguments.name, sheets, drawings, captions, charts, plotly)
     files = _write(out / "tables", {f"{arguments.name}.{suffix}": content for suffix, content in contents.items()})
     _show(summary, whole.sheet)
@@ -236,21 +236,21 @@ def _charts(frame: pd.DataFrame, folder: Path) -> tuple[list[dict[str, Any]], st
     source = library()
     if source is None:
         log.warning("the page has no interactive charts: plotly is not installed (pip install plotly)")
-    if source is None or frame.empty:
         return [], None
     runs = used_runs(frame)
-    folders = {run: folder / name for run, name in zip(runs["run_id"], runs["folder"], strict=True)}
+    folders = {run: folder / name for run, name in zip(runs["run_id"], runs["folder"], strict=True) if name}
     return chart_data(summarise(runs), folders), source
 
 
-def _require_figures(wanted: list[str], figures: Mapping[str, Drawing]) -> None:
+def _require_figures(wanted: list[str], figures: Mapping[str, Drawing], with_reference: bool) -> None:
     """Raise a `UserError` if a figure that was asked for by name has too few runs."""
     from fcl_bench.results.figures.figure_set import FIGURES
 
     missing = [name for name in wanted if name not in figures]
     if missing and wanted != list(FIGURES):
         there = f"there are runs for {', '.join(figures)}" if figures else "docs/figures.md says what each one needs"
-        raise UserError(f"--figures {missing[0]}: too few runs for it", there)
+        without = " (reference results have no curves and no seconds)" if with_reference else ""
+        raise UserError(f"--figures {missing[0]}: too few runs for it{without}", there)
 
 
 def _show(summary: pd.DataFrame, sheet: Sheet) -> None:
@@ -264,7 +264,8 @@ def _show(summary: pd.DataFrame, sheet: Sheet) -> None:
     table, left_out = screen_table(summary, sheet, console.width if is_narrow else math.inf)
     if not is_narrow:
         console.width = 10_000
-    console.print(*sheet.notes[:-1], sep="\n", markup=False)
+    for note in sheet.notes[:-1]:
+        console.print(note if len(note) <= _LONGEST_NOTE else "What else does not vary: in the files.", markup=False)
     console.print(table)
     console.print(sheet.notes[-1], markup=False)
     if left_out:

@@ -40,7 +40,7 @@ class Kept:
         self.names = {receiver: left[there] for receiver, there in self.names.items()}
 
     def state(self) -> dict[str, Any]:
-        """As JSON; receivers that keep the same share one list of names."""
+        """Return it as JSON; receivers that keep the same share one list of names."""
         sets = list(dict.fromkeys(self.names.values()))
         number = {names: i for i, names in enumerate(sets)}
         return {

@@ -178,7 +178,7 @@ class Ledger:
 
     @property
     def kept(self) -> dict[int, frozenset[str]]:
-        """Per client, the names of the broadcast tensors that it keeps (see `Message.kept`)."""
+        """Return, per client, the names of the broadcast tensors that it keeps (see `Message.kept`)."""
         return self._kept.names
 
     def state(self) -> dict[str, Any]:
@@ -295,7 +295,7 @@ class Ledger:
         }
 
     def senders(self) -> Iterator[tuple[int, int, np.ndarray]]:
-        """For each round: task, number, (m,) the clients that sent something."""
+        """Yield for each round its task, its number, and (m,) the clients that sent something."""
         for rows in self._tasks():
             for round_ in np.unique(rows["round"]).tolist():
                 own = rows[rows["round"] == round_]

@@ -42,5 +42,5 @@ class RawSamples:
         return samples * self.sample_bytes + np.where(samples > 0, self.upload_bytes, 0)
 
     def state(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return it as JSON."""
         return asdict(self)

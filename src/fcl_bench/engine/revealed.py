@@ -115,7 +115,7 @@ def revealed_together(uploads: Mapping[int, Grouped]) -> dict[int, Revealed]:
 
 
 def _alone_together(fields: Mapping[int, Mapping[str, np.ndarray]]) -> dict[int, np.ndarray]:
-    """Per client, the samples that are alone in a sum, once for each such sum."""
+    """Return, per client, the samples that are alone in a sum, once for each such sum."""
     found = {client: [np.zeros(0, dtype=np.int64)] for client in fields}
     for name in dict.fromkeys(name for own in fields.values() for name in own):
         # Shifted by one, so that what is in no sum is number 0.

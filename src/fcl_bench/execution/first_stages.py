@@ -49,7 +49,7 @@ class MethodStage:
             super().__post_init__()  # type: ignore[misc]  # the method's
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        """As the method has it."""
+        """Check as the method does."""
         with _keys_of_adapt():
             super().check(problem, classes_per_task)  # type: ignore[misc]  # the method's
 

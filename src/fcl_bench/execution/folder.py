@@ -34,12 +34,12 @@ Table = tuple[Iterable[str], Iterable[Iterable[object]]]
 
 
 def run_id(identity: Mapping[str, object]) -> str:
-    """The id of the run, or of the preview, that `identity` determines."""
+    """Return the id of the run, or of the preview, that `identity` determines."""
     return identity_hash(SCHEMA, identity)[:12]
 
 
 def identity_hash(schema: int, identity: Mapping[str, object]) -> str:
-    """Hash of everything that determines a result, and of the version of its files."""
+    """Return the hash of everything that determines a result, and of the version of its files."""
     return json_hash({"schema": schema, **identity})
 
 
@@ -60,7 +60,7 @@ class RunFolder:
         self.checkpoint = Checkpoint(path / "checkpoint", SCHEMA, run)
 
     def complete_record(self, otherwise: str = "running again", read: Container[str] | None = None) -> RunRecord | None:
-        """The run record, if the run is complete and every file matches its checksum.
+        """Return the run record, if the run is complete and every file matches its checksum.
 
         Args:
             otherwise: what the caller does about a damaged folder, for the warning.
@@ -87,7 +87,7 @@ class RunFolder:
         return None
 
     def _holds(self, name: str, checksum: str, read: Container[str] | None) -> bool:
-        """Whether a file is as it was written. Raises OSError if it does not exist or is not a file."""
+        """Return whether a file is as it was written. Raises OSError if it does not exist or is not a file."""
         if read is None or name in read:
             return file_checksum(self.path / name) == checksum
         return regular(self.path / name).stat().st_size >= 0
@@ -152,7 +152,7 @@ def _require_plain(names: Iterable[str]) -> None:
 
 
 def partition_arrays(stream: Stream, shards: Sequence[Holdings], labelled: np.ndarray) -> dict[str, np.ndarray]:
-    """`class_order`, and index arrays into the data set: `train_t<t>_c<k>`, `test_t<t>`, `unlabelled`; t, k from 0.
+    """Return `class_order` and indices into the data set: `train_t<t>_c<k>`, `test_t<t>`, `unlabelled`; t, k from 0.
 
     Above `SEPARATE` client-task pairs: `train_t<t>` with the samples of one client after the other, and
     `train_ends_t<t>` (K + 1,): client k has `train_t<t>[train_ends_t<t>[k]:train_ends_t<t>[k + 1]]`. One file per

@@ -132,7 +132,7 @@ class Model:
     def _predictions(
         self, tensor: torch.Tensor, tasks: Sequence[int] | np.ndarray | None
     ) -> Iterator[tuple[np.ndarray, Prediction]]:
-        """Of some rows after the others, in batches as the run's tests came."""
+        """Yield the predictions of some rows after the others, in batches as the run's tests came."""
         pure = self._server.pure_batches
         groups: tuple[np.ndarray, ...] = (np.arange(len(tensor)),)
         if pure is not None:

@@ -26,7 +26,7 @@ from fcl_bench.papers.byte_conventions import accounting
 def run_record(
     plan: Plan, federation: Federation, inputs: Inputs, processes: Mapping[str, Any], seconds: float
 ) -> Result:
-    """Everything but the checksums of the run's files.
+    """Return everything but the checksums of the run's files.
 
     Args:
         plan, inputs: what was run on what.
@@ -95,19 +95,19 @@ def run_record(
 
 
 def test_sizes(federation: Federation) -> np.ndarray:
-    """(T,) how many test samples each task has."""
+    """Return (T,): how many test samples each task has."""
     return np.array([len(indices) for indices in federation.stream.test])
 
 
 def _dropped(federation: Federation, inputs: Inputs) -> Dropped:
-    """Of the first stage too."""
+    """Return how many uploads were dropped, those of the first stage too."""
     ledgers = [federation.state.ledger, *([inputs.adapted.ledger] if inputs.adapted else [])]
     found = [client for ledger in ledgers for client, _ in ledger.dropped()]
     return {"uploads": len(found), "clients": sorted(set(found))}
 
 
 def _privacy(plan: Plan, federation: Federation) -> Privacy:
-    """What the method says, 0 for what it leaves out, and what its clients' uploads told of single samples."""
+    """Return what the method says (0 if it says nothing), and what its clients' uploads told of single samples."""
     settings, ledger = plan.settings, federation.state.ledger
     guarantee = settings.noise.guarantee(settings.method, plan.problem, settings.scalars.tasks, ledger)
     made = {"synthetic_images": 0, "sample_gradients": 0, "reconstructed_images": 0}
@@ -121,7 +121,7 @@ def _transport(plan: Plan, federation: Federation, processes: Mapping[str, Any])
 
 
 def _routing(answers: Answers, tests: np.ndarray) -> Routing | None:
-    """Of a method that predicts tasks: how often it is right, and what it reaches when all classes compete."""
+    """Return how often a method that predicts tasks is right, and its accuracy when all classes compete."""
     if not answers.routes:
         return None
     return {
@@ -145,7 +145,7 @@ def _runtime(federation: Federation, inputs: Inputs, seconds: float) -> Runtime:
 
 
 def _cumulative_seconds(federation: Federation, inputs: Inputs) -> list[float]:
-    """Of all clients and the server up to each task; every sample has the same share of what extraction cost."""
+    """Return the seconds of all clients and the server up to each task; samples share extraction's cost evenly."""
     cost = inputs.features.cost / (len(inputs.train) + len(inputs.test)) if inputs.features else 0.0
     totals = [federation.state.ledger.task_totals(task.index) for task in federation.stream.tasks]
     samples = [int(federation.transport.samples(task.index)[0].sum()) for task in federation.stream.tasks]
@@ -157,7 +157,7 @@ def _cumulative_seconds(federation: Federation, inputs: Inputs) -> list[float]:
 
 
 def _drift(federation: Federation) -> Drift | None:
-    """Feature drift after the last task, averaged over the earlier ones' reference samples; None for a single task."""
+    """Return the drift after the last task, a mean over earlier tasks' reference samples; None for a single task."""
     drift = drift_of(federation.audits)
     if drift is None:
         return None

@@ -73,7 +73,7 @@ class ClientAccuracy(TypedDict):
 
 
 class Precision(TypedDict):
-    """Of the forward passes of networks: float32, or bfloat16 or float16 under autocast; null where there are none."""
+    """The precision of networks' forward passes: float32, or bfloat16 or float16 under autocast; null for none."""
 
     method: str | None  # where the method trains: `method.training.precision`
     adapt: str | None  # of the first stage: `adapt.training.precision`

@@ -40,7 +40,7 @@ class Site:
 
     @cached_property
     def plan(self) -> Plan:
-        """Of the run; made when it is asked for, so that what is wrong is told to whoever asks."""
+        """The plan of the run; it is made when it is asked for, so that whoever asks is told what is wrong."""
         return make_plan(self._settings)
 
     def answers(self, request: Said) -> Iterator[bytes]:

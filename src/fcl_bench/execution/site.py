@@ -39,7 +39,7 @@ _SECRET = 32
 
 
 def site_of(run: Mapping[str, Any], changes: Mapping[str, Any], own: Sequence[int]) -> Site:
-    """The site of some clients.
+    """Return the site of some clients.
 
     Args:
         run: what the server says of it: its resolved configuration under `config`.
@@ -60,7 +60,7 @@ def site_of(run: Mapping[str, Any], changes: Mapping[str, Any], own: Sequence[in
 
 
 def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: Sequence[int]) -> Site:
-    """The site of one client that has samples of its own; the server knows how many they are, and no more."""
+    """Return the site of one client that has samples of its own; the server knows how many they are, and no more."""
     scalars = settings.scalars
     if len(own) != 1 or own[0] >= scalars.clients:
         raise UserError(
@@ -106,7 +106,7 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
 
 
 def _with_own_seed(settings: Settings, problem: Problem, run: Mapping[str, Any]) -> Problem:
-    """The problem with a seed of this site's own for its noise: whoever knows the run's could take the noise off again.
+    """Return the problem with the site's own seed for noise: whoever knows the run's could take the noise off again.
 
     It comes from a secret that stays at the node, so that a turn done twice has the same noise, and from the run's id,
     so that no two runs have the same: their difference would be without noise.
@@ -125,7 +125,7 @@ def _with_own_seed(settings: Settings, problem: Problem, run: Mapping[str, Any])
 
 
 def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration in which some keys have other values.
+    """Return a configuration in which some keys have other values.
 
     Raises:
         UserError: there is no such key.
@@ -144,7 +144,7 @@ def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def own_inputs(plan: Plan, rows: np.ndarray) -> torch.Tensor:
-    """The samples `rows` (m,) of the training data, as the method sees them; what others hold is not looked at.
+    """Return the samples `rows` (m,) of the training data, as the method sees them; it reads no other samples.
 
     Only a frozen network sees all samples, in the batches in which it sees them in one process: a sample's features
     round by what else is in its batch. They are kept in the cache.

@@ -60,7 +60,7 @@ def tested_samples(
 
 
 def _fingerprint(dataset: Dataset, record: Mapping[str, Any]) -> str:
-    """As the run has it: with the hashes that the nodes told of samples that stay at their sites."""
+    """Return it as the run has it, with the hashes that the nodes told of samples that stay at their sites."""
     if not dataset.elsewhere:
         return dataset.fingerprint
     told = {client: node["data"] for node in record["transport"]["nodes"] for client in node["clients"]}

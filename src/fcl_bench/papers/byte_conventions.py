@@ -105,22 +105,22 @@ def _both(
 
 
 def fedran_values(M: int, rank: int, classes: int) -> int:
-    """FedRAN's V, sigma and B at the nominal rank (Eq. 11)."""
+    """Return the count of FedRAN's V, sigma and B at the nominal rank (Eq. 11)."""
     return M * rank + rank + M * classes
 
 
 def stsa_values(M: int, classes: int) -> int:
-    """STSA's G and C; AFL's and AFCL's C_k and W_k too, with M the width of the features."""
+    """Return the count of STSA's G and C; of AFL's and AFCL's C_k and W_k too, with M the width of the features."""
     return M * M + M * classes
 
 
 def stsa_e_values(M: int, classes: int, dummy_clients: int) -> int:
-    """STSA-E's class sums and counts of every dummy client."""
+    """Return the count of STSA-E's class sums and counts of every dummy client."""
     return (M + 1) * classes * dummy_clients
 
 
 def centred_sketch_values(M: int, rank: int, classes: int, centre: bool) -> int:
-    """The centred sketch's V, sigma, class sums, counts (only where it centres) and noise."""
+    """Return the count of the sketch's V, sigma, class sums, counts (only if it centres) and noise."""
     return M * (rank + classes) + rank + 1 + (classes if centre else 0)
 
 

@@ -26,7 +26,7 @@ MINIATURE = (
 
 
 def experiments() -> list[str]:
-    """The names of all experiments, ascending."""
+    """Return the names of all experiments, ascending."""
     return sorted(file.stem for file in config_dir().glob("experiment/*.yaml"))
 
 

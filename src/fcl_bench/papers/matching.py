@@ -87,7 +87,7 @@ class Matcher:
 
     @functools.cached_property
     def _same(self) -> dict[str, list[Hashable]]:
-        """The runs by their settings."""
+        """Return the runs by their settings."""
         found: dict[str, list[Hashable]] = {}
         for index, run in self._runs.iterrows():
             settings = _loaded(run, self._config(run["folder"]))

@@ -54,7 +54,7 @@ def nominal(cell: pd.Series) -> float | None:
 
 
 def as_sent(cell: pd.Series) -> float | None:
-    """One accounting for all (MiB): one task's upload in float32 with the task's own classes, at the nominal rank.
+    """Return MiB by one accounting for all: a task's upload in float32 with its own classes, at the nominal rank.
 
     None where the cell is of no communication table, or does not say how many classes a task has.
     """
@@ -88,7 +88,7 @@ def _counted(cell: pd.Series, convention: str, one_task: bool = False) -> float 
 
 
 def _model_mib(cell: pd.Series) -> float:
-    """FedProTIP's network with the class weights of the tasks up to the cell's ("task 3 of 10"), sent once.
+    """Return MiB: FedProTIP's network with the class weights of the tasks up to the cell's ("task 3 of 10"), sent once.
 
     It counts only weights, no batch-norm statistics, and a layer from the 2,048 features to 512, which only it has.
     """
@@ -101,7 +101,7 @@ def _model_mib(cell: pd.Series) -> float:
 
 
 def _activations_mib(cell: pd.Series) -> float:
-    """m_s columns of the inputs of every convolution that trains after the first task; none of the classifier's."""
+    """Return MiB of m_s columns of the inputs of every convolution (no classifier) that trains after the first task."""
     method = settings_of(overrides(cell)).method
     assert isinstance(method, FOT)
     assert method.columns is not None
@@ -111,14 +111,14 @@ def _activations_mib(cell: pd.Series) -> float:
 
 
 def _sketches_mib(cell: pd.Series) -> float:
-    """s_l columns, at most d_l, of every one of the network's 21 layers, frozen or not."""
+    """Return MiB of s_l columns, at most d_l, of every one of the network's 21 layers, frozen or not."""
     method = settings_of(overrides(cell)).method
     assert isinstance(method, FedProTIP)
     return 4 * sum(side * method.sketch_width(side) for side in [*_unfolded().values(), _FEATURES]) / MIB
 
 
 def _target_mib(data: str) -> float:
-    """TARGET's upload for a task: 100 rounds of a ResNet-18, on CIFAR-100 with the stem for small images."""
+    """Return MiB of TARGET's upload for a task: 100 rounds of a ResNet-18, on CIFAR-100 with the small images' stem."""
     return _resnet18_mib(_classes(data), data == "cifar100", rounds=100)
 
 

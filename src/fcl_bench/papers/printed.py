@@ -40,7 +40,7 @@ def printed() -> pd.DataFrame:
 
 
 def lost_megabytes() -> pd.DataFrame:
-    """Table 4's megabytes of FedRAN and STSA-E, lost in the copy, as the project's specification lists them.
+    """Return Table 4's megabytes of FedRAN and STSA-E, lost in the copy, as the project's specification lists them.
 
     The columns are those of `printed`.
     """
@@ -48,7 +48,7 @@ def lost_megabytes() -> pd.DataFrame:
 
 
 def notes(paper: str, table: str, has_sizes: bool) -> list[str]:
-    """Paragraphs below a table: those of the paper's notes.yaml, then what is said of any.
+    """Return the paragraphs below a table: those of the paper's notes.yaml, then what is said of any.
 
     Args:
         paper, table: as in `printed()`.
@@ -66,7 +66,7 @@ def _numbers_of(paper: str, file: Path) -> pd.DataFrame:
 
 
 def _floats(cells: pd.Series) -> pd.Series:
-    """Text -> floats; thousands may be set apart by commas.
+    """Return the numbers of the texts; thousands may be set apart by commas.
 
     Raises:
         ValueError: a cell that is neither a number nor one of the things a paper prints in a number's place.

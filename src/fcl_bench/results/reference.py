@@ -96,6 +96,11 @@ def _value(told: Any) -> Any:
     return told
 
 
+def is_own(rows: pd.DataFrame) -> pd.Series:
+    """Return, per run or row of a summary, whether it is a user's own; reference runs have no folder, so no curves."""
+    return rows[FROM] != "reference" if FROM in rows else pd.Series(True, index=rows.index)
+
+
 def beside(own: pd.DataFrame, wanted: Sequence[str]) -> pd.DataFrame:
     """Return a user's runs, and below them the reference runs of the same settings on any device.
 

@@ -86,7 +86,7 @@ class Network(torch.nn.Module):
         return self._found
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Network:
-        """As any module: on the way to another device buffers become other tensors."""
+        """Do as any module does: on the way to another device buffers become other tensors."""
         self._found = None
         return super()._apply(fn, recurse)
 
@@ -168,7 +168,7 @@ class Network(torch.nn.Module):
                 parameter.grad = None  # of the last task that trained it
 
     def train(self, mode: bool = True) -> Network:
-        """As any module, but frozen batch norms stay in evaluation mode."""
+        """Switch the mode as any module does, but frozen batch norms stay in evaluation mode."""
         if self._mode is not mode:
             super().train(mode)
             self._mode = mode

@@ -122,7 +122,7 @@ def average(sums: dict[str, torch.Tensor], total: float) -> dict[str, torch.Tens
 
 
 class ServerOptimiser:
-    """From the old model and the average of the clients' to the new one.
+    """It makes the new model from the old one and the average of the clients'.
 
     `average` takes the average (FedAvg). `momentum`: v <- m v + (average - old), new = old + lr v (FedAvgM). `adam`:
     v <- m v + (1 - m) (average - old), s <- 0.99 s + 0.01 (average - old)^2, new = old + lr v / (sqrt(s) + tau)

@@ -30,7 +30,7 @@ class Resident(NamedTuple):
 
     @classmethod
     def read(cls, about: dict[str, Any]) -> Resident:
-        """From a worker's answer.
+        """Return what a worker's answer says.
 
         Raises:
             UserError: it is of another version.
@@ -44,7 +44,7 @@ class Resident(NamedTuple):
         return cls(Census(**about), beside["data"], beside["platform"])
 
     def about(self) -> dict[str, Any]:
-        """For run.json."""
+        """Return the entry for run.json."""
         census = self.census
         return {
             **{"clients": census.clients, "fcl_bench": census.package, "torch": census.torch_version},
@@ -92,7 +92,7 @@ class Homes:
         self._of |= dict.fromkeys(census.clients, node)
 
     def leave(self, node: str) -> None:
-        """A node is gone, or silent."""
+        """Forget a node that is gone, or silent."""
         self._nodes.pop(node, None)
         self._of = {client: home for client, home in self._of.items() if home != node}
 
@@ -105,16 +105,16 @@ class Homes:
 
     @property
     def residents(self) -> list[Resident]:
-        """What the nodes say of themselves, in the order of their first clients."""
+        """Return what the nodes say of themselves, in the order of their first clients."""
         return sorted(self._nodes.values(), key=lambda resident: resident.census.clients)
 
     @property
     def nodes(self) -> list[str]:
-        """Their numbers."""
+        """Return the nodes' numbers."""
         return list(self._nodes)
 
     def by_node(self, clients: Iterable[int]) -> dict[str, list[int]]:
-        """The nodes of these clients, each with those that live there; clients without a node are left out."""
+        """Return the nodes of these clients, each with those that live there; clients without a node are left out."""
         found: dict[str, list[int]] = {}
         for client in clients:
             if (node := self._of.get(client)) is not None:
@@ -122,5 +122,5 @@ class Homes:
         return found
 
     def homeless(self) -> list[int]:
-        """Clients that no node has claimed."""
+        """Return the clients that no node has claimed."""
         return [client for client in range(self.samples.shape[1]) if client not in self._of]

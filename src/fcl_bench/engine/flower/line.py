@@ -50,12 +50,12 @@ def require_flower(asked: str) -> None:
 
 
 def program(name: str) -> Path:
-    """One of Flower's commands, of the environment that this process runs in."""
+    """Return the path of one of Flower's commands in the environment of this process."""
     return Path(sysconfig.get_path("scripts")) / name
 
 
 def quiet_environment(home: Path) -> dict[str, str]:
-    """Environment of Flower's processes: files in `home`, ten looks for work per second, no telemetry."""
+    """Return the environment of Flower's processes: files in `home`, ten looks for work per second, no telemetry."""
     own = {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
     return {**os.environ, **own}
 
@@ -97,7 +97,7 @@ class Line:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a relay."""
+        """Return whether there is a relay."""
         return self._socket is not None
 
     def _start(self, path: Path) -> None:
@@ -128,11 +128,11 @@ class Line:
             raise LinkLost(f"the SuperLink at {self._address}: {' '.join(reason) or 'flwr run failed'}")
 
     def nodes(self) -> list[str]:
-        """The SuperNodes that the SuperLink counts as there, by their numbers."""
+        """Return the SuperNodes that the SuperLink counts as there, by their numbers."""
         return list(self._asked({"do": "nodes"}).header["nodes"])
 
     def push(self, node: str, seconds: float, request: bytes) -> str | None:
-        """Send a request to a node; the message's name, None where the node is gone.
+        """Send a request to a node; return the message's name, or None if the node is gone.
 
         Args:
             node: of `nodes`.
@@ -143,7 +143,7 @@ class Line:
         return None if found is None else str(found)
 
     def pull(self, messages: Sequence[str]) -> Iterator[Answer]:
-        """The answers that are there, each once."""
+        """Return the answers that are there, each once."""
         if not messages:
             return
         header, blobs = self._asked({"do": "pull", "messages": list(messages)})

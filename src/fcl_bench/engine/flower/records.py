@@ -12,12 +12,12 @@ _AS_IS = "fcl-bench"
 
 
 def content(blobs: Sequence[bytes]) -> RecordDict:
-    """The byte strings as a record."""
+    """Return the byte strings as a record."""
     arrays = {str(number): Array("uint8", (len(blob),), _AS_IS, blob) for number, blob in enumerate(blobs)}
     return RecordDict({_BLOBS: ArrayRecord(arrays)})
 
 
 def blobs(records: RecordDict) -> list[bytes]:
-    """What `content` was given."""
+    """Return what `content` was given."""
     arrays = records.array_records[_BLOBS]
     return [arrays[str(number)].data for number in range(len(arrays))]

@@ -99,7 +99,7 @@ class Flower:
 
     @property
     def data(self) -> list[str]:
-        """Per client, the hash of its node's data."""
+        """Return, per client, the hash of its node's data."""
         return [self._homes.data[client] for client in range(self.clients)]
 
     @property
@@ -111,7 +111,7 @@ class Flower:
         return self._homes.samples[task], self._homes.labelled[task]
 
     def open(self) -> list[Resident]:
-        """Wait until every client has a node; what the nodes say of themselves.
+        """Wait until every client has a node; return what the nodes say of themselves.
 
         Raises:
             UserError: a client has none within the deadline, or a node does not fit the run.
@@ -147,7 +147,7 @@ class Flower:
             yield self._numbered(reply) if self._apart else reply
 
     def _numbered(self, reply: Reply) -> Reply:
-        """The reply with numbers of samples that no other client's samples have."""
+        """Return the reply with numbers of samples that no other client's samples have."""
         before = int(self._homes.samples[:, : reply.client].sum())
         return replace(reply, revealed=replace(reply.revealed, samples=reply.revealed.samples + before))
 
@@ -245,7 +245,7 @@ class Flower:
             self._tags[client] = before
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The turn after which each client saved its state; empty if no client has a state."""
+        """Return the turn after which each client saved its state; empty if no client has a state."""
         self._safe = dict(self._tags)
         return {**as_state(_NODES), _TAGS: tags_tensor(self._tags, self.clients)} if self._tags else {}
 

@@ -34,18 +34,18 @@ class Asked:
     safe: Tag | None
 
     def state(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the turn as JSON."""
         return asdict(self)
 
     @classmethod
     def read(cls, said: Mapping[str, Any]) -> Asked:
-        """What `state` returned."""
+        """Return what `state` returned."""
         kept, safe = (None if said[name] is None else Tag(*said[name]) for name in ("kept", "safe"))
         return cls(int(said["client"]), kept, safe)
 
 
 def tags_tensor(tags: Mapping[int, Tag], clients: int) -> torch.Tensor:
-    """(K, 2) int64: task and round of each client's tag, -1 for none."""
+    """Return (K, 2) int64: task and round of each client's tag, -1 for none."""
     rows = torch.full((clients, 2), -1, dtype=torch.int64)
     for client, tag in tags.items():
         rows[client] = torch.tensor(tag)
@@ -53,5 +53,5 @@ def tags_tensor(tags: Mapping[int, Tag], clients: int) -> torch.Tensor:
 
 
 def tags_of(rows: Sequence[Sequence[int]]) -> dict[int, Tag]:
-    """What `tags_tensor` was given, from its rows."""
+    """Return what `tags_tensor` was given, from its rows."""
     return {client: Tag(*row) for client, row in enumerate(rows) if row[0] >= 0}

@@ -29,7 +29,7 @@ class Versions:
         self.folder = folder
 
     def load(self, client: int, tag: Tag) -> State:
-        """What a client kept after a turn, on the CPU.
+        """Return what a client kept after a turn, on the CPU.
 
         Raises:
             UserError: it is not here, or damaged.

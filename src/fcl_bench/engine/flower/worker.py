@@ -82,7 +82,7 @@ class Worker:
                     frames.send(line, {}, self.answer(asked.blobs[0]))
 
     def answer(self, request: bytes) -> list[bytes]:
-        """The answers to a request, errors included."""
+        """Return the answers to a request, errors included."""
         return list(answered(request, self._answers))
 
     def _answers(self, request: Said) -> Iterator[bytes]:

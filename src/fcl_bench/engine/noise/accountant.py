@@ -15,7 +15,7 @@ _PACKAGE = "dp-accounting"
 
 
 def library() -> ModuleType:
-    """dp_accounting. Raises a `UserError` that says how to install it."""
+    """Return the module dp_accounting. Raises a `UserError` that says how to install it."""
     try:
         # It brings absl, whose log handler keeps what is stderr now, and closes it when somebody sets logging up anew
         # (submitit does), unless it is the process's own.
@@ -29,12 +29,12 @@ def library() -> ModuleType:
 
 
 def version() -> str:
-    """The name and version of the library."""
+    """Return the name and version of the library."""
     return f"{_PACKAGE} {metadata.version(_PACKAGE)}"
 
 
 def epsilon_of(multipliers: Iterable[float], delta: float) -> float:
-    """Epsilon of several Gaussian mechanisms on the same data, exactly (Balle and Wang 2018, Thm. 8).
+    """Return epsilon of several Gaussian mechanisms on the same data, exactly (Balle and Wang 2018, Thm. 8).
 
     k releases with multipliers z_i are one with z, 1/z^2 = sum 1/z_i^2.
 
@@ -50,5 +50,5 @@ def epsilon_of(multipliers: Iterable[float], delta: float) -> float:
 
 
 def multiplier_for(epsilon: float, delta: float, releases: int) -> float:
-    """The multiplier of `releases` Gaussian mechanisms on the same data that are (epsilon, delta)-private together."""
+    """Return the multiplier that makes `releases` Gaussian mechanisms on the same data (epsilon, delta)-private."""
     return float(library().get_sigma_gaussian(epsilon, delta)) * math.sqrt(releases)

@@ -16,7 +16,7 @@ from fcl_bench.protocol.release import Release
 
 @dataclass
 class NoNoise:
-    """Uploads as methods make them."""
+    """Uploads stay as methods make them."""
 
     name: ClassVar[str] = "none"
     noisy: ClassVar[bool] = False

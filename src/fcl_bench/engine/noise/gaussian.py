@@ -111,13 +111,13 @@ class Gaussian:
             )
 
     def least_deviation(self, method: Method, problem: Problem, tasks: int) -> float:
-        """The standard deviation of the least noisy numbers that a client sends."""
+        """Return the standard deviation of the least noisy numbers that a client sends."""
         if problem.release is not None:
             return min(problem.release.deviation.values()) / (math.sqrt(2) if problem.release.of(SQUARE) else 1)
         return self._deviation_of_updates(method, tasks)
 
     def release(self, method: Method) -> Release | None:
-        """What both halves of a method that sends statistics know; None of another method."""
+        """Return what both halves of a method that sends statistics know; None for another method."""
         if not method.summands:
             return None
         noise = self._multiplier(1) / math.sqrt(self.share_of or 1)
@@ -125,7 +125,7 @@ class Gaussian:
         return Release(self.clip, method.summands, deviation, self.ridge, self.share_of is not None)
 
     def middleware(self, method: Method, problem: Problem, tasks: int) -> Sequence[Middleware]:
-        """What uploads pass through before the wire codec."""
+        """Return what uploads pass through before the wire codec."""
         if problem.release is not None:
             return [NoisyStatistics(problem.seed, problem.release)]
         weighted = problem.sums and cast(Any, method).training.weighting == "samples"
@@ -143,11 +143,11 @@ class Gaussian:
         return accountant.multiplier_for(self.epsilon, self.delta, releases)
 
     def _of_updates(self, method: Any, tasks: int) -> float:
-        """The multiplier of one round, given the largest possible number of rounds."""
+        """Return the multiplier of one round, given the largest possible number of rounds."""
         return self._multiplier(tasks * method.training.rounds)
 
     def guarantee(self, method: Method, problem: Problem, tasks: int, ledger: Ledger) -> Guarantee:
-        """The guarantee of a run's uploads, from how many of them each client has sent."""
+        """Return the guarantee of a run's uploads, from how many of them each client has sent."""
         multiplier = self._multiplier(1) if method.summands else self._of_updates(method, tasks)
         #: Of each client, or of each client's samples of a task: the multipliers of what was sent of them.
         sent: dict[tuple[int, ...], list[float]] = defaultdict(list)

@@ -86,6 +86,6 @@ class NoisyUpdates(Middleware):
 
 
 def _generator(seed: int, message: Message, client: int | None) -> torch.Generator:
-    """A separate stream per upload: one sent again after an interruption is the same, and reveals nothing more."""
+    """Return one stream per upload: one sent again after an interruption is the same, and reveals nothing more."""
     assert client is not None
     return torch.Generator().manual_seed(derived_seed(seed, "noise", message.task, message.round, client))

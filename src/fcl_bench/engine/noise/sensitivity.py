@@ -12,7 +12,7 @@ _SAME_CLASS = {frozenset(): 0.0, frozenset({SQUARE}): 2.0, frozenset({COLUMN}): 
 
 
 def sensitivity(summands: Mapping[str, str]) -> tuple[float, float]:
-    """Delta and v: the L2 sensitivity of (G, S, v n) for samples with |h| <= 1, and the weight v of the counts.
+    """Return Delta and v: the L2 sensitivity of (G, S, v n) for samples with |h| <= 1, and the weight v of the counts.
 
     The replaced sample may have any features and any class. With the same class the counts stay as they are; with
     another one h and g share no column, and the squares add up: 2 (1 + 1 + v^2) with all three fields. v is the largest
@@ -34,7 +34,7 @@ def sensitivity(summands: Mapping[str, str]) -> tuple[float, float]:
 
 
 def deviations(summands: Mapping[str, str], clip: float, multiplier: float) -> dict[str, float]:
-    """The standard deviation of the noise of each field, in its own unit.
+    """Return the standard deviation of the noise of each field, in its own unit.
 
     Args:
         summands: the kind of each field.

@@ -45,7 +45,7 @@ class Census:
 
     @classmethod
     def of(cls, process: str, clients: Clients, own: Iterable[int], raw: RawSamples | None = None) -> Census:
-        """Of the process that runs this, in which `own` live."""
+        """Return the census of this process, in which the clients `own` live."""
         own = sorted(own)
         counts = [clients.samples(task) for task in range(clients.tasks)]
         return replace(
@@ -59,14 +59,14 @@ class Census:
 
     @classmethod
     def here(cls, process: str, run: str, device: torch.device) -> Census:
-        """Of this process before it knows its clients."""
+        """Return the census of this process before it knows its clients."""
         kind = environment.device_kind(device)
         return cls(
             process, run, "", fcl_bench.__version__, torch.__version__, torch.get_num_threads(), kind, [], [], []
         )
 
     def state(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return it as JSON."""
         return asdict(self)
 
 

@@ -32,7 +32,7 @@ class Place:
 
 
 def place(environment: Mapping[str, str] = os.environ) -> Place:
-    """Which process this one is.
+    """Return which process this one is.
 
     Raises:
         UserError: no launcher has said, or what it said makes no sense.

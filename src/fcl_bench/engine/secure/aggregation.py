@@ -19,7 +19,7 @@ from fcl_bench.randomness import generator
 
 
 class Aggregation:
-    """One round.
+    """The server's part in one round.
 
     Args:
         secure: the knobs.
@@ -38,7 +38,7 @@ class Aggregation:
         self.survivors: list[int] = []
 
     def shares_request(self, client: int) -> Mapping[str, torch.Tensor]:
-        """`clients` (1,), n; `peers` (k,) and their public keys, `cipher` and `mask` (k, 32): 4 + 68 k bytes."""
+        """Return `clients` (1,), n; `peers` (k,) and their public keys, `cipher` and `mask` (k, 32): 4 + 68 k bytes."""
         peers = self._peers[client]
         keys = {name: [bytes(self._keys[peer][name].numpy()) for peer in peers] for name in ("cipher", "mask")}
         return {
@@ -48,11 +48,11 @@ class Aggregation:
         }
 
     def take_shares(self, client: int, answer: Message) -> None:
-        """The encrypted shares of a client, for each of its peers."""
+        """Return the encrypted shares of a client, for each of its peers."""
         self._shares[client] = dict(zip(self._peers[client], in_bytes(answer["shares"]), strict=True))
 
     def take_in_request(self, client: int) -> Mapping[str, torch.Tensor]:
-        """`peers` (m,), those that shared, and what each has for this client, `shares` (m, 80): 84 m bytes."""
+        """Return `peers` (m,), those that shared, and what each has for this client, `shares` (m, 80): 84 m bytes."""
         peers = self._holders(client, but=client)
         return {
             "peers": torch.tensor(peers, dtype=torch.int32),
@@ -60,7 +60,7 @@ class Aggregation:
         }
 
     def add(self, client: int, upload: Message) -> None:
-        """A masked upload.
+        """Add a masked upload.
 
         Raises:
             BadUpload: its fields differ from those of the uploads before it.
@@ -93,11 +93,11 @@ class Aggregation:
                 )
 
     def unmasking_request(self, client: int) -> Mapping[str, torch.Tensor]:
-        """`survivors` (s,) among the client and its peers: 4 s bytes."""
+        """Return `survivors` (s,), those among the client and its peers: 4 s bytes."""
         return {"survivors": torch.tensor(self._holders(client, self.survivors), dtype=torch.int32)}
 
     def unmasked(self, answers: Mapping[int, Message]) -> Message:
-        """The sum of the survivors' uploads.
+        """Return the sum of the survivors' uploads.
 
         Args:
             answers: theirs to `unmasking_request`.
@@ -135,7 +135,7 @@ class Aggregation:
         return fixed.decoded(sums, self._broadcast, len(self.survivors))
 
     def _holders(self, client: int, among: Collection[int] | None = None, but: int | None = None) -> list[int]:
-        """The client and its peers, as far as they shared, ascending.
+        """Return those of the client and its peers that shared, ascending.
 
         Args:
             among: only these.
@@ -146,7 +146,7 @@ class Aggregation:
 
 
 def peers_of(clients: Sequence[int], neighbours: int | None, seed: int, task: int, round_: int) -> dict[int, list[int]]:
-    """With whom each client shares masks: all others, or as many on either side of a circle in random order."""
+    """Return with whom each client shares masks: all others, or as many on either side of a random circle."""
     if neighbours is None or neighbours >= len(clients) - 1:
         return {client: [other for other in clients if other != client] for client in clients}
     circle = generator(seed, "secure circle", task, round_).permutation(np.asarray(clients)).tolist()

@@ -60,11 +60,11 @@ class SecureSums:
 
     @property
     def step(self) -> float:
-        """Of a number that travels."""
+        """Return the step between two numbers that can travel."""
         return 2.0**-self.fraction_bits
 
     def least(self, holders: int) -> int:
-        """t, the least number of `holders` who have to answer; never one alone where there are several."""
+        """Return t, the least number of `holders` who have to answer; it is never 1 if there are several."""
         # The rounding error of a product such as 0.7 times 10 is subtracted.
         return max(min(2, holders), math.ceil(self.threshold * holders - 1e-9))
 

@@ -33,15 +33,15 @@ class FixedPoint:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what travels; signed, since torch has no arithmetic for unsigned numbers."""
+        """Return the type of what travels; it is signed, since torch has no arithmetic for unsigned numbers."""
         return torch.int64 if self.bits == 64 else torch.int32
 
     def most(self, clients: int) -> int:
-        """The largest multiple of the step in absolute terms that each of so many clients may send."""
+        """Return the largest multiple of the step in absolute terms that each of so many clients may send."""
         return (2 ** (self.bits - 1) - 1) // clients
 
     def encoded(self, upload: Message, clients: int, client: int, packs: bool = False) -> dict[str, torch.Tensor]:
-        """All that an upload has to be added up, `Message.samples` too, by name in ascending order, on the CPU.
+        """Return all of an upload that is added up, `Message.samples` too, by name in ascending order, on the CPU.
 
         Args:
             upload: of one client.
@@ -75,7 +75,7 @@ class FixedPoint:
     def _within(
         self, multiples: torch.Tensor, name: str, upload: Message, clients: int, client: int, step: float
     ) -> torch.Tensor:
-        """`multiples` in the type in which they travel; none is larger than `most`."""
+        """Return `multiples` in the type in which they travel; none is larger than `most`."""
         largest = max(abs(int(end)) for end in torch.aminmax(multiples)) if multiples.numel() else 0
         if largest > self.most(clients):
             raise UserError(
@@ -88,7 +88,7 @@ class FixedPoint:
         return multiples.to("cpu", self.dtype, copy=True).contiguous()
 
     def decoded(self, sums: Mapping[str, torch.Tensor], like: Message, uploads: int) -> Message:
-        """The sum of the uploads, real numbers in float64.
+        """Return the sum of the uploads, real numbers in float64.
 
         Args:
             sums: what `encoded` returned, added up.
@@ -107,6 +107,6 @@ class FixedPoint:
 
 
 def flat(tensor: torch.Tensor) -> np.ndarray:
-    """The numbers of a contiguous integer tensor on the CPU as unsigned ones (n,), in the same memory."""
+    """Return the numbers of a contiguous integer tensor on the CPU as unsigned ones (n,), in the same memory."""
     numbers = tensor.flatten().numpy()
     return numbers.view(np.dtype(f"u{numbers.itemsize}"))

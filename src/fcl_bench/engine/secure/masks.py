@@ -23,12 +23,12 @@ _ZEROS = bytes(_BLOCK)
 
 
 def public_key(private: bytes) -> bytes:
-    """What belongs to a private key; both of 32 bytes."""
+    """Return what belongs to a private key; both of 32 bytes."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def agreed_key(private: bytes, public: bytes, purpose: str, *indices: int) -> bytes:
-    """The key of two clients for a purpose, the same at both ends: HKDF of X25519 of one's private, the other's public.
+    """Return two clients' key for a purpose, the same at both ends: HKDF of X25519 of one's private, other's public.
 
     Args:
         private, public: 32 bytes each.
@@ -40,12 +40,12 @@ def agreed_key(private: bytes, public: bytes, purpose: str, *indices: int) -> by
 
 
 def sealed(key: bytes, sender: int, text: bytes) -> bytes:
-    """`text` encrypted for the other one who has the key, `TAG` bytes longer. A sender seals one text with a key."""
+    """Return `text` encrypted for the key's other owner, `TAG` bytes longer. A sender seals one text with a key."""
     return ChaCha20Poly1305(key).encrypt(_nonce(sender), text, None)
 
 
 def opened(key: bytes, sender: int, sealed_text: bytes) -> bytes | None:
-    """What `sealed` was given; None where somebody changed it."""
+    """Return what `sealed` was given; None where somebody changed it."""
     try:
         return ChaCha20Poly1305(key).decrypt(_nonce(sender), sealed_text, None)
     except InvalidTag:
@@ -86,11 +86,11 @@ def _stream(key: bytes) -> CipherContext:
 
 
 def side(client: int, other: int) -> int:
-    """Whether a client adds the mask that it shares with another (1) or subtracts it (-1)."""
+    """Return 1 if a client adds the mask that it shares with another, -1 if it subtracts it."""
     return 1 if client < other else -1
 
 
 def by_side(client: int, keys: Sequence[tuple[int, bytes]]) -> tuple[list[bytes], list[bytes]]:
-    """The keys of a client's masks with others, those to be added and those to be subtracted."""
+    """Return the keys of a client's masks with others, those to be added and those to be subtracted."""
     added = [key for other, key in keys if side(client, other) > 0]
     return added, [key for other, key in keys if side(client, other) < 0]

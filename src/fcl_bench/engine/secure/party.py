@@ -35,7 +35,7 @@ def from_the_system() -> Secrets:
 
 
 def pair(client: int, other: int) -> tuple[int, int]:
-    """Two clients in ascending order."""
+    """Return two clients in ascending order."""
     return min(client, other), max(client, other)
 
 
@@ -87,7 +87,7 @@ class Parties(Middleware):
         self._sessions: dict[int, _Session] = {}
 
     def answer(self, client: int, request: Message) -> Message | None:
-        """A client's answer to a request of the server's side; None: the request is of another kind.
+        """Return a client's answer to a request of the server's side; None: the request is of another kind.
 
         Raises:
             ValueError: no honest server would send this request.
@@ -98,7 +98,7 @@ class Parties(Middleware):
         return Message(answers[request.stage](client, request), request.stage, task=request.task, round=request.round)
 
     def _keys(self, client: int, request: Message) -> dict[str, torch.Tensor]:
-        """`cipher`, `mask` (32,): its public keys of the round, whose session begins."""
+        """Begin a session; return `cipher`, `mask` (32,), the client's public keys of the round."""
         draw = self._secrets(client, request.task, request.round)
         cipher, mask, own = (as_bytes(drawn(draw)) for _ in range(3))
         session = _Session(request.task, request.round, draw, cipher, mask, own)
@@ -106,7 +106,7 @@ class Parties(Middleware):
         return {"cipher": rows([public_key(session.cipher)])[0], "mask": rows([public_key(session.mask)])[0]}
 
     def _share(self, client: int, request: Message) -> dict[str, torch.Tensor]:
-        """`shares` (peers, 80): for each peer one of the private mask key and one of the self mask's seed, encrypted.
+        """Return `shares` (peers, 80): for each peer one of the mask key and one of the self mask's seed, encrypted.
 
         Args:
             client: who is asked.
@@ -132,7 +132,7 @@ class Parties(Middleware):
         return {"shares": rows(found, 2 * BYTES + TAG)}
 
     def _take_in(self, client: int, request: Message) -> dict[str, torch.Tensor]:
-        """Nothing; it keeps the `shares` of the `peers` that are still there, and shares masks with these."""
+        """Keep the `shares` of the `peers` that are still there, which share masks from now on; return nothing."""
         session = self._session(client, request)
         for peer, text in zip(request["peers"].tolist(), in_bytes(request["shares"]), strict=True):
             share = opened(self._cipher_key(client, peer), peer, text)
@@ -144,7 +144,7 @@ class Parties(Middleware):
         return {}
 
     def send(self, message: Message, client: int | None) -> Message:
-        """The upload in fixed-point numbers under its masks; besides these only names and shapes travel."""
+        """Return the upload in fixed-point numbers under its masks; besides these only names and shapes travel."""
         session = None if client is None else self._sessions.get(client)
         if client is None or session is None or (session.task, session.round) != (message.task, message.round):
             return message
@@ -164,7 +164,7 @@ class Parties(Middleware):
         return Message(numbers, message.stage, task=message.task, round=message.round)
 
     def _unmask(self, client: int, request: Message) -> dict[str, torch.Tensor]:
-        """`shares` (holders, 32): of each survivor's self mask, and of each other's private mask key, never both.
+        """Return `shares` (holders, 32): of a survivor's self mask, of any other's private mask key, never both.
 
         Args:
             client: who is asked; a survivor, and for the first time. Its secrets are forgotten.
@@ -199,12 +199,12 @@ class Parties(Middleware):
 
 
 def rows(texts: list[bytes], length: int = 0) -> torch.Tensor:
-    """(texts, length) uint8."""
+    """Return the texts as (texts, length) uint8."""
     if not texts:
         return torch.zeros(0, length, dtype=torch.uint8)
     return torch.frombuffer(bytearray(b"".join(texts)), dtype=torch.uint8).reshape(len(texts), -1)
 
 
 def in_bytes(texts: torch.Tensor) -> list[bytes]:
-    """What `rows` was given."""
+    """Return what `rows` was given."""
     return [row.tobytes() for row in texts.cpu().numpy()]

@@ -13,17 +13,17 @@ Draw = Callable[[int], bytes]
 
 
 def drawn(draw: Draw) -> int:
-    """A number of the field; uniform but for a share of 2^-248."""
+    """Return a number of the field; uniform but for a share of 2^-248."""
     return int.from_bytes(draw(BYTES), "big") % PRIME
 
 
 def as_bytes(number: int) -> bytes:
-    """A number of the field in its 32 bytes."""
+    """Return a number of the field in its 32 bytes."""
     return number.to_bytes(BYTES, "big")
 
 
 def split(secret: int, points: Sequence[int], threshold: int, draw: Draw) -> list[int]:
-    """f(x) at each of the points, f a random polynomial of degree t - 1 with f(0) = secret.
+    """Return f(x) at each of the points; f is a random polynomial of degree t - 1 with f(0) = secret.
 
     Args:
         secret: below `PRIME`.
@@ -42,14 +42,14 @@ def split(secret: int, points: Sequence[int], threshold: int, draw: Draw) -> lis
 
 
 def joined(shares: Mapping[int, int]) -> int:
-    """The secret of t or more shares, by their points: f(0) by Lagrange's formula."""
+    """Return the secret of t or more shares, by their points: f(0) by Lagrange's formula."""
     points = tuple(shares)
     return sum(weight * shares[x] for weight, x in zip(_weights(points), points, strict=True)) % PRIME
 
 
 @lru_cache(maxsize=1024)
 def _weights(points: tuple[int, ...]) -> tuple[int, ...]:
-    """prod over y != x of y / (y - x), for each x; most clients of a round have the same holders."""
+    """Return prod over y != x of y / (y - x) for each x; most clients of a round have the same holders."""
     found = []
     for x in points:
         above = below = 1

@@ -20,7 +20,7 @@ from fcl_bench.protocol.message import Message
 
 
 class _Extra:
-    """What the exchanges around the upload cost."""
+    """The cost of the exchanges around the upload."""
 
     def __init__(self, clients: int) -> None:
         self.up, self.down = np.zeros(clients, dtype=np.int64), np.zeros(clients, dtype=np.int64)
@@ -33,7 +33,7 @@ class _Extra:
 
 
 class SummingTransport(Around):
-    """Stands between the loop and a transport, with `Parties` at the clients' side of it.
+    """It stands between the loop and a transport, with `Parties` at the clients' side of it.
 
     A round's clients send public keys, then shares of their secrets, then masked uploads, and those whose upload came
     help to unmask the sum. Who fails in between fails after it has shared its keys, and its masks are taken out of the
@@ -53,7 +53,7 @@ class SummingTransport(Around):
         self._secure, self._seed, self._apart = secure, seed, frozenset(apart)
 
     def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late | Masked | Total]:
-        """Each client of `present` as it masked its upload or was lost, then the sum of those that did."""
+        """Yield each client of `present` as it masks its upload or is lost, then the sum of the masked uploads."""
         if broadcast.stage in self._apart:
             yield from self._inner.exchange(present, broadcast)
             return
@@ -115,7 +115,7 @@ class SummingTransport(Around):
         broadcast: Message,
         extra: _Extra,
     ) -> Iterator[Reply | Lost]:
-        """The clients' answers to what each is asked besides the round's upload."""
+        """Return the clients' answers to what each is asked besides the round's upload."""
         made = {
             client: Message(request(client), stage, task=broadcast.task, round=broadcast.round) for client in clients
         }

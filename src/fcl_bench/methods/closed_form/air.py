@@ -58,7 +58,7 @@ class AIRClient(STSAClient):
         return dataclasses.replace(upload, tensors=everything, summed=everything), state
 
     def blocks(self, shard: Shard, broadcast: Message) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """With weights, the rows of H times the roots of their weights."""
+        """Yield, with weights, the rows of H times the roots of their weights."""
         for H, which in super().blocks(shard, broadcast):
             yield H * weights(broadcast["n"], H).sqrt()[which].unsqueeze(1) if self.method.weighted else H, which
 

@@ -35,7 +35,7 @@ class Linear(RandomFeatures):
 
     @classmethod
     def of(cls, features: RandomFeatures) -> Linear:
-        """With the same projection."""
+        """Return the linear map with the same projection."""
         linear = cls.__new__(cls)
         linear.outputs, linear.activation, linear.maps = features.outputs, features.activation, features.maps
         linear.projection, linear.phases, linear.clip = features.projection, features.phases, features.clip

@@ -140,7 +140,7 @@ class FedKLDAServer(FedLDAServer):
         return math.sqrt(squared) or 1.0
 
     def scores(self, H: torch.Tensor) -> torch.Tensor:
-        """With one map H W + b, with several the logarithm of their mean posterior."""
+        """Return H W + b if there is one map, else the logarithm of their mean posterior."""
         maps = self.method.maps
         if maps == 1:
             return super().scores(H)

@@ -117,7 +117,7 @@ class FediCaRLClient(ExemplarClient):
         return (self.sums(state, shard) if self.method.classify == "nme" else Message({})), state
 
     def sums(self, state: State, shard: Shard) -> Message:
-        """For each class with exemplars its column, their number, and the sum (d,) of their directions."""
+        """Return, for each class with exemplars, its column, their number, and the sum (d,) of their directions."""
         lists = {column: kept for column, kept in lists_in(state).items() if len(kept)}
         sums = [self.directions(kept).sum(dim=0) for kept in lists.values()]
         width, sizes = self.network.dimension, torch.tensor([len(kept) for kept in lists.values()], dtype=torch.int32)

@@ -105,7 +105,7 @@ class FedProTIPClient(ProjectedClient):
         return ProjectedDescent(heads, self.method, self.network, later, self._projections[1], exact)
 
     def _projections_of(self, broadcast: Message) -> dict[str, Projection]:
-        """For each weight that trains, its projection out of the bases of a broadcast."""
+        """Return, for each weight that trains, its projection out of the bases of a broadcast."""
         own = dict(self.network.named_parameters())
         found = {}
         reused = Heads.from_message(broadcast).reused

@@ -55,7 +55,7 @@ class FOTClient(ProjectedClient):
         return Message(found, samples=samples, summed=found, moments_of=told), state
 
     def _inputs(self, shard: Shard) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Per layer X (d_l, m) and X X'.
+        """Return, per layer, X (d_l, m) and X X'.
 
         If all inputs are sketched, X is a root (d_l, d_l) of their X X'. Its product with normal numbers has their law.
         """

@@ -219,7 +219,7 @@ class ProjectedClient(GradientClient):
         return Augment(self.method.training.augment)(shard.inputs, torch.Generator().manual_seed(seed))
 
     def columns_of(self, shard: Shard) -> dict[str, torch.Tensor]:
-        """Per layer (d_l, m_s), in float64, since a spectrum of differences follows."""
+        """Return (d_l, m_s) per layer, in float64, since a spectrum of differences follows."""
         seed = derived_seed(self.problem.seed, "columns", shard.task, shard.client)
         layers = self.method.layers(self.network, self.problem.recurring)
         generator = torch.Generator().manual_seed(seed)

@@ -140,7 +140,7 @@ class RegMeanServer(GradientServer):
         self._clients.add(grams, self._changes(upload), merged_by)
 
     def _changes(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """For each weight, its difference from the model that was sent."""
+        """Return, for each weight, its difference from the model that was sent."""
         return {
             layer.weight: layer.joint(values) - layer.joint(self.sent) for layer in self.method.merged(self.network)
         }
@@ -242,7 +242,7 @@ class RidgeMeanServer(GradientServer):
         return Prediction(batch.inputs @ self.W)
 
     def report(self) -> dict[str, Any]:
-        """As in any method that solves: `condition`, and `trouble`, null for none."""
+        """Return, as any method that solves, `condition`, and `trouble`, null for none."""
         return {**super().report(), "condition": self._condition, "trouble": self._trouble or None}
 
     def model(self) -> dict[str, torch.Tensor]:

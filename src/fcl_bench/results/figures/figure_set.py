@@ -15,6 +15,7 @@ from fcl_bench.results.figures.ranks import grids, rank_by_width
 from fcl_bench.results.figures.rounds import accuracy_over_rounds
 from fcl_bench.results.figures.sweeps import SWEPT, accuracy_against, swept
 from fcl_bench.results.figures.tasks import accuracy_matrices, accuracy_over_tasks
+from fcl_bench.results.reference import is_own
 from fcl_bench.results.summarise import summarise, used_runs
 
 
@@ -44,8 +45,11 @@ def figure_set(
     configuration at two ranks and two widths; `accuracy_against_label_rate`, `_beta`, `_clients` and `_epsilon` need
     one configuration that was run at two values, all else equal.
 
+    Reference runs have no folder, so they have no curve and no matrix: the first three and `accuracy_matrix` leave them
+    out.
+
     Args:
-        runs: the result of `collect`, after selection; of repeated runs only the newest counts.
+        runs: the result of `collect` or `beside`, after selection; of repeated runs only the newest counts.
         folder: the folder runs/, which holds the runs' folders.
         wanted: names of `FIGURES`; no other figure is drawn.
         reference: the configuration that is subtracted from curves over tasks; "" for none.
@@ -57,19 +61,20 @@ def figure_set(
         return {}
     runs = used_runs(runs)
     summary = summarise(runs)
-    folders = {run: folder / name for run, name in zip(runs["run_id"], runs["folder"], strict=True)}
-    streams = summary[summary["tasks"].astype(int) > 1]
-    rivals = compared(summary)
+    folders = {run: folder / name for run, name in zip(runs["run_id"], runs["folder"], strict=True) if name}
+    with_curves = summary[is_own(summary)]
+    streams = with_curves[with_curves["tasks"].astype(int) > 1]
     ways: dict[str, Callable[[], Drawing]] = {}
     if len(streams):
         if len(both := compared(streams)):
             ways["comparison"] = partial(comparison, both, folders, reference)
         ways["accuracy_over_tasks"] = partial(accuracy_over_tasks, streams, folders, reference)
         ways["accuracy_matrix"] = partial(accuracy_matrices, streams, folders)
-    if summary["A_T_best_mean"].notna().any():
-        ways["accuracy_over_rounds"] = partial(accuracy_over_rounds, summary, folders)
-    if len(rivals):
-        ways |= {f"accuracy_against_{cost}": partial(accuracy_against_cost, rivals, cost) for cost in COSTS}
+    if with_curves["A_T_best_mean"].notna().any():
+        ways["accuracy_over_rounds"] = partial(accuracy_over_rounds, with_curves, folders)
+    for cost, (measure, *_) in COSTS.items():
+        if len(rivals := compared(summary[summary[f"{measure}_mean"].notna()])):
+            ways[f"accuracy_against_{cost}"] = partial(accuracy_against_cost, rivals, cost)
     if found := grids(summary):
         ways["rank_by_M"] = partial(rank_by_width, found)
     for quantity in SWEPT:

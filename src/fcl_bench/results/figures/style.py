@@ -16,11 +16,16 @@ from matplotlib.patheffects import withStroke
 Look = dict[str, Any]
 Marker = str | tuple[int, int, int]
 
-#: Okabe and Ito's colours, which colour-blind readers can tell apart, without the yellow that is faint on white.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, BLACK = _COLOURS
-#: No two methods share a marker, so that they are distinct in a grey copy as well; a marker of numbers is a star or an
-#: asterisk (points, 1 or 2, angle).
+#: Okabe and Ito's colours, which colour-blind readers can tell apart, without the yellow that is faint on white, and
+#: three dark ones.
+_COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"),
+    *("#332288", "#882255", "#7F4F24"),
+)
+BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, BLACK, INDIGO, WINE, BROWN = _COLOURS
+#: Methods that are usually compared have different colours: the well-known closed forms, the methods that train a
+#: network, those inside a transformer, and what a page of docs/ compares. No two methods share a marker, so all differ
+#: in a grey copy, too; a marker of numbers is a polygon, a star or an asterisk (points, 0 to 2, angle).
 METHODS: dict[str, tuple[str, Marker]] = {
     "fedran": (BLUE, "o"),
     "stsa": (VERMILLION, "s"),
@@ -29,38 +34,38 @@ METHODS: dict[str, tuple[str, Marker]] = {
     "afcl": (PURPLE, "v"),
     "centred_sketch": (BLACK, "P"),
     "fedprotip": (SKY, "X"),
-    "finetune": (VERMILLION, "<"),
+    "finetune": (BROWN, "<"),
     "fot": (GREEN, ">"),
     "fedlwf": (BLUE, "p"),
-    "fedewc": (PURPLE, "h"),
+    "fedewc": (VERMILLION, "h"),
     "fedicarl": (ORANGE, "*"),
     "target": (BLACK, "d"),
     "fedprox": (SKY, "8"),
     "feddyn": (GREEN, "H"),
-    "scaffold": (BLUE, (3, 1, 0)),
+    "scaffold": (INDIGO, (3, 1, 0)),
     "moon": (PURPLE, (4, 1, 0)),
     "fedntd": (ORANGE, (4, 1, 45)),
     "feddisco": (BLACK, (6, 1, 0)),
-    "fedgen": (SKY, (8, 1, 0)),
-    "ranpac": (VERMILLION, (5, 1, 36)),
+    "fedgen": (WINE, (8, 1, 0)),
+    "ranpac": (BROWN, (5, 1, 36)),
     "air": (SKY, (3, 1, 60)),
-    "ds_al": (GREEN, (4, 2, 0)),
-    "fedncm": (BLACK, (3, 2, 0)),
-    "fedlda": (BLUE, (6, 2, 0)),
+    "ds_al": (ORANGE, (4, 2, 0)),
+    "fedncm": (WINE, (3, 2, 0)),
+    "fedlda": (INDIGO, (6, 2, 0)),
     "fedklda": (PURPLE, (5, 2, 0)),
-    "fedfecam": (ORANGE, (8, 2, 0)),
-    "acil": (SKY, "1"),
+    "fedfecam": (GREEN, (8, 2, 0)),
+    "acil": (WINE, "1"),
     "fed3r": (ORANGE, "2"),
-    "gacl": (BLUE, "3"),
-    "lander": (SKY, "4"),
+    "gacl": (INDIGO, "3"),
+    "lander": (INDIGO, "4"),
     "coda_prompt": (BLUE, (5, 0, 180)),
     "cprompt": (ORANGE, (7, 1, 0)),
     "dualprompt": (GREEN, (12, 1, 0)),
     "l2p": (VERMILLION, (7, 0, 0)),
     "lga": (PURPLE, (6, 1, 30)),
-    "glfc": (BLACK, (4, 2, 45)),
-    "lorm": (VERMILLION, (7, 2, 0)),
-    "mfcl": (ORANGE, (3, 1, 90)),
+    "glfc": (BLUE, (4, 2, 45)),
+    "lorm": (INDIGO, (7, 2, 0)),
+    "mfcl": (WINE, (3, 1, 90)),
     "pilora": (PURPLE, (4, 0, 22)),
     "regmean": (BLACK, (3, 0, 45)),
     "fedcbc": (SKY, (3, 1, 30)),

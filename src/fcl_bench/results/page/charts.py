@@ -13,17 +13,26 @@ import pandas as pd
 from fcl_bench.config import text
 from fcl_bench.results.figures.curves import accuracies, mean_matrix
 from fcl_bench.results.figures.selection import styles
-from fcl_bench.results.figures.style import METHODS
+from fcl_bench.results.figures.style import Marker
+from fcl_bench.results.reference import is_own
 from fcl_bench.results.summarise import varying_setting
 
-#: Plotly's name of each marker; a star or an asterisk that is given by numbers is one of the last two.
-_SYMBOLS = {
+#: Plotly's name of each marker of Matplotlib's; each is of one marker only. Those that have no inside are drawn open.
+#: Plotly's arrows are left out, since they lie beside their point.
+_SYMBOLS: dict[Marker, str] = {
     **{"o": "circle", "s": "square", "^": "triangle-up", "v": "triangle-down", "<": "triangle-left"},
     **{">": "triangle-right", "D": "diamond", "d": "diamond-tall", "P": "cross", "X": "x", "p": "pentagon"},
     **{"h": "hexagon", "H": "hexagon2", "8": "octagon", "*": "star"},
     **{"1": "y-down-open", "2": "y-up-open", "3": "y-left-open", "4": "y-right-open"},
+    **{(3, 1, 0): "star-triangle-up", (4, 1, 0): "star-diamond", (4, 1, 45): "star-square", (6, 1, 0): "hexagram"},
+    **{(8, 1, 0): "circle-cross", (5, 1, 36): "triangle-nw", (3, 1, 60): "star-triangle-down"},
+    **{(4, 2, 0): "cross-thin-open", (3, 2, 0): "circle-x", (6, 2, 0): "hash-open", (5, 2, 0): "diamond-cross"},
+    **{(8, 2, 0): "asterisk-open", (5, 0, 180): "bowtie", (7, 1, 0): "square-cross", (12, 1, 0): "triangle-se"},
+    **{(7, 0, 0): "diamond-wide", (6, 1, 30): "diamond-x", (4, 2, 45): "x-thin-open", (7, 2, 0): "square-x"},
+    **{(3, 1, 90): "triangle-sw", (4, 0, 22): "hourglass", (3, 0, 45): "triangle-ne", (3, 1, 30): "line-ns-open"},
 }
-_STAR, _ASTERISK = "hexagram", "asterisk-open"
+#: What Plotly adds to the name of a symbol that has an inside, for each way of filling it.
+_FILLINGS = {"none": "-open", "full": "", "left": "-open-dot", "bottom": "-dot"}
 _DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
 
 
@@ -41,7 +50,7 @@ def chart_data(summary: pd.DataFrame, folders: Mapping[str, Path]) -> list[dict[
 
     Args:
         summary: the result of `summarise`.
-        folders: run id -> its folder.
+        folders: run id -> its folder; reference runs have none, so they have neither curve nor matrix.
     """
     keys = varying_setting(summary)
     looks = styles(summary)
@@ -50,15 +59,15 @@ def chart_data(summary: pd.DataFrame, folders: Mapping[str, Path]) -> list[dict[
             "name": row["label"],
             "method": row["method"],
             "setting": {key: text(row[key]) or "none" for key in keys},
-            "look": _look(looks[row["label"]], row["method"]),
+            "look": _look(looks[row["label"]]),
             "n": int(row["n"]),
             "bytes": _number(row["up_max_mib_mean"]),
             "seconds": _number(row["seconds_per_task_mean"]),
             "A_avg": _number(row["A_avg_mean"]),
             "A_avg_std": _number(row["A_avg_std"]),
-            **_series(row["run_ids"], folders),
+            **(_series(row["run_ids"], folders) if own else {"accuracy": [], "accuracy_std": None, "matrix": []}),
         }
-        for _, row in summary.iterrows()
+        for (_, row), own in zip(summary.iterrows(), is_own(summary), strict=True)
     ]
 
 
@@ -73,17 +82,19 @@ def _series(runs: list[str], folders: Mapping[str, Path]) -> dict[str, Any]:
     }
 
 
-def _look(look: Mapping[str, Any], method: str) -> dict[str, str]:
-    """Return a line's look in Plotly's terms; Matplotlib writes grey as a number in a text."""
-    marker = METHODS[method][1] if method in METHODS else look.get("marker", "o")
-    named = _SYMBOLS.get(marker) if isinstance(marker, str) else _STAR if marker[1] == 1 else _ASTERISK
+def _look(look: Mapping[str, Any]) -> dict[str, str]:
+    """Return a line's look in Plotly's terms; Matplotlib writes grey as a number in a text. Ceilings have no marker."""
     dash = look["linestyle"]
-    colour = look["color"] if look["color"].startswith("#") else "#777777"
     return {
-        "color": colour,
-        "symbol": named or "circle-open",
+        "color": look["color"] if look["color"].startswith("#") else "#777777",
+        "symbol": _symbol(look["marker"], look["fillstyle"]) if "marker" in look else "",
         "dash": _DASHES.get(dash, "longdashdot") if isinstance(dash, str) else "longdashdot",
     }
+
+
+def _symbol(marker: Marker, filling: str) -> str:
+    name = _SYMBOLS[marker]
+    return name if name.endswith("-open") else f"{name}{_FILLINGS[filling]}"
 
 
 def _number(value: float) -> float | None:

@@ -230,7 +230,7 @@ class AnchoredInversion(Inversion[MappedNetwork]):
         return self.descend(lambda: self.generator(anchors), optimiser, labels, adversarial)
 
     def standardised(self, images: torch.Tensor) -> torch.Tensor:
-        """By the learnt mean and deviation."""
+        """Normalise by the learnt mean and deviation."""
         return (images - self.mean) / self.std
 
     def answers(self, network: MappedNetwork, shown: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -257,6 +257,6 @@ class AnchoredInversion(Inversion[MappedNetwork]):
         )
 
     def teach(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        """As in `Inversion`; a student that plays no part learns nothing."""
+        """Do as in `Inversion`; a student that plays no part learns nothing."""
         if self._knobs.kd_steps and self._knobs.adv:
             super().teach(images, labels)

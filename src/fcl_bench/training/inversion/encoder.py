@@ -145,7 +145,7 @@ class GradientEncoder:
         return self._parts(gradients)[1].sum(dim=2).argmin(dim=1)
 
     def _parts(self, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of gradients (n, p) those of the convolutions (n, .), the weight (n, C, F) and the bias (n, C)."""
+        """Split gradients (n, p) into those of the convolutions (n, .), the weight (n, C, F) and the bias (n, C)."""
         convolutions, rows, slopes = gradients.split(
             [self.numbers - self._linear, self._linear - self.classes, self.classes], dim=1
         )

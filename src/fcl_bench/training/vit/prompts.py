@@ -96,7 +96,7 @@ class PromptedViT(nn.Module):
         return self.prompts.penalty
 
     def train(self, mode: bool = True) -> PromptedViT:
-        """As in any module, but the ViT stays in evaluation mode."""
+        """Switch the mode as in any module, but the ViT stays in evaluation mode."""
         super().train(mode)
         self.vit.eval()
         return self

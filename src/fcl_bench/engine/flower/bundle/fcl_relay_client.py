@@ -15,7 +15,7 @@ app = ClientApp()
 
 @app.query()
 def relay(message: Message, context: Context) -> Message:
-    """The worker's answer. A worker that is being started again is waited for until the message's deadline."""
+    """Return the worker's answer. A worker that is being started again is waited for until the message's deadline."""
     asked = records.blobs(message.content)
     until = message.metadata.created_at + message.metadata.ttl
     while True:

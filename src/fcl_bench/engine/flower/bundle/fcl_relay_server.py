@@ -22,7 +22,7 @@ def relay(grid: Grid, context: Context) -> None:
 
 
 def _done(grid: Grid, asked: Frame) -> Frame:
-    """What came of one request: `nodes`, `push` (one message) or `pull` (the replies that are there)."""
+    """Return what came of one request: `nodes`, `push` (one message) or `pull` (the replies that are there)."""
     what = asked.header
     if what["do"] == "nodes":
         # As text: a node's number takes 64 bits, more than JSON's readers agree on.
