@@ -8,6 +8,7 @@ copies, kernels and the places where the host waits for the device are counted.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -169,6 +170,7 @@ class Simulation(TorchDispatchMode):
 
 def _run(function: Any, args: tuple, kwargs: dict[str, Any], counted: Counted) -> Any:
     name = function._schema.name.removeprefix("aten::")
+    kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}  # the CPU without a driver has none
     given = [value for value in tree_iter((args, kwargs)) if isinstance(value, torch.Tensor)]
     there = [value for value in given if isinstance(value, OnCuda)]
     here = [value for value in given if not isinstance(value, OnCuda)]
@@ -179,12 +181,11 @@ def _run(function: Any, args: tuple, kwargs: dict[str, Any], counted: Counted) -
         return function(*args, **kwargs)
     to_device = wanted or (asked is None and bool(there))
     if name in _COPIES:
-        to_device = _count_copy(name, args, there, here, to_device, counted)
+        to_device = _count_copy(name, args, kwargs, bool(there), to_device, counted)
     else:
         _count(function, name, args, there, here, counted)
     if asked is not None:
         kwargs = {**kwargs, "device": _CPU}
-    kwargs.pop("pin_memory", None) if not there else None
     result = function(
         *tree_map_only(OnCuda, lambda value: value.held, args),
         **tree_map_only(OnCuda, lambda value: value.held, kwargs),
@@ -195,12 +196,12 @@ def _run(function: Any, args: tuple, kwargs: dict[str, Any], counted: Counted) -
 
 
 def _count_copy(
-    name: str, args: tuple, there: list[OnCuda], here: list[torch.Tensor], to_device: bool, counted: Counted
+    name: str, args: tuple, kwargs: dict[str, Any], there: bool, to_device: bool, counted: Counted
 ) -> bool:
     """Count a copy, and say whether its result is on the device."""
     if name == "_to_copy":
-        source_there, target_there = bool(there), to_device
-        number = 1
+        number, source_there, target_there = 1, there, to_device
+        queued = False
     else:
         target, source = args[0], args[1]
         if isinstance(target, (list, tuple)):
@@ -209,8 +210,10 @@ def _count_copy(
             target_there = any(isinstance(value, OnCuda) for value in target)
         else:
             number, source_there, target_there = 1, isinstance(source, OnCuda), isinstance(target, OnCuda)
+        # Into pinned memory, as is not checked here.
+        queued = bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
     if source_there and not target_there:
-        counted.waits["copy to the host"] += number
+        counted.waits["copy to the host"] += 0 if queued else number
     elif target_there and not source_there:
         counted.uploads += number
     else:
@@ -281,7 +284,24 @@ def simulated_cuda() -> Iterator[Counted]:
     def synchronise(*_: Any) -> None:
         simulation.counted.waits["synchronize"] += 1
 
+    class Event:
+        """Its time is that at which it is recorded: the simulation has done everything by then."""
+
+        def __init__(self, enable_timing: bool = False) -> None:
+            self.at = 0.0
+
+        def record(self, stream: Any) -> None:
+            self.at = time.perf_counter()
+
+        def synchronize(self) -> None:
+            synchronise()
+
+        def elapsed_time(self, end: Event) -> float:
+            return 1000 * (end.at - self.at)
+
     patches: dict[str, Callable[..., Any]] = {
+        "Event": Event,
+        "current_stream": lambda *_: None,
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
@@ -301,7 +321,12 @@ def simulated_cuda() -> Iterator[Counted]:
     torch._C._ensureCUDADeviceGuardSet()
     torch._C._set_only_lift_cpu_tensors(True)
     try:
-        with mock.patch.multiple("torch.cuda", **patches), _no_inference_mode(), simulation:
+        with (
+            mock.patch.multiple("torch.cuda", **patches),
+            mock.patch.object(torch.Tensor, "pin_memory", lambda self, *_: self),
+            _no_inference_mode(),
+            simulation,
+        ):
             yield simulation.counted
     finally:
         torch._C._set_only_lift_cpu_tensors(False)
