@@ -38,7 +38,6 @@ _WAITS = {
     "_linalg_eigh": "linalg",
     "_linalg_svd": "linalg",
     "linalg_eig": "linalg",
-    "linalg_inv_ex": "",
     "linalg_lstsq": "linalg",
     "_linalg_check_errors": "linalg",
 }
@@ -195,9 +194,7 @@ def _run(function: Any, args: tuple, kwargs: dict[str, Any], counted: Counted) -
     return _as_given(function, args, kwargs, result)
 
 
-def _count_copy(
-    name: str, args: tuple, kwargs: dict[str, Any], there: bool, to_device: bool, counted: Counted
-) -> bool:
+def _count_copy(name: str, args: tuple, kwargs: dict[str, Any], there: bool, to_device: bool, counted: Counted) -> bool:
     """Count a copy, and say whether its result is on the device."""
     if name == "_to_copy":
         number, source_there, target_there = 1, there, to_device
@@ -213,7 +210,8 @@ def _count_copy(
         # Into pinned memory, as is not checked here.
         queued = bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
     if source_there and not target_there:
-        counted.waits["copy to the host"] += 0 if queued else number
+        if not queued:
+            counted.waits["copy to the host"] += number
     elif target_there and not source_there:
         counted.uploads += number
     else:
@@ -240,9 +238,8 @@ def _count(
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! ({name})"
         )
-    if (reason := _WAITS.get(name)) is not None:
-        if reason:
-            counted.waits[reason] += 1
+    if reason := _WAITS.get(name):
+        counted.waits[reason] += 1
     if not function.is_view and name not in _NO_KERNEL:
         counted.kernels[name] += 1
 

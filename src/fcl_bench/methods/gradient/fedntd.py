@@ -58,9 +58,7 @@ def not_true_distillation(scores: torch.Tensor, known: torch.Tensor, labels: tor
     others = places + (places >= labels[:, None])
     # At least float32, whatever the precision of the forward pass.
     wide = torch.promote_types(scores.dtype, torch.float32)
-    own, wanted = (
-        torch.log_softmax(logits.gather(1, others) / tau, dim=1, dtype=wide) for logits in (scores, known)
-    )
+    own, wanted = (torch.log_softmax(logits.gather(1, others) / tau, dim=1, dtype=wide) for logits in (scores, known))
     return tau**2 * (wanted.exp() * (wanted - own)).sum(dim=1).mean()
 
 
