@@ -1,9 +1,9 @@
 """A CUDA device simulated on the CPU: it counts what would make the host wait, and mixes devices no more than CUDA.
 
 Tensors on it say that they are on `cuda:0`. They hold a tensor on the CPU, with which PyTorch computes everything; so
-their numbers are the CPU's, and nothing can be learnt about CUDA's own kernels, their numbers or their seconds. What can
-be learnt: operations that mix tensors of both devices fail as on CUDA, and so does `.numpy()` of a tensor of the GPU;
-copies, kernels and the places where the host waits for the device are counted.
+their numbers are the CPU's, and nothing can be learnt about CUDA's own kernels, their numbers or their seconds. What
+can be learnt: operations that mix tensors of both devices fail as on CUDA, and so does `.numpy()` of a tensor of the
+GPU; copies, kernels and the places where the host waits for the device are counted.
 """
 
 from __future__ import annotations

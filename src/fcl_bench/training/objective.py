@@ -59,7 +59,8 @@ class Objective:
 
     def _on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """The logits that compete and the labels' places among them, copied to the device once."""
-        assert self._logits is not None and self._position is not None
+        assert self._logits is not None
+        assert self._position is not None
         if self._logits.device != device:
             self._logits, self._position = self._logits.to(device), self._position.to(device)
         return self._logits, self._position
