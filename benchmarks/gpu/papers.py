@@ -6,6 +6,7 @@ Interrupted runs keep their state: the same command goes on with them, and passe
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +17,8 @@ STSA, TABLE_6 = "stsa_scratch_cifar100", "fedprotip_table6"
 #: Experiment and cell of its grid, the most telling first: STSA's row at beta 0.5, FedProTIP itself, the other betas,
 #: and what FedProTIP is compared with; TARGET and LANDER, whose generators take the longest, come last.
 ORDER = [(STSA, 1), (TABLE_6, 3), (STSA, 2), (STSA, 0), *((TABLE_6, cell) for cell in (2, 1, 0, 4, 5))]
+#: The printed numbers beside which these runs stand.
+TABLES = [("stsa", "Table 1"), ("fedprotip", "Table 6")]
 #: Seconds below which it does not pay to start another run.
 LEAST = 45.0
 
@@ -56,7 +59,8 @@ def main(typed: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("outputs/gpu"))
     options = parser.parse_args(typed)
     budget, outcomes = Budget(options.minutes), list[Outcome]()
-    planned = cells("quick" if options.quick else "full", options.seeds)[: options.most]
+    profile = "quick" if options.quick else "full"
+    planned = cells(profile, options.seeds)[: options.most]
     for cell in planned:
         command = command_of(cell, options.device, options.out, options.data)
         print(f"--- {name_of(cell)} ({max(0.0, budget.left) / 60:.1f} minutes left)", flush=True)
@@ -68,9 +72,7 @@ def main(typed: list[str] | None = None) -> int:
     done = sum(own.state == DONE for own in outcomes)
     file.write_text(f"{done} of {len(planned)} runs are complete.\n\n{table(outcomes)}")
     print(f"\n{file.read_text()}written: {file}")
-    if done:
-        # Beside the printed numbers, whose cells they stand for.
-        Budget(5).run(
-            "tables", [sys.executable, "-m", "fcl_bench.cli.tables", "--out", str(options.out), "--paper", "all"]
-        )
+    for paper, table_ in TABLES if done else ():
+        told = ["--out", str(options.out), "--paper", paper, "--table", table_, "--profile", profile]
+        subprocess.run([sys.executable, "-m", "fcl_bench.cli.tables", *told], check=True)
     return int(any(own.state == FAILED for own in outcomes))
