@@ -114,6 +114,17 @@ class OnCuda(torch.Tensor):
     def data_ptr(self) -> int:
         return self.held.data_ptr()
 
+    # In C++ lists become tensors on `meta`, that is, of any numbers.
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(_indices(index))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        super().__setitem__(_indices(index), value)
+
+    def new_tensor(self, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+        kind, place = dtype or self.dtype, device or CUDA
+        return torch.tensor(data, dtype=kind, device=place, requires_grad=requires_grad)
+
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.held.untyped_storage()
 
@@ -124,6 +135,13 @@ class OnCuda(torch.Tensor):
     def __torch_dispatch__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         # Outside of the simulation: backwards passes of another thread, or a test that looks at results.
         return _run(function, args, kwargs or {}, Counted())
+
+
+def _indices(index: Any) -> Any:
+    """An index whose lists are tensors."""
+    if isinstance(index, tuple):
+        return tuple(_indices(own) for own in index)
+    return torch.tensor(index, device=CUDA) if isinstance(index, (list, range)) else index
 
 
 class Counted:

@@ -39,6 +39,8 @@ def test_the_simulation_computes_as_the_cpu_and_refuses_what_cuda_refuses():
         assert there.device == CUDA
         assert torch.equal((there @ there.T).cpu(), here @ here.T)
         assert there[torch.tensor([0, 2])].device == CUDA
+        assert torch.equal(there[:, [0, 3]].cpu(), here[:, [0, 3]])
+        assert there.new_tensor([1.5]).tolist() == [1.5]
         with pytest.raises(RuntimeError, match="same device"):
             there + here
         with pytest.raises(RuntimeError, match="same device"):
@@ -47,8 +49,8 @@ def test_the_simulation_computes_as_the_cpu_and_refuses_what_cuda_refuses():
             here[torch.tensor([0, 2], device="cuda")]
         with pytest.raises(TypeError, match="numpy"):
             there.numpy()
-    assert dict(counted.waits) == {"copy to the host": 1}
-    assert counted.uploads == 3  # the tensor itself, and twice two indices
+    assert dict(counted.waits) == {"copy to the host": 3}
+    assert counted.uploads == 5  # the tensor itself, two new ones, and two with indices
 
 
 def test_the_simulation_counts_what_waits():
