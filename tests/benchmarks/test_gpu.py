@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -56,6 +57,7 @@ def test_a_command_that_does_not_end_is_killed(monkeypatch):
 def test_the_check_begins_with_the_tests_on_a_gpu_only(tmp_path):
     there, here = (check.commands(device, False, tmp_path) for device in ("cuda", "cpu"))
     assert "gpu" in there[0][1]
+    assert {"test_gpu.py", "test_gpu_training.py", "test_subspace.py"} <= {Path(word).name for word in there[0][1]}
     assert [name for name, _ in there[1:]] == [name for name, _ in here]
 
 
