@@ -14,8 +14,8 @@ def all_finite(*tensors: torch.Tensor) -> bool:
     # finite terms may overflow too, so each term is tested if the sum is not finite.
     if tensors and all(tensor.is_cuda and tensor.is_floating_point() for tensor in tensors):
         # On a GPU each kernel takes as long as a small tensor: the norms of all tensors are a few of them.
-        total = torch.stack(torch._foreach_norm(list(tensors))).sum()
-        return bool(torch.isfinite(total)) or all(bool(torch.isfinite(own).all()) for own in tensors)
+        together = torch.stack(torch._foreach_norm(list(tensors))).sum()
+        return bool(torch.isfinite(together)) or all(bool(torch.isfinite(own).all()) for own in tensors)
     small: list[torch.Tensor] = []
     sums: list[torch.Tensor] = []
     for tensor in tensors:
