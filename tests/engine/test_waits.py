@@ -181,6 +181,7 @@ SMALL = (
     *("method.training.rounds=1", "method.training.epochs=1", "method.training.precision=float32"),
 )
 PROJECTED = "method.columns=16"
+VIT = ("backbone.architecture=vit", "profile=quick")
 RUNS = [
     *(("finetune",), ("fedprotip", PROJECTED), ("fot", PROJECTED, "method.share_of=inputs"), ("joint_training",)),
     *(
@@ -189,6 +190,7 @@ RUNS = [
     ),
     *(("fedicarl", "method.memory=20"), ("finetune", "method.replay_head=gaussian"), ("regmean",)),
     *(("finetune", "method.training.aggregate=krum"), ("finetune", "method.training.optimizer=adam")),
+    *((name, *VIT) for name in ("l2p", "dualprompt", "coda_prompt", "cprompt", "pilora", "lorm")),
 ]
 
 
@@ -201,7 +203,10 @@ def test_runs_that_train_mix_no_devices(run, tmp_path):
         there = run_in(tmp_path / "cuda", *choice, "device=cuda").record
     here = run_in(tmp_path / "cpu", *choice, "device=cpu").record
     assert there["environment"]["device"] == "cuda simulated on the CPU"
-    assert there["metrics"]["accuracy"] == here["metrics"]["accuracy"]
+    # Attention takes another kernel for a device that is not the CPU, so that a sample or two may change sides.
+    near = 1.0 if run[1:] == VIT else 0.0
+    for mine, other in zip(there["metrics"]["accuracy"], here["metrics"]["accuracy"], strict=True):
+        assert mine == pytest.approx(other, abs=near)
 
 
 def test_features_come_back_while_the_next_batch_is_computed(monkeypatch):
