@@ -223,7 +223,7 @@ outputs/quick/done/%: conf/experiment/%.yaml $(VENV)/.run
 	touch $@
 
 # What needs a GPU (docs/gpu.md): tests and benchmarks, then papers' numbers. Each stops after MINUTES; gpu-papers goes
-# on where it stopped when it is called again.
+# on where it stopped when it is called again. make -k gpu does the second even if the first fails.
 MINUTES ?= 25
 GPU ?= --device cuda --minutes $(MINUTES)
 gpu: gpu-check gpu-papers
