@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables quick results closed-form training heads small-vit vit-study gpu privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-generators bench-extraction bench-partitions faults test flower lint types site package clean
+.PHONY: run tables quick results closed-form training heads small-vit vit-study gpu gpu-check gpu-papers privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-generators bench-extraction bench-partitions faults test flower lint types site package clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -222,20 +222,17 @@ outputs/quick/done/%: conf/experiment/%.yaml $(VENV)/.run
 	mkdir -p $(@D)
 	touch $@
 
-# Does everything that needs a GPU: tests, benchmarks, and runs in the papers' settings; about a day.
-PAPERS := $(BIN)/fcl-bench -m device=cuda out=outputs/gpu
-gpu: $(VENV)/.dev
-	$(BIN)/python -m pytest -m gpu
-	$(BIN)/python benchmarks/gpu_lines.py
-	$(SUITE) --size full --device cuda --benchmark-json=outputs/bench/cuda.json
-	$(BIN)/python benchmarks/training_throughput.py --device cuda --backbone resnet18_cifar --samples 25000
-	$(BIN)/python benchmarks/extraction_throughput.py --device cuda --backbone resnet18
-	$(BIN)/python benchmarks/extraction_throughput.py --device cuda --backbone vit_b16
-	$(PAPERS) experiment=stsa_scratch_cifar100
-	$(PAPERS) experiment=fedprotip_scratch_cifar100
-	$(PAPERS) experiment=fedprotip_pretrained_cifar100
-	$(PAPERS) experiment=training_pretrained_cifar100 method=finetune,fot,joint_training
-	$(BIN)/fcl-tables --out outputs/gpu --name papers
+# What needs a GPU (docs/gpu.md): tests and benchmarks, then papers' numbers. Each stops after MINUTES; gpu-papers goes
+# on where it stopped when it is called again. make -k gpu does the second even if the first fails.
+MINUTES ?= 25
+GPU ?= --device cuda --minutes $(MINUTES)
+gpu: gpu-check gpu-papers
+
+gpu-check: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.gpu check $(GPU)
+
+gpu-papers: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.gpu papers $(GPU) $(if $(wildcard $(CIFAR100)),--data $(CIFAR100))
 
 # Times every stage and method beside the bare matrix products and beside plain code: about 20 minutes on two cores;
 # SIZE=quick takes two minutes.

@@ -12,8 +12,9 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -113,18 +114,34 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def kernel_share(run: Callable[[], float], trace: Path) -> float:
-    """Share of the wall time of `run` in which CUDA kernels run; leaves a Chrome trace."""
+def kernel_share(run: Callable[[], float], trace: Path, seconds: float) -> float:
+    """Share of the wall time of `run` in which CUDA kernels run; leaves a Chrome trace.
+
+    Args:
+        run: a round.
+        trace: where the trace goes.
+        seconds: of a round that nobody traces: tracing makes the host slower, and no kernel.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        seconds = run()
+        run()
     profiler.export_chrome_trace(str(trace))
-    kernels = sum(event.self_device_time_total for event in profiler.key_averages()) / 1e6
-    return kernels / seconds
+    return kernel_seconds(profiler.key_averages()) / seconds
 
 
-def main() -> None:
+def kernel_seconds(events: Iterable[Any]) -> float:
+    """Seconds of kernels among a profiler's averages.
+
+    An operation of the host is told with the time of the kernels that it started, which stand in the list themselves.
+    """
+    on_device = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
+    kernels = [event for event in on_device if not event.key.startswith(("Memcpy", "Memset"))]
+    return sum(event.self_device_time_total for event in kernels if not event.is_user_annotation) / 1e6
+
+
+def parse(typed: list[str] | None = None) -> argparse.Namespace:
+    """The options; None: of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
     parser.add_argument("--backbone", default="tiny", help="a YAML of conf/backbone (tiny, resnet18_cifar)")
@@ -135,8 +152,11 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=64, help="method.columns of FedProTIP")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("outputs/benchmarks"))
-    arguments = parser.parse_args()
-    device = environment.choose_device(arguments.device)
+    return parser.parse_args(typed)
+
+
+def measure(arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Rounds beside bare passes, and (on CUDA) the share of a round's wall time in which kernels run."""
     data = images_of(arguments.samples)
     start = network_of(arguments.backbone, data)
     training = Training(rounds=1, epochs=arguments.epochs)
@@ -169,17 +189,26 @@ def main() -> None:
         "ratio_median": statistics.median(ratios),
         "ratios": ratios,
     }
-    arguments.out.mkdir(parents=True, exist_ok=True)
     if device.type == "cuda":
+        arguments.out.mkdir(parents=True, exist_ok=True)
         trace = arguments.out / f"training-{arguments.backbone}.trace.json"
-        result["kernel_share"] = kernel_share(rounds, trace)
+        result["kernel_share"] = kernel_share(rounds, trace, statistics.median(times["rounds"]))
+        result["trace"] = str(trace)
+    return result
+
+
+def main() -> None:
+    arguments = parse()
+    device = environment.choose_device(arguments.device)
+    result = measure(arguments, device)
+    arguments.out.mkdir(parents=True, exist_ok=True)
     file = arguments.out / f"{arguments.method}-{arguments.backbone}-{device.type}.json"
     file.write_text(json.dumps(result, indent=2) + "\n")
     for name, speed in result["images_per_second"].items():
         print(f"{name:>10}: {speed:8.0f} images/s")
     print(f"rounds reach {100 * result['ratio_median']:.1f} % of the bare pass (median of {arguments.repeats})")
     if "kernel_share" in result:
-        print(f"kernels run in {100 * result['kernel_share']:.1f} % of a round's wall time (trace: {trace})")
+        print(f"kernels run in {100 * result['kernel_share']:.1f} % of a round's wall time (trace: {result['trace']})")
     print(f"written: {file}")
 
 

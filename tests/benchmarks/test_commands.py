@@ -100,16 +100,18 @@ def test_every_line_names_a_side_that_its_stage_has(smoke):
 def test_the_gpu_script_runs_on_a_cpu(tmp_path, monkeypatch, capsys):
     extraction = gpu_lines.Measured("extraction", 0.1, gpu_lines.EXTRACTION, True)
     monkeypatch.setattr(gpu_lines, "extraction", lambda *_: [extraction])
+    rounds = gpu_lines.Measured("rounds", 0.1, gpu_lines.KERNELS, True)
+    monkeypatch.setattr(gpu_lines, "rounds", lambda *_: [rounds])
     assert gpu_lines.main(["--device", "cpu", "--quick", "--out", str(tmp_path)]) == 0
     told = json.loads((tmp_path / "gpu-lines-cpu.json").read_text())["lines"]
-    assert len(told) == 1 + 2 + len(METHODS)
+    assert len(told) == 2 + 2 + len(METHODS)
     assert [line["holds"] for line in told if "scores" in line["what"]] == [True] * len(METHODS)
-    assert "| extraction | ≥ 0.8 | 0.1 | **no** |" in capsys.readouterr().out
+    assert "| extraction | ≥ 0.9 | 0.1 | **no** |" in capsys.readouterr().out
 
 
 def test_scores_that_disagree_fail_on_any_device(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_lines, "extraction", lambda *_: [])
-    monkeypatch.setattr(gpu_lines, "statistics", lambda *_: [])
+    for part in ("extraction", "statistics", "rounds"):
+        monkeypatch.setattr(gpu_lines, part, lambda *_: [])
     apart = gpu_lines.Measured("scores", 2e-6, gpu_lines.AGREEMENT, False)
     monkeypatch.setattr(gpu_lines, "agreement", lambda *_: [apart])
     assert gpu_lines.main(["--device", "cpu", "--quick", "--out", str(tmp_path)]) == 1

@@ -14,8 +14,6 @@ pytestmark = pytest.mark.gpu
 
 
 def classifier_on(device: str, method) -> torch.Tensor:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     tasks = draw_tasks(np.random.default_rng(0), 8, [3, 2], [[60, 5, 30], [20, 40, 1]])
     problem = type(problem_of(8))(**{**vars(problem_of(8)), "device": torch.device(device)})
     server, client = method.server(problem), method.client(problem)
@@ -36,6 +34,8 @@ def classifier_on(device: str, method) -> torch.Tensor:
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 def test_a_gpu_agrees_with_the_cpu_and_with_itself(method):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
     gpu, again, cpu = classifier_on("cuda", method), classifier_on("cuda", method), classifier_on("cpu", method)
     assert torch.equal(gpu, again)
     torch.testing.assert_close(gpu, cpu, rtol=1e-6, atol=1e-8 * float(cpu.abs().max()))

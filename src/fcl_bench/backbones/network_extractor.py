@@ -16,6 +16,7 @@ import torch
 
 from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.backbones.trainable import Trainable, weights_hash
+from fcl_bench.backbones.transfers import Returning, to_device
 from fcl_bench.data.images.batches import Standardise
 from fcl_bench.data.images.pixels import load_pixels
 from fcl_bench.data.images.stored import decoded
@@ -60,10 +61,16 @@ class FrozenNetwork(Extractor):
         return self._dimension
 
     def batches(self, split: Split, start: int = 0) -> Iterator[torch.Tensor]:
+        # A GPU is asked for the next batch before the host waits for the last one's features.
+        ahead, asked = int(self._device.type == "cuda"), deque[Returning]()
         for images in self._images(split, start):
             with torch.no_grad(), exact_kernels(), self._autocast():
                 features = self.body(images)
-            yield features.to("cpu", torch.float32)
+            asked.append(Returning(features))
+            if len(asked) > ahead:
+                yield asked.popleft().values()
+        while asked:
+            yield asked.popleft().values()
 
     @abstractmethod
     def _images(self, split: Split, start: int) -> Iterator[torch.Tensor]:
@@ -98,7 +105,7 @@ class NetworkExtractor(FrozenNetwork):
         pixels = load_pixels(split, self._size)
         for begin in range(start, len(pixels), self.batch):
             batch = pixels[begin : begin + self.batch]
-            yield self._standardise(batch.to(self._device, non_blocking=True))
+            yield self._standardise(to_device(batch, self._device))
 
 
 class TimmExtractor(FrozenNetwork):
@@ -141,7 +148,7 @@ class TimmExtractor(FrozenNetwork):
 
     def _images(self, split: Split, start: int) -> Iterator[torch.Tensor]:
         for pixels in self._pixels(split, start):
-            images = torch.from_numpy(pixels).to(self._device, non_blocking=True)
+            images = to_device(torch.from_numpy(pixels), self._device)
             images = images.to(torch.float32, memory_format=torch.channels_last)
             yield images.div_(255).sub_(self._mean).div_(self._std)
 

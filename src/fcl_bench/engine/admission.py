@@ -163,6 +163,7 @@ def first_objection(
             return name, "is missing", f"the fields {', '.join(expected)}"
     sides: dict[str, int] = {}
     small = _surely_small(tensors, expected, largest)
+    ends = _extremes(tensors, expected, small)
     for name, tensor in tensors.items():
         if name not in expected:
             return name, "is no field of this upload", f"the fields {', '.join(expected)}"
@@ -174,7 +175,7 @@ def first_objection(
         if not fits:
             shape = ", ".join(f"{side}={sides[side]}" if side in sides else str(side) for side in wanted.shape)
             return name, f"has the shape {tuple(tensor.shape)}", f"({shape})"
-        if name not in small and (problem := _values(tensor, wanted, largest)):
+        if name not in small and (problem := _values(tensor, wanted, largest, ends.get(name))):
             return name, *problem
     rounding = dict.fromkeys(expected, torch.finfo(torch.float64).eps) if rounding is None else rounding
     # These checks cost more than those above, so they come last, when all fields have passed.
@@ -184,7 +185,10 @@ def first_objection(
     return None
 
 
-def _values(tensor: torch.Tensor, wanted: Expected, largest: float) -> tuple[str, str] | None:
+def _values(
+    tensor: torch.Tensor, wanted: Expected, largest: float, ends: tuple[float, float] | None = None
+) -> tuple[str, str] | None:
+    """What is wrong with single numbers; `ends` are the least and the largest, where they are known."""
     right_kind = {
         "real": tensor.is_floating_point(),
         "whole": not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool,
@@ -198,7 +202,7 @@ def _values(tensor: torch.Tensor, wanted: Expected, largest: float) -> tuple[str
     if not tensor.numel() or wanted.kind == "bytes":
         return None
     # The extremes of a tensor that holds a NaN are NaN, and every comparison with NaN is false.
-    least, most = (end.item() for end in torch.aminmax(tensor))
+    least, most = ends or (end.item() for end in torch.aminmax(tensor))
     if wanted.kind == "real":
         if not (least > -math.inf and most < math.inf):
             return "is not finite", "finite numbers"
@@ -229,6 +233,28 @@ def _surely_small(tensors: Mapping[str, torch.Tensor], expected: Expectation, la
     norms = torch.stack([norm.double() for norm in torch._foreach_norm([tensors[name] for name in names])]).tolist()
     # Half of the limit, since the norm is rounded too. A norm that is infinite or NaN is below nothing.
     return {name for name, norm in zip(names, norms, strict=True) if norm < most[name] / 2}
+
+
+def _extremes(
+    tensors: Mapping[str, torch.Tensor], expected: Expectation, small: set[str]
+) -> dict[str, tuple[float, float]]:
+    """The least and the largest number of each real tensor whose norm does not show that its values are in range.
+
+    They are read at once: batch norms have a variance in every layer, and a GPU would be waited for twice for each.
+    """
+    names = [
+        name
+        for name, tensor in tensors.items()
+        if name in expected
+        and expected[name].kind == "real"
+        and name not in small
+        and tensor.is_floating_point()
+        and tensor.numel()
+    ]
+    if not names:
+        return {}
+    ends = torch.stack([end.double() for name in names for end in torch.aminmax(tensors[name])])
+    return {name: (least, most) for name, (least, most) in zip(names, ends.view(-1, 2).tolist(), strict=True)}
 
 
 def _around_zero(wanted: Expected) -> bool:

@@ -22,7 +22,11 @@ from fcl_bench.protocol.message import Message
 
 
 class Stopwatch:
-    """Wall-clock seconds of a block; on CUDA the block ends with a synchronisation."""
+    """Wall-clock seconds of a block.
+
+    On CUDA they lie between two events in the device's queue, so that work which was queued before the block does not
+    count, and the host waits once for each block: at its end.
+    """
 
     def __init__(self, device: torch.device, seconds: float = 0.0) -> None:
         self._device = device
@@ -31,17 +35,26 @@ class Stopwatch:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Add the block's seconds."""
-        self._synchronise()
+        if self._device.type == "cuda":
+            begun = self._mark()
+            try:
+                yield
+            finally:
+                ended = self._mark()
+                ended.synchronize()
+                self.seconds += begun.elapsed_time(ended) / 1000
+            return
         begin = time.perf_counter()
         try:
             yield
         finally:
-            self._synchronise()
             self.seconds += time.perf_counter() - begin
 
-    def _synchronise(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+    def _mark(self) -> torch.cuda.Event:
+        """An event that happens when the device has done what it was asked so far."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
 
 
 def _kept_as(kind: type, default: Any = MISSING) -> Any:

@@ -249,14 +249,13 @@ class Node:
             guesses = self._client.pseudo_labels(shard)
             if guesses is not None:
                 shard = shard.with_pseudo_labels(guesses)
-            upload, state = self._client.update(shard, received, state)
-        numbers = self._learnt_from(task, client, guesses)
-        alone = revealed(upload, len(shard.labels))
-        alone = dataclasses.replace(alone, samples=numbers[alone.samples])
-        grouped = Grouped.of(upload, numbers) if self._problem.sums else None
-        with watch.running():
-            upload = dataclasses.replace(upload, stage=received.stage, task=task, round=round_)
+            made, state = self._client.update(shard, received, state)
+            upload = dataclasses.replace(made, stage=received.stage, task=task, round=round_)
             upload = self._middleware.send(upload.to_be_sent(), client)
+        numbers = self._learnt_from(task, client, guesses)
+        alone = revealed(made, len(shard.labels))
+        alone = dataclasses.replace(alone, samples=numbers[alone.samples])
+        grouped = Grouped.of(made, numbers) if self._problem.sums else None
         # A view would keep the whole tensor that it is a part of.
         kept = {
             name: value.clone() if value.untyped_storage().nbytes() > value.nbytes else value

@@ -12,7 +12,7 @@ from fcl_bench.environment import exact_kernels
 from fcl_bench.linalg.gram import add_gram, gram
 from fcl_bench.linalg.subspace import all_rows, gather_columns
 from fcl_bench.training.network import Network
-from fcl_bench.training.trainer import FORWARD_BATCH, Trainer
+from fcl_bench.training.trainer import Trainer, forward_batch
 
 #: The input of all heads: the features.
 HEADS = "heads"
@@ -57,7 +57,7 @@ def layer_columns(
     network.eval()
     try:
         start = 0
-        for batch in images.split(FORWARD_BATCH["cpu"]):
+        for batch in images.split(forward_batch(images.device)):
             for tap in taps.values():
                 tap.start, tap.count = start, len(batch)
             with trainer.autocast():

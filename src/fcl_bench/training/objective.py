@@ -44,7 +44,8 @@ class Objective:
         """(b, c) the logits that compete, of all the logits (b, L), and (b,) the place of each label among them."""
         if self._logits is None or self._position is None:
             return scores, labels
-        return scores[:, self._logits.to(scores.device)], self._position.to(labels.device)[labels]
+        logits, position = self._on(scores.device)
+        return scores[:, logits], position[labels]
 
     def score_gradient(self, scores: torch.Tensor, labels: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         """The gradient of `score_loss` in the logits (b, L), in closed form: (softmax - one-hot) / b; 0 for bystanders.
@@ -54,9 +55,17 @@ class Objective:
         """
         if self._logits is None or self._position is None:
             return _cross_entropy_gradient(scores, labels)
-        chosen = self._logits.to(scores.device)
-        found = _cross_entropy_gradient(scores[:, chosen], self._position.to(labels.device)[labels])
+        chosen, position = self._on(scores.device)
+        found = _cross_entropy_gradient(scores[:, chosen], position[labels])
         return torch.zeros_like(scores).index_copy_(1, chosen, found)
+
+    def _on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """The logits that compete and the labels' places among them, copied to the device once."""
+        assert self._logits is not None
+        assert self._position is not None
+        if self._logits.device != device:
+            self._logits, self._position = self._logits.to(device), self._position.to(device)
+        return self._logits, self._position
 
     def direction(self, network: Network) -> None:
         """Change, in place, the gradients, weight decay included, before momentum and step."""

@@ -30,8 +30,8 @@ class Samples:
         self, size: int, augment: Augmentation, generator: torch.Generator
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """One pass: (b, ...) inputs, augmented if they are images, and (b,) labels; every draw is of `generator`."""
-        for chosen in epoch_batches(len(self), size, generator):
-            yield self.batch(chosen.to(self.inputs.device, non_blocking=True), augment, generator)
+        for chosen in epoch_batches(len(self), size, generator, self.inputs.device):
+            yield self.batch(chosen, augment, generator)
 
     def batch(
         self, chosen: torch.Tensor, augment: Augmentation, generator: torch.Generator

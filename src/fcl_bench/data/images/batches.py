@@ -15,7 +15,9 @@ AUGMENTATIONS = ("none", "crop", "crop_flip", "crop_flip_brightness")
 _BRIGHTNESS = 63 / 255
 
 
-def epoch_batches(n: int, batch_size: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
+def epoch_batches(
+    n: int, batch_size: int, generator: torch.Generator, device: torch.device | None = None
+) -> Iterator[torch.Tensor]:
     """A shuffled pass over n samples. Its order is drawn when this is called, with one draw of `generator`.
 
     Batch norm cannot train on a single sample, so one that is left over joins the batch before it, if there is one
@@ -25,11 +27,12 @@ def epoch_batches(n: int, batch_size: int, generator: torch.Generator) -> Iterat
         n: number of samples; 0 gives no batches.
         batch_size: samples per batch; the last batch has the rest, or one sample more than the others.
         generator: on the CPU.
+        device: where the indices are wanted, which are copied there once; None: the CPU.
 
     Returns:
-        Index tensors (b,) int64 on the CPU.
+        Index tensors (b,) int64.
     """
-    order = torch.randperm(n, generator=generator)
+    order = torch.randperm(n, generator=generator).to(device or "cpu")
     ends = list(range(batch_size, n, batch_size)) + [n] * (n > 0)
     if len(ends) > 1 and batch_size > 1 and ends[-1] - ends[-2] == 1:
         del ends[-2]

@@ -53,12 +53,12 @@ def not_true_distillation(scores: torch.Tensor, known: torch.Tensor, labels: tor
         labels: (b,) the true classes' places among them.
         tau: temperature.
     """
-    others = torch.ones_like(scores, dtype=torch.bool).scatter_(1, labels[:, None], False)
+    # Places, not a mask: a GPU would have to say how many entries a mask has before anything else could be queued.
+    places = torch.arange(scores.shape[1] - 1, device=scores.device)
+    others = places + (places >= labels[:, None])
     # At least float32, whatever the precision of the forward pass.
     wide = torch.promote_types(scores.dtype, torch.float32)
-    own, wanted = (
-        torch.log_softmax(logits[others].view(len(logits), -1) / tau, dim=1, dtype=wide) for logits in (scores, known)
-    )
+    own, wanted = (torch.log_softmax(logits.gather(1, others) / tau, dim=1, dtype=wide) for logits in (scores, known))
     return tau**2 * (wanted.exp() * (wanted - own)).sum(dim=1).mean()
 
 

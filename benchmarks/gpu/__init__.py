@@ -1,0 +1,1 @@
+"""What a machine with a GPU is asked to do: `make gpu-check`, `make gpu-papers` (docs/gpu.md)."""
