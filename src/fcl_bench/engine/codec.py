@@ -10,6 +10,7 @@ import torch
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.finite import all_finite
+from fcl_bench.linalg.flat import Flat, pieces
 from fcl_bench.linalg.triangle import packed, symmetric
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem
@@ -63,6 +64,8 @@ def encoded(message: Message, wire: WireFormat) -> Message:
         UserError: a finite value exceeds the range of `wire.dtype`.
         FloatingPointError: a value is not finite before it is sent.
     """
+    if wire.dtype not in HALF and not (message.factors or message.symmetric or message.per_class):
+        return _plain(message, wire)
     sent: dict[str, torch.Tensor] = {}
     for name, tensor in message.items():
         if not tensor.is_floating_point():
@@ -84,6 +87,23 @@ def encoded(message: Message, wire: WireFormat) -> Message:
     if not all_finite(*(part for part in sent.values() if part.is_floating_point())):
         raise _not_finite(message, sent, wire)
     return message.with_tensors(sent)
+
+
+def _plain(message: Message, wire: WireFormat) -> Message:
+    """What `encoded` returns where no tensor has a form of its own: it travels as it is, in `wire.dtype`."""
+    sent = _converted(message.tensors, wire.dtype, None)
+    if not all_finite(*(part for part in pieces(sent) if part.is_floating_point())):
+        raise _not_finite(message, sent, wire)
+    return message if sent is message.tensors else message.with_tensors(sent)
+
+
+def _converted(
+    tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None, device: torch.device | None
+) -> Mapping[str, torch.Tensor]:
+    """Floating-point tensors in a type, all of them on a device; None: those of each tensor."""
+    if isinstance(tensors, Flat) and tensors.buffer.is_floating_point():
+        return tensors.to(device, dtype)
+    return {name: _moved(tensor, dtype, device) for name, tensor in tensors.items()}
 
 
 def _not_finite(message: Message, sent: Mapping[str, torch.Tensor], wire: WireFormat) -> Exception:
@@ -109,7 +129,7 @@ def decoded(message: Message, dtype: torch.dtype | None = None, device: torch.de
     if travels_whole(message):
         if dtype is None and device is None:
             return message
-        return message.with_tensors({name: _moved(sent, dtype, device) for name, sent in message.items()})
+        return message.with_tensors(_converted(message.tensors, dtype, device))
     received: dict[str, torch.Tensor] = {}
     for name, sent in message.items():
         if name.endswith((SCALE, HELD)):

@@ -76,8 +76,12 @@ def client_optimiser(network: Network, knobs: Training, rate: float) -> Optimise
         rate: step size of the round for parameters without a rate of their own; the others follow its schedule.
     """
     groups: dict[str, list[torch.nn.Parameter]] = {prefix: [] for prefix in ["", *knobs.rates]}
-    for name, parameter in network.training_parameters().items():
-        groups[_longest_prefix(name, knobs)].append(parameter)
+    training = network.training_parameters()
+    if knobs.rates:
+        for name, parameter in training.items():
+            groups[_longest_prefix(name, knobs)].append(parameter)
+    else:
+        groups[""].extend(training.values())
     made = [
         {"params": parameters, "lr": own_rate(prefix, knobs, rate)}
         for prefix, parameters in groups.items()
@@ -116,7 +120,7 @@ def add_weight_decay(weights: list[torch.nn.Parameter], weight_decay: float) -> 
         torch._foreach_add_([grad for grad, _ in pairs], [data for _, data in pairs], alpha=weight_decay)
 
 
-def average(sums: dict[str, torch.Tensor], total: float) -> dict[str, torch.Tensor]:
+def average(sums: Mapping[str, torch.Tensor], total: float) -> dict[str, torch.Tensor]:
     """The weighted mean in float32 of a sum of models that was kept in float64."""
     return {name: (value / total).float() for name, value in sums.items()}
 

@@ -37,15 +37,14 @@ class GradientClient(Half, Client):
             return moments_message(features, shard.labels, columns, self.method.gaussian, dense), state
         if broadcast.stage != MODEL:
             return self.answer(shard, broadcast, state)
-        self.trainer.train(
+        # Copies: the network is the next client's before a transport has to pass this on.
+        trained: Mapping[str, torch.Tensor] = self.trainer.train(
             self.network,
             self.samples(shard, broadcast, state),
             float(broadcast["rate"]),
             derived_seed(self.problem.seed, "training", shard.task, int(broadcast["round"]), shard.client),
             self.objective(shard, broadcast, state),
         )
-        # Copies: the network is the next client's before a transport has to pass this on.
-        trained = {name: value.clone() for name, value in self.network.changing().items()}
         kept = self.remember(shard, broadcast, state)
         samples = self.speaks_for(shard, kept)
         if self.problem.sums and self.method.training.weighting == "samples":
@@ -78,8 +77,11 @@ class GradientClient(Half, Client):
     def take_over(self, shard: Shard, broadcast: Message) -> None:
         """Bring the network to the broadcast model."""
         self.prepare(Heads.from_message(broadcast))
-        prefix = final_prefix(shard.task)
-        self.network.load_known({name.removeprefix(prefix): value for name, value in broadcast.items()})
+        if broadcast.stage == MODEL:
+            self.network.load_known(broadcast)
+        else:
+            prefix = final_prefix(shard.task)
+            self.network.load_known({name.removeprefix(prefix): value for name, value in broadcast.items()})
 
     def teacher(self, shard: Shard, broadcast: Message) -> Network | None:
         """The model with which the last task ended, frozen, with the heads that it had; None in the first task."""
