@@ -218,16 +218,20 @@ def _surely_small(tensors: Mapping[str, torch.Tensor], expected: Expectation, la
 
     All norms are computed at once; the remaining tensors are checked one by one.
     """
-    names = [
-        name
+    real = {
+        name: expected[name]
         for name, tensor in tensors.items()
-        if name in expected and expected[name].around_zero > 0 and tensor.is_floating_point()
-    ]
+        if name in expected and expected[name].kind == "real" and tensor.is_floating_point()
+    }
+    names = [name for name, wanted in real.items() if wanted.around_zero > 0]
     if not names:
         return set()
     # Half of the limit, since a norm is rounded too. A norm that is infinite or NaN is below nothing.
     most = {name: min(largest, expected[name].around_zero) / 2 for name in names}
     if isinstance(tensors, Flat) and float(torch.linalg.vector_norm(tensors.buffer)) < min(most.values()):
+        positive = [name for name, wanted in real.items() if wanted.from_zero]
+        if positive and bool((torch.cat([tensors[name].flatten() for name in positive]) >= 0).all()):
+            names += positive
         return set(names)
     norms = torch.stack(torch._foreach_norm([tensors[name] for name in names])).tolist()
     return {name for name, norm in zip(names, norms, strict=True) if norm < most[name]}

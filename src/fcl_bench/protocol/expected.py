@@ -60,7 +60,7 @@ class Expected:
     among: frozenset[int] | None = field(default=None, kw_only=True)
     noise: float = field(default=0.0, kw_only=True)
 
-    # These two follow from the fields above, and every upload is looked at by them.
+    # These follow from the fields above, and every upload is looked at by them.
     @cached_property
     def joint(self) -> bool:
         """Whether its numbers are looked at jointly, or in relation to other fields, and not only one by one."""
@@ -74,6 +74,11 @@ class Expected:
         below = math.inf if self.least is None else -self.least
         above = math.inf if self.most is None else self.most
         return max(0.0, min(below, above))
+
+    @cached_property
+    def from_zero(self) -> bool:
+        """Whether all real numbers from 0 on are in range, and no others."""
+        return self.kind == "real" and self.least == 0 and self.below is self.widest is self.most is None
 
 
 Expectation = Mapping[str, Expected]
