@@ -49,7 +49,6 @@ class ClientData:
         self._problem = problem
         self.holdings = [Holdings.of(clients) for clients in holdings]
         self._known = columns != UNKNOWN
-        self._all_known = bool(self._known.all())
         self._inputs = inputs.to(problem.device)
         self._labels = torch.from_numpy(columns).to(problem.device)
         self._numbers = numbers
@@ -73,9 +72,8 @@ class ClientData:
     def samples(self, task: int, client: int) -> tuple[np.ndarray, np.ndarray]:
         """Indices of a client's labelled samples of a task, and of its unlabelled ones."""
         indices = self.holdings[task][client]
-        if self._all_known or (known := self._known[indices]).all():
-            return indices, indices[:0]
-        return indices[known], indices[~known]
+        known = self._known[indices]
+        return (indices, indices[:0]) if known.all() else (indices[known], indices[~known])
 
     def shard(self, task: int, client: int) -> Shard:
         """A client's samples of a task."""
