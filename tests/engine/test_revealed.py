@@ -22,8 +22,8 @@ from tests.small_methods import architecture, trains
 def test_nothing_of_a_declaration_travels():
     upload = Message({"C": torch.ones(2, 2)}, sums_of={"C": torch.tensor([0, 1])}, moments_of={"C": None})
     assert upload.nbytes == 16
-    assert not upload.to_be_sent().sums_of
-    assert not upload.to_be_sent().moments_of
+    assert not upload.to_be_sent("", 0, 0).sums_of
+    assert not upload.to_be_sent("", 0, 0).moments_of
 
 
 def test_what_is_in_no_sum_and_what_is_kept_is_told_apart():

@@ -86,6 +86,10 @@ def seeded(seed: int) -> Iterator[None]:
 
     `torch.manual_seed` would seed the GPUs' generators as well, and leave them so.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    # `torch.random.fork_rng` does the same, and takes three times as long.
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(seed)
+    try:
         yield
+    finally:
+        torch.default_generator.set_state(before)

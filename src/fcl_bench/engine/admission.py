@@ -11,6 +11,7 @@ from fcl_bench.engine.codec import narrower
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.wire_form import form_objection, rounding_of
 from fcl_bench.errors import UserError
+from fcl_bench.linalg.flat import Flat
 from fcl_bench.linalg.structure import (
     descending_trouble,
     gram_trouble,
@@ -104,11 +105,11 @@ def admitted(
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         raise bad(f"it cannot be decoded ({error})", ", ".join(expected)) from error
     summed = torch.finfo(torch.float64 if problem is None else problem.dtype).eps
-    relative = {name: rounding_of(upload, name) + _SUMMED * summed for name in expected}
+    relative = {name: rounding_of(upload, name) + _SUMMED * summed for name in _compared(expected)}
     if rounding:
-        relative = {name: relative[name] + _root_of(rounding, message.get(name)) for name in expected}
+        relative = {name: error + _root_of(rounding, message.get(name)) for name, error in relative.items()}
     largest = _largest(problem)
-    if found := first_objection(message, expected, relative, announced, largest):
+    if found := first_objection(message.tensors, expected, relative, announced, largest):
         raise refused(*found)
     if (samples := upload.samples) is not None:
         most = MOST_SAMPLES if announced is None else announced.run
@@ -168,11 +169,8 @@ def first_objection(
         if name not in expected:
             return name, "is no field of this upload", f"the fields {', '.join(expected)}"
         wanted = expected[name]
-        fits = len(wanted.shape) == tensor.ndim and all(
-            length == (sides.setdefault(side, length) if isinstance(side, str) else side)
-            for side, length in zip(wanted.shape, tensor.shape, strict=True)
-        )
-        if not fits:
+        # Where all sides are numbers, there is nothing else to look at.
+        if tensor.shape != wanted.shape and not _fits(tensor.shape, wanted, sides):
             shape = ", ".join(f"{side}={sides[side]}" if side in sides else str(side) for side in wanted.shape)
             return name, f"has the shape {tuple(tensor.shape)}", f"({shape})"
         if name not in small and (problem := _values(tensor, wanted, largest, ends.get(name))):
@@ -180,9 +178,23 @@ def first_objection(
     rounding = dict.fromkeys(expected, torch.finfo(torch.float64).eps) if rounding is None else rounding
     # These checks cost more than those above, so they come last, when all fields have passed.
     for name in tensors:
-        if problem := _form(name, tensors, expected[name], rounding, announced):
+        if expected[name].joint and (problem := _form(name, tensors, expected[name], rounding, announced)):
             return name, *problem
     return None
+
+
+def _compared(expected: Expectation) -> set[str]:
+    """Names of the fields whose numbers are looked at jointly, and of those that they are compared with."""
+    joint = {name for name, wanted in expected.items() if wanted.joint}
+    return joint | {expected[name].of for name in joint if expected[name].of in expected}
+
+
+def _fits(shape: torch.Size, wanted: Expected, sides: dict[str, int]) -> bool:
+    """Whether a tensor has the expected sides; lengths of named ones are entered in `sides`."""
+    return len(wanted.shape) == len(shape) and all(
+        length == (sides.setdefault(side, length) if isinstance(side, str) else side)
+        for side, length in zip(wanted.shape, shape, strict=True)
+    )
 
 
 def _values(
@@ -222,17 +234,23 @@ def _surely_small(tensors: Mapping[str, torch.Tensor], expected: Expectation, la
 
     All norms are computed at once; the remaining tensors are checked one by one.
     """
-    most = {
-        name: min([largest, *(abs(end) for end in (wanted.least, wanted.most) if end is not None)])
-        for name, wanted in expected.items()
-        if wanted.kind == "real" and wanted.below is None and wanted.widest is None and _around_zero(wanted)
+    real = {
+        name: expected[name]
+        for name, tensor in tensors.items()
+        if name in expected and expected[name].kind == "real" and tensor.is_floating_point()
     }
-    names = [name for name in most if name in tensors and tensors[name].is_floating_point()]
+    names = [name for name, wanted in real.items() if wanted.around_zero > 0]
     if not names:
         return set()
-    norms = torch.stack([norm.double() for norm in torch._foreach_norm([tensors[name] for name in names])]).tolist()
-    # Half of the limit, since the norm is rounded too. A norm that is infinite or NaN is below nothing.
-    return {name for name, norm in zip(names, norms, strict=True) if norm < most[name] / 2}
+    # Half of the limit, since a norm is rounded too. A norm that is infinite or NaN is below nothing.
+    most = {name: min(largest, expected[name].around_zero) / 2 for name in names}
+    if isinstance(tensors, Flat) and float(torch.linalg.vector_norm(tensors.buffer)) < min(most.values()):
+        positive = [name for name, wanted in real.items() if wanted.from_zero]
+        if positive and bool((torch.cat([tensors[name].flatten() for name in positive]) >= 0).all()):
+            names += positive
+        return set(names)
+    norms = torch.stack(torch._foreach_norm([tensors[name] for name in names])).tolist()
+    return {name for name, norm in zip(names, norms, strict=True) if norm < most[name]}
 
 
 def _extremes(
@@ -255,11 +273,6 @@ def _extremes(
         return {}
     ends = torch.stack([end.double() for name in names for end in torch.aminmax(tensors[name])])
     return {name: (least, most) for name, (least, most) in zip(names, ends.view(-1, 2).tolist(), strict=True)}
-
-
-def _around_zero(wanted: Expected) -> bool:
-    """Whether all sufficiently small numbers of either sign are in range."""
-    return (wanted.least is None or wanted.least < 0) and (wanted.most is None or wanted.most > 0)
 
 
 def _largest(problem: Problem | None) -> float:

@@ -10,6 +10,7 @@ import torch
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.finite import all_finite
+from fcl_bench.linalg.flat import Flat, pieces
 from fcl_bench.linalg.triangle import packed, symmetric
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem
@@ -54,7 +55,8 @@ class Codec(Middleware):
         return message if self._wire is None else encoded(message, self._wire)
 
     def receive(self, message: Message, client: int) -> Message:
-        if self._as_sent and travels_whole(message):
+        # One buffer changes its type in one operation, before anyone looks at it.
+        if self._as_sent and travels_whole(message) and not isinstance(message.tensors, Flat):
             moved = {name: _moved(sent, self._unless_narrower(sent), self._device) for name, sent in message.items()}
             return message.with_tensors(moved)
         return decoded(message, self._dtype, self._device)
@@ -75,6 +77,8 @@ def encoded(message: Message, wire: WireFormat) -> Message:
         UserError: a finite value exceeds the range of `wire.dtype`.
         FloatingPointError: a value is not finite before it is sent.
     """
+    if wire.dtype not in HALF and not (message.factors or message.symmetric or message.per_class):
+        return _plain(message, wire)
     sent: dict[str, torch.Tensor] = {}
     for name, tensor in message.items():
         if not tensor.is_floating_point():
@@ -96,6 +100,23 @@ def encoded(message: Message, wire: WireFormat) -> Message:
     if not all_finite(*(part for part in sent.values() if part.is_floating_point())):
         raise _not_finite(message, sent, wire)
     return message.with_tensors(sent)
+
+
+def _plain(message: Message, wire: WireFormat) -> Message:
+    """What `encoded` returns where no tensor has a form of its own: it travels as it is, in `wire.dtype`."""
+    sent = _converted(message.tensors, wire.dtype, None)
+    if not all_finite(*(part for part in pieces(sent) if part.is_floating_point())):
+        raise _not_finite(message, sent, wire)
+    return message if sent is message.tensors else message.with_tensors(sent)
+
+
+def _converted(
+    tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None, device: torch.device | None
+) -> Mapping[str, torch.Tensor]:
+    """Floating-point tensors in a type, all of them on a device; None: those of each tensor."""
+    if isinstance(tensors, Flat) and tensors.buffer.is_floating_point():
+        return tensors.to(device, dtype)
+    return {name: _moved(tensor, dtype, device) for name, tensor in tensors.items()}
 
 
 def _not_finite(message: Message, sent: Mapping[str, torch.Tensor], wire: WireFormat) -> Exception:
@@ -121,7 +142,7 @@ def decoded(message: Message, dtype: torch.dtype | None = None, device: torch.de
     if travels_whole(message):
         if dtype is None and device is None:
             return message
-        return message.with_tensors({name: _moved(sent, dtype, device) for name, sent in message.items()})
+        return message.with_tensors(_converted(message.tensors, dtype, device))
     received: dict[str, torch.Tensor] = {}
     for name, sent in message.items():
         if name.endswith((SCALE, HELD)):

@@ -85,9 +85,10 @@ class ClientData:
         known, unknown = self.samples(task, client)
         chosen = torch.from_numpy(known).to(self._problem.device) if len(unknown) else self._own(task, client)
         labels = self._labels.index_select(0, chosen)
-        return Shard(
-            client, task, of_problem(self._inputs.index_select(0, chosen), self._problem), labels, self.inputs(unknown)
-        )
+        inputs = of_problem(self._inputs.index_select(0, chosen), self._problem)
+        # Most clients know all their labels: no rows are taken without a look at indices.
+        unlabelled = self.inputs(unknown) if len(unknown) else inputs[:0]
+        return Shard(client, task, inputs, labels, unlabelled)
 
     def _own(self, task: int, client: int) -> torch.Tensor:
         """Indices of a client's samples of a task, on the device."""
@@ -250,12 +251,12 @@ class Node:
             if guesses is not None:
                 shard = shard.with_pseudo_labels(guesses)
             made, state = self._client.update(shard, received, state)
-            upload = dataclasses.replace(made, stage=received.stage, task=task, round=round_)
-            upload = self._middleware.send(upload.to_be_sent(), client)
-        numbers = self._learnt_from(task, client, guesses)
-        alone = revealed(made, len(shard.labels))
-        alone = dataclasses.replace(alone, samples=numbers[alone.samples])
-        grouped = Grouped.of(made, numbers) if self._problem.sums else None
+            upload = self._middleware.send(made.to_be_sent(received.stage, task, round_), client)
+        alone, grouped = revealed(made, len(shard.labels)), None
+        if len(alone.samples) or self._problem.sums:
+            numbers = self._learnt_from(task, client, guesses)
+            alone = dataclasses.replace(alone, samples=numbers[alone.samples])
+            grouped = Grouped.of(made, numbers) if self._problem.sums else None
         # A view would keep the whole tensor that it is a part of.
         kept = {
             name: value.clone() if value.untyped_storage().nbytes() > value.nbytes else value

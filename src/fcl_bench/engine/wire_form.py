@@ -20,6 +20,8 @@ def form_objection(upload: Message, expected: Expectation, wire: WireFormat | No
     """
     suffixes = (PACKED, SCALE, HELD)
     whole_only = travels_whole(upload)
+    if whole_only and (wire is None or (wire.dtype not in HALF and _all_of(upload, wire.dtype))):
+        return None
     for name, wanted in expected.items():
         packed, scale, held = (None if whole_only else upload.get(name + suffix) for suffix in suffixes)
         whole = upload.get(name) if packed is None else packed
@@ -32,6 +34,11 @@ def form_objection(upload: Message, expected: Expectation, wire: WireFormat | No
         if found or (held is not None and (found := _held_objection(whole, held, wanted))):
             return name, *found
     return None
+
+
+def _all_of(upload: Message, dtype: torch.dtype) -> bool:
+    """Whether all tensors are of this type."""
+    return all(tensor.dtype is dtype for tensor in upload.tensors.values())
 
 
 def rounding_of(upload: Message, name: str) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cmath import isfinite
+
 import torch
 
 #: Tensor size up to which copying takes less time than a separate sum.
@@ -25,5 +27,7 @@ def all_finite(*tensors: torch.Tensor) -> bool:
             small.append(tensor.flatten())
         else:
             sums.append(tensor.sum())
-    total = sum(sums, start=torch.cat(small).sum() if small else 0)
-    return bool(torch.isfinite(torch.as_tensor(total))) or all(bool(torch.isfinite(own).all()) for own in tensors)
+    if small:
+        sums.append((torch.cat(small) if len(small) > 1 else small[0]).sum())
+    total = sum(sums[1:], start=sums[0]).item() if sums else 0
+    return isfinite(total) or all(bool(torch.isfinite(own).all()) for own in tensors)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -60,6 +62,26 @@ class Expected:
     among: frozenset[int] | None = field(default=None, kw_only=True)
     noise: float = field(default=0.0, kw_only=True)
     added: bool = field(default=False, kw_only=True)
+
+    # These follow from the fields above, and every upload is looked at by them.
+    @cached_property
+    def joint(self) -> bool:
+        """Whether its numbers are looked at jointly, or in relation to other fields, and not only one by one."""
+        return self.kind == "whole" or self.per_sample is not None or bool(self.form or self.of)
+
+    @cached_property
+    def around_zero(self) -> float:
+        """Up to which size all real numbers of either sign are in range, if no other bound matters; 0: none is."""
+        if self.kind != "real" or self.below is not None or self.widest is not None:
+            return 0.0
+        below = math.inf if self.least is None else -self.least
+        above = math.inf if self.most is None else self.most
+        return max(0.0, min(below, above))
+
+    @cached_property
+    def from_zero(self) -> bool:
+        """Whether all real numbers from 0 on are in range, and no others."""
+        return self.kind == "real" and self.least == 0 and self.below is self.widest is self.most is None
 
 
 Expectation = Mapping[str, Expected]

@@ -57,7 +57,8 @@ class Message(Mapping[str, torch.Tensor]):
 
     def __post_init__(self) -> None:
         for name in ("symmetric", "per_class", "factors", "summed", "kept"):
-            object.__setattr__(self, name, frozenset(getattr(self, name)))
+            if type(names := getattr(self, name)) is not frozenset:
+                object.__setattr__(self, name, frozenset(names))
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.tensors[name]
@@ -82,9 +83,9 @@ class Message(Mapping[str, torch.Tensor]):
         """The same message with other tensors and unchanged properties."""
         return dataclasses.replace(self, tensors=tensors)
 
-    def to_be_sent(self) -> Message:
-        """The same message without the fields that only its sender's side may read."""
-        return dataclasses.replace(self, sums_of={}, moments_of={})
+    def to_be_sent(self, stage: str, task: int, round_: int) -> Message:
+        """The message with what the engine adds, without the fields that only its sender's side may read."""
+        return dataclasses.replace(self, stage=stage, task=task, round=round_, sums_of={}, moments_of={})
 
     @property
     def nbytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import torch
 
@@ -108,10 +109,11 @@ class Heads:
     def from_message(message: Message) -> Heads:
         """What `to_message` sent."""
         sizes = message["classes"].tolist()
-        columns = parts(message.get("columns", torch.arange(sum(sizes))), sizes)
+        columns = parts(message["columns"].tolist() if "columns" in message else range(sum(sizes)), sizes)
         return Heads(tuple(columns), tuple(message["task"].tolist()) if "task" in message else columns[-1])
 
 
-def parts(columns: torch.Tensor, sizes: list[int]) -> list[tuple[int, ...]]:
+def parts(columns: Sequence[int], sizes: list[int]) -> list[tuple[int, ...]]:
     """`columns` (L,) in groups of those sizes, such as the columns of each head."""
-    return [tuple(part.tolist()) for part in columns.split(sizes)]
+    ends = list(accumulate(sizes))
+    return [tuple(columns[end - size : end]) for size, end in zip(sizes, ends, strict=True)]

@@ -42,9 +42,9 @@ class LinearHeads:
     def fits(network: Network, objective: Objective) -> bool:
         """Whether nothing but linear heads trains, on inputs as they are, and the loss looks at logits alone."""
         return (
-            defined_last(objective, "loss") is Objective
+            type(network.body) is torch.nn.Identity
+            and defined_last(objective, "loss") is Objective
             and defined_last(network, "forward", "logits") is Network
-            and type(network.body) is torch.nn.Identity
             and all(type(head) is torch.nn.Linear for head in network.heads)
             and all(name.startswith("heads.") for name, value in network.named_parameters() if value.requires_grad)
         )

@@ -174,7 +174,9 @@ class Network(torch.nn.Module):
             self._mode = mode
         for norm in self._parts.norms.values():
             trains = any(own is not None and own.requires_grad for own in (norm.weight, norm.bias))
-            norm.training = mode and trains
+            # A module's attribute takes long to set, and rarely changes.
+            if norm.training is not (mode and trains):
+                norm.training = mode and trains
         return self
 
     def training_parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -203,7 +205,7 @@ class Network(torch.nn.Module):
         }
 
     @torch.no_grad()
-    def load(self, values: dict[str, torch.Tensor]) -> None:
+    def load(self, values: Mapping[str, torch.Tensor]) -> None:
         """Copy `values` into the parameters and buffers of those names."""
         if values:
             own = self._parts.own

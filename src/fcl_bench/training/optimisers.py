@@ -44,6 +44,7 @@ class SGD:
             for weight in group["params"]:
                 weight.grad = None
 
+    @torch.no_grad()
     def step(self) -> None:
         """weight -= rate * gradient, or rate * v."""
         for group in self.param_groups:
@@ -51,7 +52,7 @@ class SGD:
             if moving:
                 gradients = [weight.grad for weight in moving]
                 steps = self._velocities(moving) if self.momentum else gradients
-                torch._foreach_add_([weight.data for weight in moving], steps, alpha=-group["lr"])
+                torch._foreach_add_(moving, steps, alpha=-group["lr"])
 
     def _velocities(self, moving: list[torch.Tensor]) -> list[torch.Tensor]:
         """v of these parameters, with the gradient at hand."""
@@ -76,8 +77,12 @@ def client_optimiser(network: Network, knobs: Training, rate: float) -> Optimise
         rate: step size of the round for parameters without a rate of their own; the others follow its schedule.
     """
     groups: dict[str, list[torch.nn.Parameter]] = {prefix: [] for prefix in ["", *knobs.rates]}
-    for name, parameter in network.training_parameters().items():
-        groups[_longest_prefix(name, knobs)].append(parameter)
+    training = network.training_parameters()
+    if knobs.rates:
+        for name, parameter in training.items():
+            groups[_longest_prefix(name, knobs)].append(parameter)
+    else:
+        groups[""].extend(training.values())
     made = [
         {"params": parameters, "lr": own_rate(prefix, knobs, rate)}
         for prefix, parameters in groups.items()
@@ -107,16 +112,17 @@ def _longest_prefix(name: str, knobs: Training) -> str:
     return max((prefix for prefix in knobs.rates if name.startswith(prefix)), key=len, default="")
 
 
+@torch.no_grad()
 def add_weight_decay(weights: list[torch.nn.Parameter], weight_decay: float) -> None:
     """gradient += weight_decay * weight, as torch's own SGD does it, but before a method sees the gradients."""
     if not weight_decay:
         return
-    pairs = [(weight.grad, weight.data) for weight in weights if weight.grad is not None]
+    pairs = [(weight.grad, weight) for weight in weights if weight.grad is not None]
     if pairs:
-        torch._foreach_add_([grad for grad, _ in pairs], [data for _, data in pairs], alpha=weight_decay)
+        torch._foreach_add_([grad for grad, _ in pairs], [weight for _, weight in pairs], alpha=weight_decay)
 
 
-def average(sums: dict[str, torch.Tensor], total: float) -> dict[str, torch.Tensor]:
+def average(sums: Mapping[str, torch.Tensor], total: float) -> dict[str, torch.Tensor]:
     """The weighted mean in float32 of a sum of models that was kept in float64."""
     return {name: (value / total).float() for name, value in sums.items()}
 

@@ -37,7 +37,7 @@ class Samples:
         self, chosen: torch.Tensor, augment: Augmentation, generator: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The samples of one batch, of `batches`; `chosen` (b,) says which, and any draw is of `generator`."""
-        return augmented(self.inputs.index_select(0, chosen), augment, generator), self.labels[chosen]
+        return augmented(self.inputs.index_select(0, chosen), augment, generator), self.labels.index_select(0, chosen)
 
 
 class Pool:

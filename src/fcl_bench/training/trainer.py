@@ -12,6 +12,7 @@ from fcl_bench.data.images.batches import Augment
 from fcl_bench.environment import exact_kernels
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.finite import all_finite
+from fcl_bench.linalg.flat import Flat
 from fcl_bench.training.knobs import Training, diverged
 from fcl_bench.training.linear_heads import LinearHeads
 from fcl_bench.training.network import Network
@@ -55,7 +56,7 @@ class Trainer:
         self._key = key
         self._half = training.forward_precision(device.type) == "bfloat16"
 
-    def train(self, network: Network, samples: Samples, rate: float, seed: int, objective: Objective) -> None:
+    def train(self, network: Network, samples: Samples, rate: float, seed: int, objective: Objective) -> Flat:
         """One client's round: `training.epochs` passes over its samples, in place.
 
         Args:
@@ -64,6 +65,9 @@ class Trainer:
             rate: step size of the round.
             seed: of the order of the samples, of augmentation, and of draws inside the network.
             objective: what is minimised.
+
+        Returns:
+            Copies of what training changed (see `Network.changing`).
 
         Raises:
             UserError: the loss, or the model, is not finite.
@@ -85,8 +89,10 @@ class Trainer:
             else:
                 loss = self._stepwise(network, samples, generator, optimiser, objective, linear)
         objective.finish(network)
-        if not all_finite(loss, *network.changing().values()):
+        trained = Flat.of(network.changing())
+        if not all_finite(loss, trained.buffer):
             raise self.diverged()
+        return trained
 
     def _stepwise(
         self,

@@ -133,11 +133,12 @@ class Standardise:
 
     def scaled(self, images: torch.Tensor) -> torch.Tensor:
         """The images at the network's size with pixels from 0 to 1, before standardisation: the input of `pixels`."""
-        pixels = _central_square(images).to(torch.float32)
-        if pixels.shape[-1] != self.size:
-            pixels = interpolate(pixels, (self.size, self.size), mode="bicubic", antialias=True).clamp_(0, 255)
-        pixels = pixels.contiguous(memory_format=torch.channels_last)
-        return pixels.div_(255)
+        square = _central_square(images)
+        if square.shape[-1] == self.size:
+            # One pass over the images; always a copy, since what follows is done in place.
+            return square.to(torch.float32, memory_format=torch.channels_last, copy=True).div_(255)
+        pixels = interpolate(square.to(torch.float32), (self.size, self.size), mode="bicubic", antialias=True)
+        return pixels.clamp_(0, 255).contiguous(memory_format=torch.channels_last).div_(255)
 
     def pixels(self, images: torch.Tensor) -> torch.Tensor:
         """Standardise images (b, 3, size, size) with pixels from 0 to 1, as a generator makes them; differentiable."""
@@ -152,6 +153,8 @@ class Standardise:
 
 def _central_square(images: torch.Tensor) -> torch.Tensor:
     height, width = images.shape[-2:]
+    if height == width:
+        return images
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     return images[..., top : top + side, left : left + side]

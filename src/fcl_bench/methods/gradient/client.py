@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from fcl_bench.linalg.flat import Flat
 from fcl_bench.methods.gradient.ahead import Trained, trained_ahead
 from fcl_bench.methods.gradient.half import MODEL, Half, final_prefix, teacher_prefix
 from fcl_bench.methods.gradient.replay_head import MOMENTS, moments_message
@@ -41,18 +42,19 @@ class GradientClient(Half, Client):
         if broadcast.stage != MODEL:
             return self.answer(shard, broadcast, state)
         task, round_, ahead = self._ahead
+        # Copies: the network is the next client's before a transport has to pass this on.
+        trained: Mapping[str, torch.Tensor]
         if (task, round_) == (broadcast.task, broadcast.round) and shard.client in ahead:
             self.network.load(ahead.pop(shard.client))
+            trained = Flat.of(self.network.changing())
         else:
-            self.trainer.train(
+            trained = self.trainer.train(
                 self.network,
                 self.samples(shard, broadcast, state),
                 float(broadcast["rate"]),
                 self.batch_seed(shard, broadcast),
                 self.objective(shard, broadcast, state),
             )
-        # Copies: the network is the next client's before a transport has to pass this on.
-        trained = {name: value.clone() for name, value in self.network.changing().items()}
         kept = self.remember(shard, broadcast, state)
         samples = self.speaks_for(shard, kept)
         if self.problem.sums and self.method.training.weighting == "samples":
@@ -101,8 +103,11 @@ class GradientClient(Half, Client):
     def take_over(self, shard: Shard, broadcast: Message) -> None:
         """Bring the network to the broadcast model."""
         self.prepare(Heads.from_message(broadcast))
-        prefix = final_prefix(shard.task)
-        self.network.load_known({name.removeprefix(prefix): value for name, value in broadcast.items()})
+        if broadcast.stage == MODEL:
+            self.network.load_known(broadcast)
+        else:
+            prefix = final_prefix(shard.task)
+            self.network.load_known({name.removeprefix(prefix): value for name, value in broadcast.items()})
 
     def teacher(self, shard: Shard, broadcast: Message) -> Network | None:
         """The model with which the last task ended, frozen, with the heads that it had; None in the first task."""

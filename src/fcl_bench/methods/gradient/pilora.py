@@ -202,7 +202,7 @@ class PILoRAServer(GradientServer):
         if self._sent:
             for head, columns in enumerate(self.columns):
                 if (name := f"heads.{head}.weight") in self.sent:
-                    self._sums[name] = self._weight * self._reweighted(name, columns)
+                    self._sums = {**self._sums, name: self._weight * self._reweighted(name, columns)}
         self._sent = []
         super().finish_round()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
+from fcl_bench.linalg.flat import Flat
 from fcl_bench.methods.gradient.half import MODEL, Half, final_prefix, head_seed, teacher_prefix
 from fcl_bench.methods.gradient.replay_head import MOMENTS, ReplayHead
 from fcl_bench.protocol.expected import Expectation, like
@@ -59,7 +60,7 @@ class GradientServer(Half, Server):
         self._optimiser = ServerOptimiser(method.training)
         self._teacher: dict[str, torch.Tensor] = {}
         self._told = Notices(log)
-        self._sums: dict[str, torch.Tensor] = {}
+        self._sums: Mapping[str, torch.Tensor] = {}
         self._weight = 0.0
         #: Of the round at hand, where `training.aggregate` looks at all models together.
         self._models: list[dict[str, torch.Tensor]] = []
@@ -156,9 +157,18 @@ class GradientServer(Half, Server):
             return
         # In the sum of all uploads the models have their weights already.
         factor = 1.0 if self.problem.sums else weight
-        values = [upload[name].double() for name in self.sent]
+        model = upload.tensors
+        if isinstance(model, Flat):
+            model = model.to(None, torch.float64)
+            if isinstance(self._sums, Flat) and self._sums.same_places(model):
+                self._sums.add_(model, factor)
+                return
+            if not self._sums:
+                self._sums = model.times(factor)
+                return
+        values = [model[name].double() for name in self.sent]
         if self._sums:
-            torch._foreach_add_(list(self._sums.values()), values, alpha=factor)
+            torch._foreach_add_([self._sums[name] for name in self.sent], values, alpha=factor)
         else:
             self._sums = {name: value * factor for name, value in zip(self.sent, values, strict=True)}
 
@@ -279,9 +289,9 @@ class GradientServer(Half, Server):
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         sizes = state["classes"].tolist()
-        self.columns = parts(state.get("head_columns", torch.arange(sum(sizes))), sizes)
+        self.columns = parts(state["head_columns"].tolist() if "head_columns" in state else range(sum(sizes)), sizes)
         told = "task_sizes" in state
-        self.tasks = parts(state["task_columns"], state["task_sizes"].tolist()) if told else list(self.columns)
+        self.tasks = parts(state["task_columns"].tolist(), state["task_sizes"].tolist()) if told else list(self.columns)
         self.method.grow(self.network, self.heads.sizes, head_seed(self.problem))
         self.network.load_known(state)
         on_device = {name: value.to(self.problem.device) for name, value in state.items()}
