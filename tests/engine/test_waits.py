@@ -113,7 +113,7 @@ def test_the_host_waits_six_times_for_a_client_however_large_the_network(resnet1
     """Twice for the stopwatch's ends, twice for numbers that must be finite, twice for those that must be in range."""
     large = counted_round(FineTune(training=ONCE), resnet18, images)
     small = counted_round(FineTune(training=ONCE), tiny_problem(16), images)
-    assert large.waits == small.waits == {"synchronize": 2, "item": 2, "copy to the host": 2}
+    assert large.waits == small.waits == {"synchronize": 2, "item": 3, "copy to the host": 1}
 
 
 def test_a_step_waits_for_nothing_and_uploads_its_crops():
@@ -123,8 +123,8 @@ def test_a_step_waits_for_nothing_and_uploads_its_crops():
         for each in (8, 16)
     )
     assert once.waits == twice.waits
-    assert once.uploads == 1 + 1 + 2  # whose samples they are, their order, and the corners
-    assert twice.uploads == 1 + 1 + 4
+    assert once.uploads == 1 + 2  # the samples' order, and the corners
+    assert twice.uploads == 1 + 4
 
 
 @pytest.mark.parametrize("method", [FedNTD(training=ONCE)], ids=lambda method: method.name)
@@ -136,14 +136,13 @@ def test_a_step_of_these_methods_waits_for_nothing_either(method):
 
 
 def test_a_round_asks_for_few_kernels_besides_the_steps(resnet18):
-    """Beside the two steps: for each of 102 tensors a copy and a conversion, and two for the range of 20 variances."""
-    tensors, norms = 102, 20
+    """Beside the two steps: a model is one buffer, however many tensors it has."""
     counted = counted_round(FineTune(training=ONCE), resnet18, images)
     with simulated_cuda() as steps:
         body = resnet18.network.build().to("cuda")
         for _ in range(2):
             body(torch.randn(4, 3, 16, 16).to("cuda")).sum().backward()
-    assert 0 < sum(counted.kernels.values()) - sum(steps.kernels.values()) < 2 * tensors + 2 * norms + 130
+    assert 0 < sum(counted.kernels.values()) - sum(steps.kernels.values()) < 60
 
 
 #: Most waits for one more client in one task: its checks are of the upload's own kind. Most are numbers whose extremes,
