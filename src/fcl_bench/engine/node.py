@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fcl_bench import environment
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.engine.ledger import Stopwatch
 from fcl_bench.engine.middleware import Middleware
@@ -220,6 +221,10 @@ class Node:
 
     def turn(self, client: int, broadcast: Message) -> Reply:
         """One client's turn in the broadcast's task and round. Only the client's state remains here afterwards."""
+        with environment.computing(self._problem.threads):  # of a process of clients, too
+            return self._turn(client, broadcast)
+
+    def _turn(self, client: int, broadcast: Message) -> Reply:
         task, round_ = broadcast.task, broadcast.round
         shard = self.data.shard(task, client)
         state = self._states.get(client, {})
