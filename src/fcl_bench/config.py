@@ -144,6 +144,8 @@ class _Scalars:
     on_bad_upload: str = knob("fail", choices=("fail", "drop"))
     predictions: bool = False
     parallel_clients: str = "1"
+    # Sums round by it, so it follows from the sizes alone, as the number of cores does not: no part of the run id.
+    threads: int | str = knob("auto", least=1, most=1024, words="an integer, 1 to 1024", choices=("auto",))
 
     def __post_init__(self) -> None:
         user_path("out", self.out)

@@ -9,7 +9,9 @@ import platform
 import resource
 import subprocess
 import sys
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -19,6 +21,7 @@ from fcl_bench.errors import UserError
 
 if TYPE_CHECKING:
     import torch
+    from threadpoolctl import ThreadpoolController
 
 
 #: From glibc's malloc.h: the size from which a block comes from the system, and how much freed memory goes back to it.
@@ -40,7 +43,7 @@ class Environment(TypedDict):
     hydra_core: str
     platform: str
     device: str  # "cpu", or the GPU's model
-    threads: int  # of torch on the CPU
+    threads: int  # of the method on the CPU
 
 
 #: Cached, since a look into the folders of all packages takes milliseconds.
@@ -102,6 +105,54 @@ def reuse_freed_memory() -> None:
         return
     for option, value in ((_MMAP_THRESHOLD, _REUSED_BLOCK), (_TRIM_THRESHOLD, 2 * _REUSED_BLOCK)):
         mallopt(option, value)
+
+
+class _Threads:
+    """How many blocks limit this process's threads, and what ends with the last of them."""
+
+    def __init__(self) -> None:
+        self.lock, self.blocks, self.restore = threading.Lock(), 0, ExitStack()
+
+
+_THREADS = _Threads()
+
+
+@contextmanager
+def computing(threads: int | None) -> Iterator[None]:
+    """A block in which torch and SciPy's BLAS use this many threads of the CPU; None: as many as before.
+
+    Blocks within blocks, and those of several Python threads, share the number: the first one keeps what was there, and
+    the last one that ends restores it. A Python thread whose block ends before another's keeps the number until then.
+    """
+    if threads is None:
+        yield
+        return
+    import torch
+
+    state = _THREADS
+    with state.lock:
+        state.blocks += 1
+        if state.blocks == 1:
+            state.restore.callback(torch.set_num_threads, torch.get_num_threads())
+            state.restore.enter_context(_blas_libraries().limit(limits=threads))
+    # OpenMP keeps the number for each Python thread.
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        with state.lock:
+            state.blocks -= 1
+            if not state.blocks:
+                state.restore.close()
+
+
+@functools.cache
+def _blas_libraries() -> ThreadpoolController:
+    """NumPy's and SciPy's BLAS, which torch.set_num_threads does not reach; looking for them takes milliseconds."""
+    import scipy.linalg  # noqa: F401  # a library that is loaded later would not be found
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController().select(user_api="blas")
 
 
 def device_kind(device: torch.device) -> str:

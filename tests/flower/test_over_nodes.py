@@ -269,7 +269,17 @@ def test_threads_have_to_be_as_many(tmp_path, monkeypatch, town):
     real, threads = torch.get_num_threads(), iter([3, 5])
     monkeypatch.setattr("fcl_bench.engine.remote.census.torch.get_num_threads", lambda: next(threads, real))
     with reached(town, monkeypatch), pytest.raises(UserError, match="has threads: 5, the server 3"):
-        run_in(tmp_path / "a", *SMALL, *FLOWER, "method=afl")
+        run_in(tmp_path / "a", *SMALL, *FLOWER, "method=stsa", "method.M=2049")
+
+
+def test_a_small_run_has_one_thread_on_every_node(tmp_path, monkeypatch, town):
+    town.settle(0, 1, 2)
+    real, threads = torch.get_num_threads(), iter([3, 5])
+    monkeypatch.setattr("fcl_bench.engine.remote.census.torch.get_num_threads", lambda: next(threads, real))
+    with reached(town, monkeypatch):
+        record = run_in(tmp_path / "a", *SMALL, *FLOWER, "method=afl").record
+    assert (next(threads, None), record["environment"]["threads"]) == (None, 1)
+    assert [node["threads"] for node in record["transport"]["nodes"]] == [1]
 
 
 def test_a_first_stage_and_audits_are_refused(tmp_path, monkeypatch, town):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fcl_bench import environment
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.engine.ledger import Stopwatch
 from fcl_bench.engine.middleware import Middleware
@@ -241,6 +242,10 @@ class Node:
             client, broadcast: whose turn it is, and what it receives.
             shard: the client's samples; None: they are looked up.
         """
+        with environment.computing(self._problem.threads):  # of a process of clients, too
+            return self._turn(client, broadcast, shard)
+
+    def _turn(self, client: int, broadcast: Message, shard: Shard | None) -> Reply:
         task, round_ = broadcast.task, broadcast.round
         shard = self.data.shard(task, client) if shard is None else shard
         state = self._states.get(client, {})

@@ -182,7 +182,7 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
         method, dealt = _stage(plan).method(), plan.dealt
         stream = dealt.stream
         # Its models travel as they are, whatever the method's uploads do.
-        problem = replace(plan.problem, sums=False)
+        problem = replace(_problem(plan), sums=False)
         first = replace(stream, tasks=stream.tasks[:1], train=stream.train[:1], test=stream.test[:1])
         train, test = (none, none) if hit else images()
         # A first stage that is already done needs no clients.
@@ -240,7 +240,7 @@ def first_stage_clients(plan: Plan) -> Clients:
     """The clients of the first stage: of the first task alone."""
     dealt = plan.dealt
     return Clients(
-        *(_stage(plan).method(), plan.problem, dealt.shards[:1], dealt.stream.train_columns, dealt.labelled),
+        *(_stage(plan).method(), _problem(plan), dealt.shards[:1], dealt.stream.train_columns, dealt.labelled),
         run=identity_hash(_SCHEMA, adaptation_identity(plan)),
         stage="adapt",
     )
@@ -249,3 +249,8 @@ def first_stage_clients(plan: Plan) -> Clients:
 def _stage(plan: Plan) -> FirstStage:
     assert not isinstance(plan.settings.adapt, NoAdaptation)
     return plan.settings.adapt
+
+
+def _problem(plan: Plan) -> Problem:
+    """The run's, with as many threads as the process has: the run's method may need fewer than training a network."""
+    return replace(plan.problem, threads=None)

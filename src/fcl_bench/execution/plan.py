@@ -116,7 +116,9 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
         inputs, features = extractor.dimension(dataset.train), extractor.identity
     problem = problem_of(settings, inputs, device, dealt.stream.recurring, network)
     _check_noise(settings, problem)
-    problem = dataclasses.replace(problem, release=settings.noise.release(settings.method))
+    samples = None if dataset.elsewhere else sum(map(len, dealt.stream.train))
+    release, threads = settings.noise.release(settings.method), threads_of(settings, problem, samples)
+    problem = dataclasses.replace(problem, release=release, threads=threads)
     _check_share(settings, problem)
     fingerprint = json_hash([dataset.fingerprint, sites]) if dataset.elsewhere else dataset.fingerprint
     data = {"data_fingerprint": fingerprint, "device": environment.device_kind(device)}
@@ -186,6 +188,20 @@ def problem_of(
     dtype = getattr(torch, scalars.dtype)
     sums = settings.secure.sums
     return Problem(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring, sums=sums)
+
+
+def threads_of(settings: Settings, problem: Problem, samples: int | None) -> int | None:
+    """The threads of the CPU with which both halves of the method compute; None: as many as the process has.
+
+    Args:
+        settings: the whole configuration.
+        problem: of the run.
+        samples: all clients' training samples; None: not known in this process.
+    """
+    if (asked := settings.scalars.threads) != "auto":
+        return int(asked)
+    on_cpu = problem.device.type == "cpu"
+    return 1 if on_cpu and samples is not None and settings.method.small(problem, samples) else None
 
 
 def _check_sums(settings: Settings) -> None:

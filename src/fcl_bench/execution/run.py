@@ -28,7 +28,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.execution.breakdown import confusion_arrays, sample_files
 from fcl_bench.execution.clients import clients_of
 from fcl_bench.execution.folder import SCHEMA, RunFolder, partition_arrays
-from fcl_bench.execution.inputs import prepare_inputs
+from fcl_bench.execution.inputs import Inputs, prepare_inputs
 from fcl_bench.execution.model_file import about, model_tensors
 from fcl_bench.execution.plan import Plan, make_plan
 from fcl_bench.execution.record import run_record, test_sizes
@@ -123,9 +123,14 @@ def _refuse_others(folder: RunFolder) -> None:
 
 
 def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link: Link) -> RunRecord:
-    settings, dealt = plan.settings, plan.dealt
     link.begin(plan.id, plan.problem.device)
     inputs = prepare_inputs(plan, folder.path, link)
+    with environment.computing(plan.problem.threads):
+        return _learn(plan, folder, begin, tracking, link, inputs)
+
+
+def _learn(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link: Link, inputs: Inputs) -> RunRecord:
+    settings, dealt = plan.settings, plan.dealt
     method, problem = settings.method, plan.problem
     transport = link.federate(clients_of(plan), inputs.train, folder.checkpoint.folder / "clients")
     secure = settings.secure

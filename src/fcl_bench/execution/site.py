@@ -28,7 +28,7 @@ from fcl_bench.engine.flower.worker import Site
 from fcl_bench.errors import UserError
 from fcl_bench.execution.clients import clients_of
 from fcl_bench.execution.inputs import require_range
-from fcl_bench.execution.plan import Plan, make_plan, problem_of
+from fcl_bench.execution.plan import Plan, make_plan, problem_of, threads_of
 from fcl_bench.files import user_path, writable
 from fcl_bench.protocol.problem import Problem
 
@@ -89,7 +89,8 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
         raise UserError(f"data.path={data.path} has the task {held.task.max()}", f"0 to {scalars.tasks - 1}")
     inputs = torch.from_numpy(held.x)
     problem = problem_of(settings, held.x.shape[1], device, bool(run["recurring"]))
-    problem = dataclasses.replace(problem, release=settings.noise.release(settings.method))
+    release, threads = settings.noise.release(settings.method), threads_of(settings, problem, None)
+    problem = dataclasses.replace(problem, release=release, threads=threads)
     require_range(Features(inputs, inputs[:0], 0.0, 0.0, False), problem.dtype, problem.wire.dtype)
     nothing = np.zeros(0, dtype=np.int64)
     holdings = [

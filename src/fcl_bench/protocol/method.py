@@ -248,6 +248,13 @@ class Method(ABC):
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:  # noqa: B027
         """Raise a `UserError` for knobs that this problem rules out, before any work is done."""
 
+    def small(self, problem: Problem, samples: int) -> bool:
+        """Whether a run with this many training samples gains nothing from a second thread of the CPU.
+
+        What counts are the sizes, since sums round by the number of threads: the same command gives the same bits.
+        """
+        return False
+
     def combination(self, problem: Problem) -> Combination | None:
         """How a node of a tree makes one upload of several (see `protocol.combining`); None: it cannot."""
         return added_up if self.adds_up else None

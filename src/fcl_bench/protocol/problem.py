@@ -39,6 +39,7 @@ class Problem:
         sums: whether the server gets the sum of a round's uploads in place of the uploads: clients then send only
             fields that can be summed (`Message.summed`), and the server absorbs one message, which has the number of
             uploads in it.
+        threads: of the CPU, with which both halves compute; None: as many as the process has.
     """
 
     inputs: int
@@ -51,6 +52,7 @@ class Problem:
     recurring: bool = False
     release: Release | None = None
     sums: bool = False
+    threads: int | None = None
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class Census:
         process: its name, for messages ("rank 1").
         run, stage: identity of what is under way, and which of its federations.
         package, torch_version: versions.
-        threads: of torch on the CPU: sums round by them.
+        threads: with which the method computes on the CPU: sums round by them.
         device: "cpu", or the GPU's model.
         clients: who lives there, ascending.
         samples, labelled: [task][client of `clients`], counts.
@@ -48,8 +48,10 @@ class Census:
         """Return the census of this process, in which the clients `own` live."""
         own = sorted(own)
         counts = [clients.samples(task) for task in range(clients.tasks)]
+        here = cls.here(process, clients.run, clients.problem.device)
         return replace(
-            cls.here(process, clients.run, clients.problem.device),
+            here,
+            threads=clients.problem.threads or here.threads,
             stage=clients.stage,
             clients=own,
             samples=[samples[own].tolist() for samples, _ in counts],

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 #: The most bytes of random features of test samples that a server keeps from task to task.
 KEPT_FEATURES = 2**28
+#: The most numbers in the largest matrix of a run for which one thread is enough (`make bench-sweep`).
+_SMALL = 2**22
 
 
 def ridge_knob(default: float | str | None, **limits: Any) -> Any:
@@ -79,6 +81,11 @@ class ClosedFormMethod(Method):
     def matrices(self) -> int:
         """How many M x M matrices a run holds at once."""
         return 4
+
+    def small(self, problem: Problem, samples: int) -> bool:
+        """Whether H of all training samples (N, M), and a Gram matrix (M, M) if a run holds any, are small."""
+        M = self.dimension(problem)
+        return max(samples, M if self.matrices() else 0) * M <= _SMALL
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         M = self.dimension(problem)
