@@ -14,12 +14,18 @@ from fcl_bench.engine.remote.transport import Gone, Remote
 
 
 class Posts:
-    """A post whose processes compute an answer when it is asked for; `gone`: those that are there no more."""
+    """A post whose processes compute an answer when it is asked for.
+
+    Attributes:
+        gone: processes that are there no more.
+        slow: whether an answer that is due has not come yet, however often one looks.
+    """
 
     def __init__(self, hosts: list[Host]) -> None:
         self.hosts = hosts
         self.names = [f"process {number}" for number in range(len(hosts))]
         self.gone: set[int] = set()
+        self.slow = False
         self.sent: list[tuple[int, int]] = []
         self._answers: dict[int, list[Iterator[bytes]]] = {number: [] for number in range(len(hosts))}
 
@@ -28,6 +34,9 @@ class Posts:
             raise Gone("its cable was cut")
         self.sent.append((process, len(request)))
         self._answers[process].append(answered(request, self.hosts[process].answers))
+
+    def ready(self, process: int) -> bool:
+        return not self.slow
 
     def receive(self, process: int) -> bytes:
         if process in self.gone:

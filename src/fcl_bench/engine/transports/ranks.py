@@ -81,6 +81,10 @@ class ServersRank(Link):
         """See `Post`."""
         return self._peers[process].receive()
 
+    def ready(self, process: int) -> bool:
+        """See `Post`."""
+        return self._peers[process].ready()
+
     def begin(self, run: str, device: torch.device) -> None:
         for rank in self._peers:
             self._ask(rank, said("plan"))
