@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
-from fcl_bench.engine.clients import Clients, home, residents
+from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.keeper import Keeper
+from fcl_bench.engine.remote.dealing import homes, residents
 from fcl_bench.engine.remote.host import Host, answered
 from fcl_bench.engine.remote.transport import Gone, Remote
 
@@ -57,16 +58,15 @@ class Remotes:
 
     def __call__(self, method, problem, holdings, columns, labelled, inputs, middleware=()) -> Remote:
         clients = Clients(method, problem, holdings, columns, labelled, middleware, run="a run")
-        hosts = []
+        hosts, places = [], homes(clients, self.processes)
         for process in range(self.processes):
-            own = residents(process, self.processes, clients.count)
+            own = residents(places, process)
             rows = torch.from_numpy(clients.rows(own))
             theirs = torch.full_like(inputs, torch.nan if inputs.is_floating_point() else 255)
             theirs[rows] = inputs[rows]
             keeper = Keeper(self.folder, clients.run, f"process-{process}")
             hosts.append(Host(f"process {process}", clients, own, theirs[rows], keeper))
         self.post = Posts(hosts)
-        homes = [home(client, self.processes) for client in range(clients.count)]
         if self.local:
-            homes = [process or -1 for process in homes]
-        return Remote(clients, self.post, homes, hosts[0] if self.local else None)
+            places = [process or -1 for process in places]
+        return Remote(clients, self.post, places, hosts[0] if self.local else None)
