@@ -80,7 +80,7 @@ def test_a_first_stage_and_the_features_after_it(asked, used, tmp_path, amx, cap
 def test_a_process_of_clients_extracts_in_the_servers_precision(tmp_path):
     stage = ("adapt=fedavg", "adapt.training.rounds=1", "adapt.training.epochs=1", "backbone.precision=bfloat16")
     settings = settings_for(tmp_path, "method=afl", *TRAINED[1:], *stage)
-    site = Site(settings, "rank 1", range)
+    site = Site(settings, "rank 1", lambda clients: range(clients.count))
     plan = site.plan
     assert plan.problem.network is not None
     body = plan.problem.network.build()

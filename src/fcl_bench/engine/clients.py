@@ -17,19 +17,6 @@ from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.problem import Problem
 
 
-def home(client: int, processes: int) -> int:
-    """The process, from 0, in which a client lives. A client never moves, since its state is there.
-
-    Clients are dealt in turn: uploads are absorbed in client order, so that neighbours work at the same time.
-    """
-    return client % processes
-
-
-def residents(process: int, processes: int, clients: int) -> range:
-    """The clients, of K, that live in a process, ascending."""
-    return range(process, clients, processes)
-
-
 @dataclass(frozen=True)
 class Clients:
     """All that determines what each client does, except the samples themselves.

@@ -29,12 +29,11 @@ class Site:
     Args:
         settings: the whole configuration, the same as the server's.
         name: of the process, for messages.
-        residents: who lives here, given K.
+        residents: which clients live here.
     """
 
-    def __init__(self, settings: Settings, name: str, residents: Callable[[int], Sequence[int]]) -> None:
-        self._settings, self._name = settings, name
-        self._own = list(residents(settings.scalars.clients))
+    def __init__(self, settings: Settings, name: str, residents: Callable[[Clients], Sequence[int]]) -> None:
+        self._settings, self._name, self._residents = settings, name, residents
         self._network: Extractor | None = None
         self._host: Host | None = None
 
@@ -80,11 +79,12 @@ class Site:
         """The clients of one of the run's federations, with the samples that the server gave, or images from here."""
         clients: Clients = clients_of(self.plan) if stage == "run" else first_stage_clients(self.plan)
         self._host = None  # before the next one's samples come
+        own = list(self._residents(clients))
         if "inputs" in given:
             inputs = given["inputs"]
         else:
-            inputs = training_images(self.plan)[torch.from_numpy(clients.rows(self._own))]
-        return Host(self._name, clients, self._own, inputs, Keeper(keep, clients.run, self._name.replace(" ", "-")))
+            inputs = training_images(self.plan)[torch.from_numpy(clients.rows(own))]
+        return Host(self._name, clients, own, inputs, Keeper(keep, clients.run, self._name.replace(" ", "-")))
 
 
 def serve(settings: Settings) -> None:

@@ -7,19 +7,26 @@ from pathlib import Path
 
 import torch
 
-from fcl_bench.engine.clients import Clients, home, residents
+from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.keeper import Keeper
+from fcl_bench.engine.remote.dealing import homes, residents
 from fcl_bench.engine.remote.host import Host, answered
 from fcl_bench.engine.remote.transport import Gone, Remote
 
 
 class Posts:
-    """A post whose processes compute an answer when it is asked for; `gone`: those that are there no more."""
+    """A post whose processes compute an answer when it is asked for.
+
+    Attributes:
+        gone: processes that are there no more.
+        slow: whether an answer that is due has not come yet, however often one looks.
+    """
 
     def __init__(self, hosts: list[Host]) -> None:
         self.hosts = hosts
         self.names = [f"process {number}" for number in range(len(hosts))]
         self.gone: set[int] = set()
+        self.slow = False
         self.sent: list[tuple[int, int]] = []
         self._answers: dict[int, list[Iterator[bytes]]] = {number: [] for number in range(len(hosts))}
 
@@ -28,6 +35,9 @@ class Posts:
             raise Gone("its cable was cut")
         self.sent.append((process, len(request)))
         self._answers[process].append(answered(request, self.hosts[process].answers))
+
+    def ready(self, process: int) -> bool:
+        return not self.slow
 
     def receive(self, process: int) -> bytes:
         if process in self.gone:
@@ -48,16 +58,15 @@ class Remotes:
 
     def __call__(self, method, problem, holdings, columns, labelled, inputs, middleware=()) -> Remote:
         clients = Clients(method, problem, holdings, columns, labelled, middleware, run="a run")
-        hosts = []
+        hosts, places = [], homes(clients, self.processes)
         for process in range(self.processes):
-            own = residents(process, self.processes, clients.count)
+            own = residents(places, process)
             rows = torch.from_numpy(clients.rows(own))
             theirs = torch.full_like(inputs, torch.nan if inputs.is_floating_point() else 255)
             theirs[rows] = inputs[rows]
             keeper = Keeper(self.folder, clients.run, f"process-{process}")
             hosts.append(Host(f"process {process}", clients, own, theirs[rows], keeper))
         self.post = Posts(hosts)
-        homes = [home(client, self.processes) for client in range(clients.count)]
         if self.local:
-            homes = [process or -1 for process in homes]
-        return Remote(clients, self.post, homes, hosts[0] if self.local else None)
+            places = [process or -1 for process in places]
+        return Remote(clients, self.post, places, hosts[0] if self.local else None)

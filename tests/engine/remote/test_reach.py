@@ -62,7 +62,7 @@ def test_shares_of_an_extraction_are_whole_batches_and_all_of_them(processes, st
 def test_a_process_extracts_the_features_of_a_whole_pass(tmp_path):
     """Of digits with an untrained network, from the second batch on."""
     settings = settings_for(tmp_path, "method=afl", "backbone=tiny", "backbone.width=4", "profile=quick")
-    site = Site(settings, "rank 1", lambda clients: range(1, clients, 2))
+    site = Site(settings, "rank 1", lambda clients: range(1, clients.count, 2))
     plan = site.plan
     whole = torch.cat(list(plan.extractor.batches(plan.dealt.dataset.train)))
     batch = plan.extractor.batch

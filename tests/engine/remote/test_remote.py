@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.clients import Clients, home, residents
+from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.keeper import Keeper, as_state, new_tag
 from fcl_bench.engine.node import Node
 from fcl_bench.engine.remote.census import Census, counted, require_alike
@@ -28,7 +28,8 @@ from tests.methods.harness import problem_of
 from tests.methods.test_fedprotip_tip import UPDATED
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
 
-SIZES = [[9, 4, 5], [5, 8, 3]]
+#: Of two processes, the first has clients 0 and 2.
+SIZES = [[4, 9, 5], [5, 8, 3]]
 CASES = {
     "fedran": lambda: (FedRAN(M=12, rank=3, ssl=True, tau=-1.0), problem_of(6), feature_tasks(0, [2, 2], SIZES)),
     "fedprotip": lambda: (
@@ -77,7 +78,7 @@ def test_processes_that_know_their_own_clients_alone_give_the_same_bits(case, lo
     assert ledgers[0].communication() == ledgers[1].communication()
     for process, host in enumerate(remotes.post.hosts):
         own = [len(clients[k]) for clients in host.node.data.holdings for k in range(3)]
-        assert own == [size if home(k, 2) == process else 0 for clients in SIZES for k, size in enumerate(clients)]
+        assert own == [size if k % 2 == process else 0 for clients in SIZES for k, size in enumerate(clients)]
         assert len(host.node.data._inputs) == sum(own)
 
 
@@ -176,6 +177,51 @@ def test_no_more_than_one_upload_of_each_process_is_made_before_it_is_asked_for(
     assert taken == list(range(1, len(turns) + 1))
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_the_servers_process_does_its_turns_instead_of_waiting_and_the_bits_are_the_same(case, tmp_path, monkeypatch):
+    """The answers of the other process have never come when one looks, so all of its own clients go first."""
+    turns = []
+    turn = Node.turn
+    alone, remotes = made(case, InProcess.of), Remotes(tmp_path)
+    apart = made(case, remotes)
+    alone.run(lambda _: None)
+    remotes.post.slow = True
+    monkeypatch.setattr(Node, "turn", lambda self, client, sent: (turns.append(client), turn(self, client, sent))[1])
+    apart.run(lambda _: None)
+    assert same(bits(alone), bits(apart))
+    assert rows(alone) == rows(apart)
+    rounds = len({(row.task, row.round) for row in alone.state.ledger.uploads})
+    first = [0, 2] if case == "fedran" else [0, 2, 1]
+    assert turns == [*first, *[0, 2, 1] * (rounds - 1)]
+
+
+def test_the_state_of_a_client_whose_upload_waited_and_was_refused_is_the_one_before_its_turn(tmp_path):
+    kept = []
+    for transport in (InProcess.of, Remotes(tmp_path)):
+        problem, tasks = tiny_problem(), image_tasks(np.random.default_rng(0), [2], [[4, 9, 5]])
+        run = federation_of(Scaffold(training=training()), problem, tasks, transport=transport, drops=True)
+        # The sixth is client 2's of the second round: its turn came before client 1's.
+        objecting_to(run.server, 6)
+        if transport != InProcess.of:
+            transport.post.slow = True
+        run.run(lambda _: None)
+        nodes = [run.transport._node] if transport == InProcess.of else [host.node for host in transport.post.hosts]
+        kept.append(({k: v for node in nodes for k, v in node.state_dict().items()}, run.state.ledger.dropped()))
+    assert kept[0][1] == kept[1][1] == [(2, 1)]
+    assert same(kept[0][0], kept[1][0])
+
+
+def test_no_turn_is_done_ahead_once_the_answer_is_there(tmp_path, monkeypatch):
+    turns, taken = [], []
+    turn = Node.turn
+    monkeypatch.setattr(Node, "turn", lambda self, client, sent: (turns.append(client), turn(self, client, sent))[1])
+    run = made("fedran", Remotes(tmp_path))
+    absorb = run.server.absorb
+    run.server.absorb = lambda client, upload: (taken.append(len(turns)), absorb(client, upload))[1]
+    run.run(lambda _: None)
+    assert taken == list(range(1, len(turns) + 1))
+
+
 def test_a_broadcast_goes_once_to_each_process_and_not_to_those_without_a_participant(tmp_path):
     remotes = Remotes(tmp_path, processes=3, local=False)
     run = made("fedran", remotes)
@@ -185,13 +231,13 @@ def test_a_broadcast_goes_once_to_each_process_and_not_to_those_without_a_partic
     assert asked == {0: 1 + 2, 1: 1 + 1, 2: 1 + 2}
 
 
-def objecting_to_the_fifth(server) -> None:
-    """The fifth upload is found to contradict itself."""
+def objecting_to(server, number: int) -> None:
+    """The upload of this number, from 1, is found to contradict itself."""
     objection, seen = server.objection, []
 
     def found(upload):
         seen.append(upload)
-        return "it is the fifth" if len(seen) == 5 else objection(upload)
+        return "it is that one" if len(seen) == number else objection(upload)
 
     server.objection = found
 
@@ -202,7 +248,7 @@ def test_clients_whose_uploads_are_refused_keep_what_they_kept_before(tmp_path):
     for transport in (InProcess.of, Remotes(tmp_path, local=False, processes=1)):
         problem, tasks = tiny_problem(), image_tasks(np.random.default_rng(0), [2], [[9, 4, 5]])
         run = federation_of(Scaffold(training=training()), problem, tasks, transport=transport, drops=True)
-        objecting_to_the_fifth(run.server)
+        objecting_to(run.server, 5)
         run.run(lambda _: None)
         node = run.transport._node if transport == InProcess.of else transport.post.hosts[0].node
         if transport != InProcess.of:
@@ -306,10 +352,6 @@ def test_every_client_lives_once():
     ):
         with pytest.raises(UserError, match=line):
             counted(processes, 3, 1)
-    for processes in (1, 2, 3, 7):
-        homes = [k for process in range(processes) for k in residents(process, processes, 5)]
-        assert sorted(homes) == list(range(5))
-        assert all(k in residents(home(k, processes), processes, 5) for k in range(5))
 
 
 def test_a_census_counts_what_the_clients_have():

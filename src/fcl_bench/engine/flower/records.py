@@ -1,23 +1,46 @@
-"""Byte strings as the content of a Flower message: one array of plain bytes each, which Flower sends in pieces."""
+"""Byte strings as the content of a Flower message: one array of plain bytes, which Flower sends in pieces.
+
+Flower sends every array as two objects, each with a request of its own, and a reader who comes before the last object
+waits for a second or more. So the strings of one message share an array, which begins with their number and lengths.
+"""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 
 from flwr.app import Array, ArrayRecord, RecordDict
 
 _BLOBS = "blobs"
-#: How Flower is told to read the arrays: not at all.
+#: How Flower is told to read the array: not at all.
 _AS_IS = "fcl-bench"
+#: A number or a length.
+_LENGTH = struct.Struct("<q")
 
 
 def content(blobs: Sequence[bytes]) -> RecordDict:
     """Return the byte strings as a record."""
-    arrays = {str(number): Array("uint8", (len(blob),), _AS_IS, blob) for number, blob in enumerate(blobs)}
-    return RecordDict({_BLOBS: ArrayRecord(arrays)})
+    lengths = [_LENGTH.pack(length) for length in (len(blobs), *map(len, blobs))]
+    joined = b"".join([*lengths, *blobs])
+    return RecordDict({_BLOBS: ArrayRecord({_BLOBS: Array("uint8", (len(joined),), _AS_IS, joined)})})
 
 
 def blobs(records: RecordDict) -> list[bytes]:
-    """Return what `content` was given."""
-    arrays = records.array_records[_BLOBS]
-    return [arrays[str(number)].data for number in range(len(arrays))]
+    """Return what `content` was given.
+
+    Raises:
+        ValueError: the record is not one that `content` returns.
+    """
+    try:
+        joined = records.array_records[_BLOBS][_BLOBS].data
+        (count,) = _LENGTH.unpack_from(joined)
+        lengths = struct.unpack_from(f"<{count}q", joined, _LENGTH.size)
+    except (KeyError, struct.error) as error:
+        raise ValueError(f"the record has no byte strings of fcl-bench: {error}") from error
+    found, start = [], _LENGTH.size * (1 + count)
+    if min(lengths, default=0) < 0 or start + sum(lengths) != len(joined):
+        raise ValueError("the record's byte strings do not have the lengths that it gives")
+    for length in lengths:
+        found.append(joined[start : start + length])
+        start += length
+    return found

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.keeper import Keeper, resolved
-from fcl_bench.engine.node import Node
+from fcl_bench.engine.node import Node, Reply
 from fcl_bench.engine.remote.census import Census
 from fcl_bench.engine.remote.replies import Said, heard, on, reply_said, said
 from fcl_bench.errors import UserError
@@ -47,10 +47,8 @@ class Host:
         if request.kind == "census":
             yield said("census", **self.census.state())
         elif request.kind == "exchange":
-            self.node.settle()
-            broadcast = on(request.message, self._device)
-            for client in filter(self._has, beside["clients"]):
-                yield reply_said(self.node.turn(client, broadcast))
+            for reply in self.turns(beside["clients"], on(request.message, self._device)):
+                yield reply_said(reply)
         elif request.kind == "save":
             self.save(beside["tag"])
             yield said("saved")
@@ -59,6 +57,12 @@ class Host:
             yield said("restored")
         else:
             raise ValueError(f"{request.kind} is nothing that a process of clients does")
+
+    def turns(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply]:
+        """The replies of those clients of a round that live here; a turn is done when its reply is asked for."""
+        self.node.settle()
+        for client in filter(self._has, present):
+            yield self.node.turn(client, broadcast)
 
     def _has(self, client: int) -> bool:
         return client in self.own

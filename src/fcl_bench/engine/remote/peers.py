@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from fcl_bench.engine.remote.transport import Gone
+from fcl_bench.engine.remote.waiting import Room
 from fcl_bench.errors import first_line
 
 #: The length that tells a peer that nothing more will come.
@@ -21,9 +22,8 @@ CLOSED = "its connection closed"
 class Peer:
     """Another rank.
 
-    A thread reads what it sends, one message ahead of whoever takes it: so a rank computes while its last upload waits,
-    there are never more than two of its uploads in this process, and waiting for it can be interrupted, which a wait in
-    torch's own code cannot.
+    A thread reads what it sends, before anybody asks for it: so a rank computes on while its uploads wait here, as long
+    as these have `Room`. And waiting for it can be interrupted, which a wait in torch's own code cannot.
 
     Args:
         rank: its number.
@@ -36,7 +36,7 @@ class Peer:
         self.ended = False
         self._rank = rank
         self._inbox: SimpleQueue[torch.Tensor | str] = SimpleQueue()
-        self._room = threading.Semaphore(1)
+        self._room = Room()
         self._gone, self._leaving = "", False
         self._thread = threading.Thread(target=self._read, name=f"reads {name}", daemon=True)
         self._thread.start()
@@ -50,12 +50,10 @@ class Peer:
                     self.ended = True
                     self._inbox.put("it has come to its end")
                     return
-                self._room.acquire()
+                self._room.take(int(length))
                 body = torch.empty(int(length), dtype=torch.uint8)
                 dist.recv(body, self._rank)
-                if self._leaving:
-                    self._room.release()
-                else:
+                if not self._leaving:
                     self._inbox.put(body)
         except (RuntimeError, ValueError) as error:
             self._inbox.put(_reason(error))
@@ -69,6 +67,10 @@ class Peer:
         except RuntimeError as error:
             raise Gone(_reason(error)) from error
 
+    def ready(self) -> bool:
+        """Whether `receive` returns, or raises `Gone`, at once."""
+        return bool(self._gone) or not self._inbox.empty()
+
     def receive(self, seconds: float | None = None) -> memoryview:
         """The next message. Raises `Gone` if none will come, or none has come in time."""
         if self._gone:
@@ -80,7 +82,7 @@ class Peer:
         if isinstance(body, str):
             self._gone = body
             raise Gone(body)
-        self._room.release()
+        self._room.give_back(len(body))
         return body.numpy().data
 
     def end(self) -> None:
@@ -93,7 +95,7 @@ class Peer:
     def await_end(self, seconds: float) -> None:
         """Wait until the peer has said so, too, so that its connection may be closed; what else it says is dropped."""
         self._leaving = True
-        self._room.release()
+        self._room.unbind()
         self._thread.join(seconds)
 
 

@@ -15,6 +15,7 @@ from fcl_bench.engine.raw import RawSamples
 from fcl_bench.engine.remote.census import Census, counted, require_alike
 from fcl_bench.engine.remote.host import Host, states_of
 from fcl_bench.engine.remote.replies import Said, heard, reply_heard, said
+from fcl_bench.engine.remote.waiting import OwnTurns
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
 
@@ -39,11 +40,15 @@ class Post(Protocol):
     def receive(self, process: int) -> bytes | memoryview:
         """The next answer of a process. Raises `Gone` where none will come."""
 
+    def ready(self, process: int) -> bool:
+        """Whether `receive` does not have to wait."""
+
 
 class Remote:
     """Clients in other processes, and perhaps some in this one.
 
-    Answers are taken in client order; each process computes as far ahead as the post has room for its answers.
+    Answers are taken in client order; each process computes as far ahead as there is room for its answers, this one
+    while the answer that is due has not come.
 
     Args:
         clients: of the whole federation.
@@ -97,16 +102,16 @@ class Remote:
             except Gone as error:
                 gone[process] = str(error)
         del request
-        if self._local is not None:
-            self._local.node.settle()
+        own = OwnTurns(iter(()) if self._local is None else self._local.turns(present, broadcast))
         for client in present:
             process = self._homes[client]
             if process < 0:
-                assert self._local is not None
-                yield self._local.node.turn(client, broadcast)
+                yield own.next()
             elif process in gone:
                 yield Lost(client, gone[process])
             else:
+                while not self._post.ready(process) and own.work_ahead():
+                    pass
                 yield self._reply(process, client, gone)
 
     def _reply(self, process: int, client: int, gone: dict[int, str]) -> Reply | Lost:

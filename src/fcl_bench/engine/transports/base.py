@@ -101,9 +101,9 @@ class Reach(ABC):
         """Name of this process, for messages."""
         return "this process"
 
-    def residents(self, clients: int) -> Sequence[int]:
-        """Which of K clients live in this process, ascending."""
-        return range(clients)
+    def residents(self, clients: Clients) -> Sequence[int]:
+        """Which clients live in this process, ascending."""
+        return range(clients.count)
 
     def follow(self, answers: Callable[[Said], Iterator[bytes]]) -> None:
         """Answer the server's process until the run is over; of a process that `follows`."""

@@ -17,9 +17,10 @@ import torch.distributed as dist
 from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.config import knob
 from fcl_bench.data.sources.base import Split
-from fcl_bench.engine.clients import Clients, home, residents
+from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.keeper import Keeper
 from fcl_bench.engine.remote.census import Census, require_alike
+from fcl_bench.engine.remote.dealing import homes, residents
 from fcl_bench.engine.remote.host import Host, answered
 from fcl_bench.engine.remote.peers import CLOSED, Peer
 from fcl_bench.engine.remote.placing import Place, place
@@ -81,6 +82,10 @@ class ServersRank(Link):
         """See `Post`."""
         return self._peers[process].receive()
 
+    def ready(self, process: int) -> bool:
+        """See `Post`."""
+        return self._peers[process].ready()
+
     def begin(self, run: str, device: torch.device) -> None:
         for rank in self._peers:
             self._ask(rank, said("plan"))
@@ -89,20 +94,20 @@ class ServersRank(Link):
         require_alike(own, self._censuses)
 
     def federate(self, clients: Clients, inputs: torch.Tensor, keep: Path) -> Transport:
+        places = homes(clients, self._size)
         for rank in self._peers:
             message = None
             if inputs.is_floating_point():
-                rows = clients.rows(residents(rank, self._size, clients.count))
+                rows = clients.rows(residents(places, rank))
                 message = Message({"inputs": inputs[torch.from_numpy(rows)]})
             self._ask(rank, said("open", message, stage=clients.stage, keep=str(keep.absolute())))
             del message
-        own = residents(0, self._size, clients.count)
+        own = residents(places, 0)
         samples = inputs[torch.from_numpy(clients.rows(own))]
         local = Host(rank_name(0), clients, own, samples, Keeper(keep, clients.run, "rank-0"))
         for rank in self._peers:
             self._hear(rank, "opened")
-        homes = [home(client, self._size) or -1 for client in range(clients.count)]
-        return Remote(clients, self, homes, local)
+        return Remote(clients, self, [place or -1 for place in places], local)
 
     def batches(self, extractor: Extractor, side: str, split: Split, start: int) -> Iterator[torch.Tensor]:
         batch = extractor.batch
@@ -185,9 +190,9 @@ class OverRanks(Reach):
     def process(self) -> str:
         return rank_name(place().rank)
 
-    def residents(self, clients: int) -> range:
+    def residents(self, clients: Clients) -> list[int]:
         where = place()
-        return residents(where.rank, where.size, clients)
+        return residents(homes(clients, where.size), where.rank)
 
     @contextmanager
     def connect(self) -> Iterator[Link]:

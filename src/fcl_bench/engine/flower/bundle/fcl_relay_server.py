@@ -9,7 +9,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from fcl_bench.engine.flower import records
 from fcl_bench.engine.flower.frames import Frame, connected, receive, send
+from fcl_bench.engine.flower.patience import retry_soon
 
+retry_soon()
 app = ServerApp()
 
 
