@@ -37,7 +37,7 @@ def inputs(tmp_path):
 
 #: What was typed ({} is the folder of `inputs`) -> what the one line must hold.
 BAD_INPUT = [
-    ("methd=fedran", "unknown key methd (did you mean method?"),
+    ("methd=fedran", "unknown key methd (did you mean method or"),
     ("method=fedrn", "method=fedrn is not known (did you mean fedran"),
     ("data=cifar11", "data=cifar11 is not known (did you mean cifar10 or cifar100?"),
     ("backbone=resnet", "backbone=resnet is not known (did you mean resnet18"),
