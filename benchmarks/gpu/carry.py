@@ -53,6 +53,8 @@ def pack(folders: list[Path], to: Path, limit: int) -> list[Path]:
     Returns:
         The parts' folders.
     """
+    if limit < 1:
+        raise ValueError(f"parts of {limit} bytes hold nothing")
     pieces: list[list[dict[str, object]]] = [[]]
     room = limit
     files = [(folder, file) for folder in folders for file in sorted(folder.rglob("*")) if file.is_file()]
@@ -117,12 +119,14 @@ def unpack(parts: list[Path], to: Path) -> list[str]:
         with open(target, "wb") as file:
             for _, piece, _ in own:
                 file.write(piece.read_bytes())
-        if _hash(target) != digest:
-            target.unlink()
-            raise ValueError(f"{path} is damaged: pack and carry it again")
+        damaged = _hash(target) != digest
+        # Of a damaged file too: pieces of two packings would be put together again and again.
         for _, piece, _ in own:
             piece.unlink()
             piece.with_suffix(".json").unlink()
+        if damaged:
+            target.unlink()
+            raise ValueError(f"{path} is damaged: pack and carry it again")
     return sorted(missing)
 
 

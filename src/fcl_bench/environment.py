@@ -129,15 +129,16 @@ def computing(threads: int | None) -> Iterator[None]:
         return
     import torch
 
-    state = _THREADS
+    state, libraries = _THREADS, _blas_libraries()
     with state.lock:
         state.blocks += 1
-        if state.blocks == 1:
-            state.restore.callback(torch.set_num_threads, torch.get_num_threads())
-            state.restore.enter_context(_blas_libraries().limit(limits=threads))
-    # OpenMP keeps the number for each Python thread.
-    torch.set_num_threads(threads)
     try:
+        with state.lock:
+            if state.blocks == 1:
+                state.restore.callback(torch.set_num_threads, torch.get_num_threads())
+                state.restore.enter_context(libraries.limit(limits=threads))
+        # OpenMP keeps the number for each Python thread.
+        torch.set_num_threads(threads)
         yield
     finally:
         with state.lock:

@@ -82,6 +82,14 @@ def test_every_marker_has_a_symbol_of_its_own_on_the_page():
     assert {_look(look)["symbol"] for look in CEILING_LOOKS.values()} == {""}
 
 
+def test_plotly_has_every_symbol():
+    validators = pytest.importorskip("plotly.validator_cache")
+    symbols = validators.ValidatorCache.get_validator("scatter.marker", "symbol")
+    for pair in METHODS.values():
+        for variant in range(4):
+            symbols.validate_coerce(_look(line_look(pair, variant))["symbol"])
+
+
 def test_every_method_of_the_configuration_has_a_look_of_its_own():
     methods = {file.stem for file in (REPOSITORY / "conf" / "method").glob("*.yaml")}
     assert len(methods) > 5

@@ -65,7 +65,7 @@ class Keeper:
         if missing:
             raise UserError(
                 f"{self.folder / tag} lacks what {len(missing)} clients kept, client {min(missing)} for one",
-                "the folder from where the run was, or force=true to start anew",
+                "the folder from where the run was, with the files of all its processes, or force=true to start anew",
             )
         self._last = tag
         return found

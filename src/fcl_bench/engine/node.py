@@ -231,9 +231,10 @@ class Node:
 
     def train_ahead(self, shards: Sequence[Shard], broadcast: Message) -> str:
         """Have clients train side by side before their turns; returns why they don't (see `Client`)."""
-        # A broadcast is the same for all clients.
-        received = self._middleware.receive(broadcast, shards[0].client)
-        return self._client.train_ahead(shards, received, [self.keeps(shard.client) for shard in shards])
+        with environment.computing(self._problem.threads):
+            # A broadcast is the same for all clients.
+            received = self._middleware.receive(broadcast, shards[0].client)
+            return self._client.train_ahead(shards, received, [self.keeps(shard.client) for shard in shards])
 
     def turn(self, client: int, broadcast: Message, shard: Shard | None = None) -> Reply:
         """One client's turn in the broadcast's task and round. Only the client's state remains here afterwards.

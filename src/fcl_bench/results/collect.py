@@ -31,7 +31,7 @@ _GROUPS = ("split", "partition", "adapt", "faults", "noise", "secure")
 _BESIDE = ("drift", "evaluate_rounds", "predictions", "experiment", "profile")
 #: Keys of a transport that say how its processes find each other.
 _MEETING = ("transport.link", "transport.ca", "transport.meeting")
-_NEITHER = ("transport", "device", "out", "force", "preview", "cache", "checkpoint_rounds", *_BESIDE)
+_NEITHER = ("transport", "device", "threads", "out", "force", "preview", "cache", "checkpoint_rounds", *_BESIDE)
 _LEFT_OUT = {*_RECORDED, "method", "seed", *_NEITHER}
 #: How many mixed values a message lists, and how many characters of each.
 _VALUES, _SHOWN = 4, 40

@@ -115,5 +115,7 @@ class Heads:
 
 def parts(columns: Sequence[int], sizes: list[int]) -> list[tuple[int, ...]]:
     """`columns` (L,) in groups of those sizes, such as the columns of each head."""
+    if sum(sizes) != len(columns):
+        raise ValueError(f"{len(columns)} columns are no groups of {sizes}")
     ends = list(accumulate(sizes))
     return [tuple(columns[end - size : end]) for size, end in zip(sizes, ends, strict=True)]

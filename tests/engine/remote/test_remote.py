@@ -327,7 +327,7 @@ CENSUS = Census("the server", "id", "run", "0.3", "2.8", 1, "cpu", [], [], [])
         (
             {"threads": 4, "package": "0.2"},
             "rank 1 has fcl-bench 0.2, the server 0.3; rank 1 has threads: 4, the server 1 (the same version"
-            " everywhere; the same OMP_NUM_THREADS everywhere, since sums round by the number of threads)",
+            " everywhere; the same threads= and OMP_NUM_THREADS everywhere, since sums round by the number of threads)",
         ),
     ],
 )

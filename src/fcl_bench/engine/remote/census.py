@@ -78,7 +78,10 @@ _SAME = {
     "torch_version": ("torch", "the same version everywhere"),
     "run": ("the run", "the same command, data and device everywhere"),
     "stage": ("the stage", "the same command everywhere"),
-    "threads": ("threads:", "the same OMP_NUM_THREADS everywhere, since sums round by the number of threads"),
+    "threads": (
+        "threads:",
+        "the same threads= and OMP_NUM_THREADS everywhere, since sums round by the number of threads",
+    ),
     "device": ("the device", "the same kind of device everywhere"),
 }
 

@@ -34,7 +34,7 @@ class Host:
         self, process: str, clients: Clients, own: range | list[int], inputs: torch.Tensor, keeper: Keeper
     ) -> None:
         self.node: Node = clients.node(inputs, own)
-        self.own = list(own)
+        self.own, self._residents = list(own), frozenset(own)
         self._device = clients.problem.device
         self._keeper = keeper
         self.census = Census.of(process, clients, own, self.node.data.raw)
@@ -65,7 +65,7 @@ class Host:
             yield self.node.turn(client, broadcast)
 
     def _has(self, client: int) -> bool:
-        return client in self.own
+        return client in self._residents
 
     def save(self, tag: str) -> None:
         """Keep the clients' states on this process's disk."""

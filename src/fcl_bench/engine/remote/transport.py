@@ -102,6 +102,8 @@ class Remote:
             except Gone as error:
                 gone[process] = str(error)
         del request
+        if self._local is not None:
+            self._local.node.settle()  # at once, though its turns are done one by one
         own = OwnTurns(iter(()) if self._local is None else self._local.turns(present, broadcast))
         for client in present:
             process = self._homes[client]

@@ -54,20 +54,25 @@ class OwnTurns:
     def __init__(self, replies: Iterator[Reply], most: int = MOST) -> None:
         self._replies, self._most = replies, most
         self._waiting: deque[bytes] = deque()
-        self._largest = 0
+        self._bytes = self._largest = 0
 
     def work_ahead(self) -> bool:
         """Do the next turn now; returns False if there is none, or no room for its reply."""
-        if self._waiting and sum(map(len, self._waiting)) + self._largest > self._most:
+        if self._waiting and self._bytes + self._largest > self._most:
             return False
         if (reply := next(self._replies, None)) is None:
             return False
         # As bytes, like another process's reply: the next turn may use the memory of this one's upload.
         blob = reply_said(reply)
         self._waiting.append(blob)
+        self._bytes += len(blob)
         self._largest = max(self._largest, len(blob))
         return True
 
     def next(self) -> Reply:
         """The reply that is due."""
-        return reply_heard(heard(self._waiting.popleft())) if self._waiting else next(self._replies)
+        if not self._waiting:
+            return next(self._replies)
+        blob = self._waiting.popleft()
+        self._bytes -= len(blob)
+        return reply_heard(heard(blob))

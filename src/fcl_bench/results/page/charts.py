@@ -33,6 +33,8 @@ _SYMBOLS: dict[Marker, str] = {
 }
 #: What Plotly adds to the name of a symbol that has an inside, for each way of filling it.
 _FILLINGS = {"none": "-open", "full": "", "left": "-open-dot", "bottom": "-dot"}
+#: Symbols that Plotly draws without a dot inside; variants of their methods differ in dashes alone.
+_NO_DOT = ("circle-cross", "circle-x", "square-cross", "square-x", "diamond-cross", "diamond-x", "hourglass", "bowtie")
 _DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
 
 
@@ -94,7 +96,10 @@ def _look(look: Mapping[str, Any]) -> dict[str, str]:
 
 def _symbol(marker: Marker, filling: str) -> str:
     name = _SYMBOLS[marker]
-    return name if name.endswith("-open") else f"{name}{_FILLINGS[filling]}"
+    if name.endswith("-open"):
+        return name
+    added = _FILLINGS[filling]
+    return name + (added.replace("-dot", "") if name in _NO_DOT else added)
 
 
 def _number(value: float) -> float | None:
