@@ -2,7 +2,7 @@
 
     python benchmarks/gpu/carry.py wheels --to FOLDER                # what the machine's Python lacks, as wheels
     python benchmarks/gpu/carry.py pack FOLDER ... --to .carry --limit 50
-    python3 benchmarks/gpu/carry.py unpack .carry/part-* --to /tmp/fcl    # there: as often as there are parts
+    python3 benchmarks/gpu/carry.py unpack .carry/part-* --to .carry/there    # there: as often as there are parts
 
 Each part holds pieces of files and says which. `unpack` keeps the pieces that have come, and makes each file as soon as
 all of its pieces are there. Nothing but Python's own library is imported, since this runs there before all else.
