@@ -17,6 +17,9 @@ from tests.conftest import REPOSITORY, write_features
 from tests.execution.training_runs import TINY
 from tests.small_runs import run_in
 
+#: The process of these tests may use another number of threads than the ranks, and sums round by it.
+ALIKE = "threads=1"
+
 #: What two ranks may see differently.
 OF_ITS_OWN = {"runtime", "environment", "transport", "files", "checksum"}
 
@@ -69,7 +72,7 @@ def same_but_for_the_clock(ranks: Path, alone: Path) -> None:
 def features(tmp_path_factory) -> tuple[str, ...]:
     path = tmp_path_factory.mktemp("features") / "features.npz"
     write_features(path)
-    return ("data=features", f"data.path={path}", "tasks=3", "clients=3", "beta=0.5")
+    return ("data=features", f"data.path={path}", "tasks=3", "clients=3", "beta=0.5", ALIKE)
 
 
 @pytest.fixture
@@ -106,8 +109,8 @@ LONG = (
 
 def test_two_ranks_leave_what_one_process_does_and_a_dead_one_is_told_of(features, images, tmp_path, alone):
     """Then one process goes on from where the rank died, with the bits of a run that nothing disturbed."""
-    dying = ("method=fedprotip", *TINY, *images)
-    runs = [(*features, *own) for own in CLOSED] + [(*images, *own) for own in TRAINED]
+    dying = ("method=fedprotip", *TINY, *images, ALIKE)
+    runs = [(*features, *own) for own in CLOSED] + [(*images, *own, ALIKE) for own in TRAINED]
     plan = [{"overrides": run} for run in runs] + [{"overrides": dying, "rank": 1, "dies": 1}]
     begin = time.monotonic()
     told, silent = finished(started(tmp_path, plan))
@@ -131,7 +134,7 @@ def test_two_ranks_leave_what_one_process_does_and_a_dead_one_is_told_of(feature
 
 @pytest.mark.long
 def test_the_other_methods_over_two_ranks(images, tmp_path, alone):
-    runs = [(*images, *own) for own in LONG]
+    runs = [(*images, *own, ALIKE) for own in LONG]
     told, _ = finished(started(tmp_path, [{"overrides": run} for run in runs]))
     folders = [Path(line.split(" ", 1)[1]) for line in told.splitlines()]
     for run, folder in zip(runs, folders, strict=True):
@@ -140,7 +143,7 @@ def test_the_other_methods_over_two_ranks(images, tmp_path, alone):
 
 @pytest.mark.long
 def test_rank_1_tells_of_a_dead_rank_0_and_two_new_ranks_go_on(images, tmp_path, alone):
-    dying = ("method=scaffold", *TINY, *images)
+    dying = ("method=scaffold", *TINY, *images, ALIKE)
     _, told = finished(started(tmp_path, [{"overrides": dying, "rank": 0, "dies": 1}]))
     assert (
         told == "0 error: rank 0 was lost: its connection closed (the same command goes on from the last checkpoint)\n"
