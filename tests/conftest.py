@@ -20,8 +20,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # As the command does, before torch is imported: tests may share their cores with other work.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Workers divide the cores among themselves.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Workers divide the cores among themselves. Whatever the caller has set: sums round by the number of threads.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for name in ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # they would come before it
+        os.environ.pop(name, None)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
@@ -39,6 +41,30 @@ def shared(path: str) -> Path:
 # not the process's (see `fcl_bench.engine.noise.accountant`).
 with redirect_stderr(sys.__stderr__), suppress(ModuleNotFoundError):
     import_module("absl.logging")
+
+
+def torch_threads() -> int | None:
+    """How many threads torch computes with; None before its import."""
+    return sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
+
+
+THREADS = pytest.StashKey[int | None]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[THREADS] = torch_threads()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """A test that leaves torch another number of threads fails: later ones would round their sums otherwise."""
+    found = yield
+    before, after = item.stash[THREADS], torch_threads()
+    if before not in (None, after):
+        sys.modules["torch"].set_num_threads(before)
+        pytest.fail(f"the test left torch with {after} threads, and found it with {before}", pytrace=False)
+    return found
 
 
 # Hydra copies the store of all presets each time that it composes something, a third of the time that this takes.
