@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig
 
 from fcl_bench.composition import composed
 from fcl_bench.config import Settings, load_settings
@@ -16,7 +19,15 @@ from fcl_bench.protocol.task import Task
 
 
 def settings_for(out: Path, *overrides: str) -> Settings:
-    return load_settings(composed([f"out={out}", *overrides]))
+    config = copy.deepcopy(_composed_once(overrides))
+    config.out = str(out)
+    return load_settings(config)
+
+
+@functools.cache
+def _composed_once(overrides: tuple[str, ...]) -> DictConfig:
+    """Hydra takes a tenth of a second, and many tests run the same with another folder."""
+    return composed(overrides)
 
 
 def run_in(out: Path, *overrides: str) -> Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import torch
 
@@ -36,27 +37,59 @@ def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+class Reached(Exception):
+    """Ends a run at a checkpoint."""
+
+
 def assert_resumes(made: Callable[[], Federation], step: int = 1) -> tuple[Federation, list]:
-    """That a run goes on from every `step`-th checkpoint, and from the last, to the same end, bit for bit.
+    """That a run goes on from its first checkpoint to the same end, and from others to the same next one, bit for bit.
+
+    From one to the next, and not each to the end: the whole costs three runs, whatever the number of rounds.
 
     Args:
         made: the federation before its first task.
-        step: 1: from every checkpoint, one after each round.
+        step: 1: from every checkpoint, one after each round; n: from every n-th, and the last.
 
     Returns:
         The uninterrupted run, and all checkpoints.
     """
     saved: list = []
+    passed: list = []
     whole = made()
-    whole.run(lambda done: saved.append(copy.deepcopy(done.save())), every=1)
+
+    def keep(done: Federation) -> None:
+        saved.append(copy.deepcopy(done.save()))
+        passed.append(copy.deepcopy(learnt_by(done)))
+
+    whole.run(keep, every=1)
     assert len(saved) > 1
-    for checkpoint in [*saved[:-1:step], saved[-1]]:
+    for index in sorted({*range(0, len(saved), step), len(saved) - 1}):
         resumed = made()
-        resumed.restore(*copy.deepcopy(checkpoint))
-        resumed.run(lambda _: None)
-        assert same(resumed.server.state_dict(), whole.server.state_dict())
-        assert same(resumed.transport.state_dict(), whole.transport.state_dict())
-        assert resumed.server.report() == whole.server.report()
-        assert (resumed.state.answers["correct"] == whole.state.answers["correct"]).all()
-        assert resumed.state.client_storage_bytes == whole.state.client_storage_bytes
+        resumed.restore(*copy.deepcopy(saved[index]))
+        if 0 < index < len(saved) - 1:
+            with suppress(Reached):
+                resumed.run(stop, every=1)
+            assert_same(learnt_by(resumed), passed[index + 1])
+        else:
+            resumed.run(lambda _: None)
+            assert_same(learnt_by(resumed), learnt_by(whole))
+            assert resumed.server.report() == whole.server.report()
+            assert (resumed.state.answers["correct"] == whole.state.answers["correct"]).all()
     return whole, saved
+
+
+def stop(_: Federation) -> None:
+    raise Reached
+
+
+def learnt_by(federation: Federation) -> tuple:
+    """What a run has come to: tensors of the server and of the clients, how far it is, bytes that clients keep."""
+    state = federation.state
+    kept = state.client_storage_bytes
+    return federation.server.state_dict(), federation.transport.state_dict(), state.tasks_done, state.rounds_done, kept
+
+
+def assert_same(ours: tuple, theirs: tuple) -> None:
+    assert same(ours[0], theirs[0])
+    assert same(ours[1], theirs[1])
+    assert ours[2:] == theirs[2:]
