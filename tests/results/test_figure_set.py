@@ -12,7 +12,7 @@ from matplotlib.collections import FillBetweenPolyCollection
 
 from fcl_bench.errors import UserError
 from fcl_bench.results.collect import collect
-from fcl_bench.results.figures.figure_set import figure_set
+from fcl_bench.results.figures.figure_set import FIGURES, figure_set
 from fcl_bench.results.figures.rounds import progress
 from fcl_bench.results.figures.style import METHODS, drawn
 from fcl_bench.results.reference import FROM
@@ -26,9 +26,11 @@ pytestmark = [
 ]
 
 TASKS = 5
+#: The one figure that many tests look at.
+CURVES = ["accuracy_over_tasks"]
 
 
-def figures_of(folder, *runs):
+def figures_of(folder, *runs, only=FIGURES):
     """The figures of made-up runs, each with a folder whose curve starts at its A_avg and falls by one a task."""
     frame = made_up(*runs)
     frame = frame.assign(folder=frame["run_id"])
@@ -38,7 +40,7 @@ def figures_of(folder, *runs):
         (folder / run / "run.json").write_text(json.dumps({"metrics": {"accuracy": curve}}))
         matrix = np.tril(np.full((TASKS, TASKS), start)) + np.where(np.tri(TASKS) > 0, 0, np.nan)
         pd.DataFrame(matrix).to_csv(folder / run / "accuracy_matrix.csv", index=False)
-    return figure_set(frame, folder)
+    return figure_set(frame, folder, only)
 
 
 def all_drawn(figures):
@@ -84,7 +86,7 @@ def test_reference_runs_are_in_figures_without_curves_and_seconds(tmp_path):
     alone = ["accuracy_against_bytes", "accuracy_against_beta"]
     assert list(all_drawn(figure_set(reference, tmp_path))) == alone
     # Beside one's own runs of the same settings, even with the same ids, only those have curves.
-    figures_of(tmp_path, {}, {"method": "afl"}, {"beta": 1.0}, {"method": "afl", "beta": 1.0})
+    figures_of(tmp_path, {}, {"method": "afl"}, {"beta": 1.0}, {"method": "afl", "beta": 1.0}, only=())
     both = pd.concat([frame.assign(folder=frame["run_id"], **{FROM: np.nan}), reference], ignore_index=True)
     figures = all_drawn(figure_set(both, tmp_path))
     assert list(figures) == [
@@ -114,7 +116,7 @@ def test_a_ceiling_has_no_costs_and_a_single_task_no_stream(tmp_path):
 
 def test_curves_are_means_over_seeds_with_a_band_of_one_deviation(tmp_path):
     runs = [{"seed": 0, "A_avg": 80.0}, {"seed": 1, "A_avg": 84.0}, {"method": "joint", "A_avg": 90.0}]
-    figure = figures_of(tmp_path, *runs)["accuracy_over_tasks"]
+    figure = figures_of(tmp_path, *runs, only=CURVES)["accuracy_over_tasks"]
     [axes] = figure.axes
     mean, ceiling = (line.get_ydata() for line in axes.lines)
     np.testing.assert_allclose(mean, [82, 81, 80, 79, 78])
@@ -172,7 +174,7 @@ def test_rank_by_M_needs_two_of_each_and_leaves_lone_runs_out(tmp_path):
         for r, M in [*itertools.product((8, 16, 32), (64, 128)), (512, 2048)]
         if (r, M) != (32, 128)
     ]
-    figure = figures_of(tmp_path, *runs)["rank_by_M"]
+    figure = figures_of(tmp_path, *runs, only=["rank_by_M"])["rank_by_M"]
     assert drawn(figure, "svg")
     lines, heat = figure.axes[:2]
     # r = 32 has one M only, and M = 2048 one r only.
@@ -186,7 +188,9 @@ def test_rank_by_M_needs_two_of_each_and_leaves_lone_runs_out(tmp_path):
 
 def test_a_hole_in_the_grid_says_not_run(tmp_path):
     runs = [{"method_rank": r, "method_M": M} for r, M in itertools.product((8, 16, 32), (64, 128, 256))]
-    figure = figures_of(tmp_path, *(run for run in runs if run != {"method_rank": 16, "method_M": 128}))["rank_by_M"]
+    figure = figures_of(
+        tmp_path, *(run for run in runs if run != {"method_rank": 16, "method_M": 128}), only=["rank_by_M"]
+    )["rank_by_M"]
     assert [text.get_text() for text in figure.axes[1].texts].count("not run") == 1
 
 
@@ -201,7 +205,9 @@ def test_a_method_looks_the_same_in_every_figure(tmp_path):
 
 
 def test_the_matrix_is_the_mean_over_seeds_with_nothing_above_the_diagonal(tmp_path):
-    figure = figures_of(tmp_path, {"seed": 0, "A_avg": 60.0}, {"seed": 1, "A_avg": 80.0})["accuracy_matrix"]
+    figure = figures_of(tmp_path, {"seed": 0, "A_avg": 60.0}, {"seed": 1, "A_avg": 80.0}, only=["accuracy_matrix"])[
+        "accuracy_matrix"
+    ]
     shown = np.ma.filled(figure.axes[0].images[0].get_array(), np.nan)
     np.testing.assert_allclose(shown, np.where(np.tri(TASKS) > 0, 70, np.nan))
     assert [text.get_text() for text in figure.axes[0].texts] == ["70"] * (TASKS * (TASKS + 1) // 2)
@@ -210,7 +216,7 @@ def test_the_matrix_is_the_mean_over_seeds_with_nothing_above_the_diagonal(tmp_p
 def test_real_runs_are_drawn_as_recorded(tmp_path):
     folder = real_runs(tmp_path) / "runs"
     frame = collect(folder)
-    figure = figure_set(frame, folder)["accuracy_over_tasks"]
+    figure = figure_set(frame, folder, CURVES)["accuracy_over_tasks"]
     recorded = [json.loads((folder / name / "run.json").read_text())["metrics"]["accuracy"] for name in frame["folder"]]
     np.testing.assert_allclose(figure.axes[0].lines[0].get_ydata(), np.mean(recorded, axis=0))
 
@@ -295,7 +301,7 @@ def test_panels_of_accuracy_share_an_axis_that_never_leaves_0_to_100(tmp_path):
 
 def test_coinciding_lines_are_named_and_the_lower_one_is_wider(tmp_path):
     runs = [{"method": "afl"}, {"method": "afcl", "A_avg": 80.04}, {"method": "stsa", "A_avg": 81.0}]
-    figure = figures_of(tmp_path, *runs)["accuracy_over_tasks"]
+    figure = figures_of(tmp_path, *runs, only=CURVES)["accuracy_over_tasks"]
     widths = [line.get_linewidth() for line in figure.axes[0].lines]
     assert widths[0] > widths[1] == widths[2]
     assert "Within 0.05 points of each other, the thinner line above: afcl and afl." in caption(figure)
@@ -304,23 +310,23 @@ def test_coinciding_lines_are_named_and_the_lower_one_is_wider(tmp_path):
 def test_the_difference_to_a_method_is_the_curves_less_its_mean(tmp_path):
     runs = [{"method": "afl", "seed": s, "A_avg": 80.0 + s} for s in (0, 2)] + [{"method": "stsa", "A_avg": 90.0}]
     frame = made_up(*runs)
-    figures_of(tmp_path, *runs)
-    figure = figure_set(frame.assign(folder=frame["run_id"]), tmp_path, reference="afl")["accuracy_over_tasks"]
+    figures_of(tmp_path, *runs, only=())
+    figure = figure_set(frame.assign(folder=frame["run_id"]), tmp_path, CURVES, reference="afl")["accuracy_over_tasks"]
     afl, stsa = (line.get_ydata() for line in figure.axes[0].lines)
     np.testing.assert_allclose(afl, 0)
     np.testing.assert_allclose(stsa, 9)
     assert figure.axes[0].get_ylabel() == "$A_t$ less that of afl (points)"
     with pytest.raises(UserError, match="is no method here"):
-        figure_set(frame.assign(folder=frame["run_id"]), tmp_path, reference="fedran")
+        figure_set(frame.assign(folder=frame["run_id"]), tmp_path, CURVES, reference="fedran")
 
 
 def test_the_reference_has_to_be_one_configuration(tmp_path):
     runs = [{"method_rank": 8}, {"method_rank": 16}]
     frame = made_up(*runs)
-    figures_of(tmp_path, *runs)
+    figures_of(tmp_path, *runs, only=())
     with pytest.raises(UserError, match="fedran is several here .*fedran rank=8"):
-        figure_set(frame.assign(folder=frame["run_id"]), tmp_path, reference="fedran")
-    assert figure_set(frame.assign(folder=frame["run_id"]), tmp_path, reference="fedran rank=8")
+        figure_set(frame.assign(folder=frame["run_id"]), tmp_path, CURVES, reference="fedran")
+    assert figure_set(frame.assign(folder=frame["run_id"]), tmp_path, CURVES, reference="fedran rank=8")
 
 
 def test_what_the_user_says_shares_a_panel(tmp_path):
@@ -330,10 +336,10 @@ def test_what_the_user_says_shares_a_panel(tmp_path):
         {"method": "l2p", "features": "one"},
     ]
     frame = made_up(*runs)
-    figures_of(tmp_path, *runs)
+    figures_of(tmp_path, *runs, only=())
     frame = frame.assign(folder=frame["run_id"])
-    assert len(figure_set(frame, tmp_path)["accuracy_over_tasks"].axes) == 2
-    figure = figure_set(told_apart(frame, ["features"]), tmp_path)["accuracy_over_tasks"]
+    assert len(figure_set(frame, tmp_path, CURVES)["accuracy_over_tasks"].axes) == 2
+    figure = figure_set(told_apart(frame, ["features"]), tmp_path, CURVES)["accuracy_over_tasks"]
     assert len(figure.axes) == 1
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["l2p (features one)", "l2p (features two)", "stsa"]
