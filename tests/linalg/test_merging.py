@@ -68,6 +68,44 @@ def test_merges_that_would_drop_nothing_wait_for_the_next(monkeypatch):
     assert part.merged
 
 
+@pytest.mark.parametrize("merge_order", list(MERGERS))
+@pytest.mark.parametrize("ranks", [(3, 4, 2), (3, 4, 5), (5, 5, 5), (9,), (14,)])
+def test_a_merge_that_follows_at_once_spares_one_that_would_drop_nothing(monkeypatch, merge_order, ranks):
+    """With or without it, the sketch of the earlier one and of what arrived since is the same to rounding."""
+    rank = 12
+    arrived = [rounded(sketch(seed, own)) for seed, own in enumerate(ranks, start=1)]
+    earlier = Losses().merged([Part(sketch(0, 12)), Part(sketch(9, 6))], 12)
+    whole, parts = MERGERS[merge_order](rank), MERGERS[merge_order](rank)
+    for part in arrived:
+        whole.add(part, truncations=2)
+        parts.add(part, truncations=2)
+    spatial = whole.result()
+    assert spatial is not None
+    expected = whole.losses.merged([earlier, spatial], rank)
+    calls: list[int] = []
+    one_merge = merging.merge
+    monkeypatch.setattr(merging, "merge", lambda held, *others: (calls.append(len(held)), one_merge(held, *others))[1])
+    found = parts.losses.merged([earlier, *parts.parts()], rank)
+    if sum(ranks) <= rank:
+        assert len(calls) == 1
+    (V, sigma), reference = found.summary, expected.summary
+    np.testing.assert_allclose(sigma.numpy(), reference.sigma.numpy(), rtol=1e-10)
+    np.testing.assert_allclose(
+        ((V * sigma.square()) @ V.T).numpy(),
+        ((reference.V * reference.sigma.square()) @ reference.V.T).numpy(),
+        atol=1e-13,
+    )
+    assert (found.truncations, found.merged) == (expected.truncations, expected.merged)
+    assert parts.losses.first == pytest.approx(whole.losses.first, rel=1e-9)
+    # The trace of what arrived is that of its sigma, and the wire has rounded the lengths of its directions.
+    assert parts.losses.share == pytest.approx(whole.losses.share, abs=1e-7)
+
+
+def test_nothing_arrived_is_no_part():
+    for merger in MERGERS.values():
+        assert merger(12).parts() == []
+
+
 @pytest.mark.parametrize("exact", [(True, False), (False, True), (True, True), (True, True, False), (True, True, True)])
 @pytest.mark.parametrize("rank", [6, 14, 50])
 def test_known_blocks_change_rounding_only(exact, rank):

@@ -16,6 +16,7 @@ from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums
 from fcl_bench.linalg.merging import MERGERS, Losses, Merger, Part
+from fcl_bench.linalg.product import product
 from fcl_bench.linalg.ridge import Spectrum as Eigenvalues
 from fcl_bench.linalg.solve import Solution, ill_conditioned, relative_rounding
 from fcl_bench.linalg.spectral import Spectrum, summarise
@@ -181,10 +182,9 @@ class FedRANServer(RegularisedServer):
         self._cut = max(self._cut, take_summary(self._spatial, upload, self._limit(upload)))
 
     def finish_task(self) -> None:
-        spatial = self._spatial.result()
-        if spatial is not None:
+        if arrived := self._spatial.parts():
             before = Part(self.sketch, self.truncations, self._merged)
-            self.sketch, self.truncations, self._merged = self.losses.merged([before, spatial], self._rank)
+            self.sketch, self.truncations, self._merged = self.losses.merged([before, *arrived], self._rank)
         super().finish_task()
 
     def trace(self) -> float:
@@ -213,7 +213,7 @@ class FedRANServer(RegularisedServer):
         # Outside the subspace B may be nothing but rounding, which must not be divided by a tiny number.
         floor = max(self.floor, noise) if self.method.complement == "floor" else 0.0
         sigma = sigma.clamp_min(floor**0.5)
-        W = V @ ((V.T @ B) / (sigma.square() + ridge).unsqueeze(1))
+        W = product(V, (V.T @ B) / (sigma.square() + ridge).unsqueeze(1))
         if floor:
             W = W + outside(B.double(), V.double()).to(B.dtype) / (floor + ridge)
         largest, smallest = float(sigma[0]) ** 2 + ridge, float(sigma[-1]) ** 2 + ridge
