@@ -72,9 +72,7 @@ class Setting:
         stream = Stream((task,), np.arange(CLASSES), self.y, self.y, (everyone,), (everyone[:1],))
         known = np.ones(len(self.y), dtype=bool)
         parts = (method, self.problem, [self.shards], self.y, known, self.X)
-        federation = Federation(
-            method, self.problem, stream, InProcess.of(*parts, parallel=str(together)), self.X[:1]
-        )
+        federation = Federation(method, self.problem, stream, InProcess.of(*parts, parallel=str(together)), self.X[:1])
         begin = time.process_time()
         federation.run(lambda _: None)
         seconds = time.process_time() - begin
@@ -133,9 +131,7 @@ def main() -> None:
             for clients in arguments.clients:
                 for batch in arguments.batches:
                     training = Training(rounds=1, epochs=arguments.epochs, batch_size=batch)
-                    setting = Setting(
-                        width, side, clients, arguments.samples or batch, training, arguments.unequal
-                    )
+                    setting = Setting(width, side, clients, arguments.samples or batch, training, arguments.unequal)
                     print(line(setting, *measured(setting, arguments.together, arguments.repeats)), flush=True)
 
 

@@ -58,9 +58,7 @@ def assert_the_same(network: Network, knobs: Training, objectives: list[Objectiv
         trained = trainer.train(network, own, knobs.lr, k, objective)
         alone.append({name: value.clone() for name, value in trained.items()})
     network.load(start)
-    turns = [
-        Turn(own, k, objective.pull()) for k, (own, objective) in enumerate(zip(samples, objectives, strict=True))
-    ]
+    turns = [Turn(own, k, objective.pull()) for k, (own, objective) in enumerate(zip(samples, objectives, strict=True))]
     found = train_networks(network, turns, Steps(objectives[0], knobs, knobs.lr), trainer)
     for name, value in network.state().items():
         torch.testing.assert_close(value, start[name], rtol=0, atol=0)

@@ -44,8 +44,11 @@ def trained_ahead(
         return "precision is bfloat16"
     client.take_over(shards[0], broadcast)
     network, knobs, rate = client.network, client.method.training, float(broadcast["rate"])
-    if if_faster and client.method.trains_network and not pays(network, client.start.size):
-        return "a network as wide as this trains faster alone"
+    if client.method.trains_network:
+        if reason := unsuited(network):
+            return reason
+        if if_faster and not pays(network, client.start.size):
+            return "a network as wide as this trains faster alone"
     samples, objectives = [], []
     for shard, state in zip(shards, states, strict=True):
         samples.append(client.samples(shard, broadcast, state))
@@ -74,8 +77,6 @@ def refused(network: Network, samples: Samples, objective: Objective) -> str:
             return "the loss looks at more than the logits of linear heads"
         if any(head.weight.requires_grad != head.bias.requires_grad for head in LinearHeads(network, objective).heads):
             return "a head trains in part"
-    elif reason := unsuited(network):
-        return reason
     elif defined_last(objective, "loss") is not Objective or defined_last(network, "forward", "logits") is not Network:
         return "the loss looks at more than the network's logits"
     if defined_last(objective, "score_loss", "score_gradient") is not Objective:
@@ -87,7 +88,11 @@ def refused(network: Network, samples: Samples, objective: Objective) -> str:
 
 
 def _networks(
-    client: GradientClient, samples: Sequence[Samples], objectives: Sequence[Objective], seeds: Sequence[int], rate: float
+    client: GradientClient,
+    samples: Sequence[Samples],
+    objectives: Sequence[Objective],
+    seeds: Sequence[int],
+    rate: float,
 ) -> list[Trained]:
     """What training changes of each client's network."""
     turns = [
@@ -99,7 +104,11 @@ def _networks(
 
 
 def _heads(
-    client: GradientClient, samples: Sequence[Samples], objectives: Sequence[Objective], seeds: Sequence[int], rate: float
+    client: GradientClient,
+    samples: Sequence[Samples],
+    objectives: Sequence[Objective],
+    seeds: Sequence[int],
+    rate: float,
 ) -> list[Trained]:
     """The heads of each client that train, on features."""
     network = client.network
