@@ -1,132 +1,111 @@
-"""Time small convolutional networks of several clients as one grouped network: `python benchmarks/grouped_networks.py`.
+"""Time rounds of FedAvg whose small networks train side by side: `python benchmarks/grouped_networks.py`.
 
-Every client takes the same number of steps on batches of one size, the best case of a grouped network: batch norm
-would need masks for others. Sides, alternating in one process:
-
-- single: one client after the other, in channels last, as the trainer does it;
-- grouped: `--together` clients in one network whose convolutions have one group per client and whose batch norms have
-  each client's channels; in channels last, and (planar) in the usual layout.
-
-All sides take the same steps and end with the same class weights, to rounding.
+Clients train `backbone=tiny` on random images. Whole rounds as the engine runs them, one client after the other and
+with each number of `--together` (`parallel_clients`), alternate in one process. All sides take the same steps: their
+models are compared, and the largest difference is printed. ReLUs make it jump: see docs/training.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
 
-CLASSES, RATE = 10, 0.01
+from fcl_bench import environment
+from fcl_bench.backbones.tiny import Tiny
+from fcl_bench.data.images.stored import ArrayImages
+from fcl_bench.data.sources.base import Dataset
+from fcl_bench.data.sources.image_source import image_split
+from fcl_bench.data.splits.stream import Stream
+from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.transport import InProcess
+from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.wire import WireFormat
+from fcl_bench.training.knobs import Training
 
-
-def body(width: int, side: int, groups: int = 1) -> nn.Sequential:
-    """`groups` networks of `backbone=tiny`: images (b, 3 groups, side, side) to features (b, 8 width groups)."""
-    channels = [3 * groups, *(groups * width * 2**stage for stage in range(4))]
-    modules: list[nn.Module] = []
-    for stage, stride in enumerate([1, 2, 2, 2 if side >= 16 else 1]):
-        before, after = channels[stage : stage + 2]
-        modules += [
-            nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False, groups=groups),
-            nn.BatchNorm2d(after),
-            nn.ReLU(),
-        ]
-    return nn.Sequential(*modules, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+CPU, CLASSES = torch.device("cpu"), 10
 
 
 @dataclass
 class Setting:
-    """Clients with random images that start from one network.
+    """Clients with random images.
 
     Attributes:
         width, side: of network and images.
-        clients, samples, batch, epochs: samples of each client are a multiple of the batch.
+        clients, samples: K, and each client's number of samples (their mean, if `unequal`).
+        training: batch size, local epochs, rounds.
+        unequal: whether clients' numbers are Dirichlet(1) shares of the whole, at least 2.
     """
 
     width: int
     side: int
     clients: int
     samples: int
-    batch: int
-    epochs: int
-    start: dict[str, torch.Tensor] = field(init=False)
+    training: Training
+    unequal: bool = False
+    problem: Problem = field(init=False)
 
     def __post_init__(self) -> None:
-        torch.manual_seed(0)
-        self.X = torch.randn(self.clients, self.samples, 3, self.side, self.side)
-        self.y = torch.randint(CLASSES, (self.clients, self.samples))
-        self.start = {name: value.clone() for name, value in body(self.width, self.side).state_dict().items()}
-        self.head = torch.randn(CLASSES, 8 * self.width) / (8 * self.width) ** 0.5
+        rng = np.random.default_rng(0)
+        sizes = np.full(self.clients, self.samples)
+        if self.unequal:
+            sizes = np.maximum(2, (rng.dirichlet(np.ones(self.clients)) * sizes.sum()).astype(int))
+        whole = int(sizes.sum())
+        self.X = torch.from_numpy(rng.integers(0, 256, (whole, 3, self.side, self.side), dtype=np.uint8))
+        self.y = np.arange(whole) % CLASSES
+        self.shards = np.split(np.arange(whole), np.cumsum(sizes)[:-1])
+        one = image_split([0], ArrayImages(np.zeros((1, self.side, self.side), dtype=np.uint8)))
+        start = Tiny(self.width, self.side).trainable(Dataset("random", one, one), 0)
+        self.problem = Problem(start.dimension, 0, torch.float64, CPU, WireFormat(torch.float32), start)
 
-    def trained(self, together: int = 1, layout: torch.memory_format = torch.channels_last) -> torch.Tensor:
-        """(clients, classes, d) the class weights of each client after its round, `together` networks at a time."""
-        network = body(self.width, self.side, together).to(memory_format=layout).train()  # type: ignore[call-overload]
-        head = nn.Parameter(torch.empty(together, *self.head.shape))
-        weights, found = [*network.parameters(), head], []
-        for first in range(0, self.clients, together):
-            group = slice(first, first + together)
-            images = self.X[group].transpose(0, 1).flatten(1, 2).contiguous(memory_format=layout)
-            with torch.no_grad():
-                for name, value in network.state_dict().items():
-                    own = self.start[name]
-                    value.copy_(own.repeat(together, *[1] * (own.dim() - 1)) if own.dim() else own)
-                head.copy_(self.head.expand_as(head))
-            for _ in range(self.epochs):
-                for begin in range(0, self.samples, self.batch):
-                    rows = slice(begin, begin + self.batch)
-                    features = network(images[rows]).view(self.batch, together, -1).transpose(0, 1)
-                    scores = torch.bmm(features, head.transpose(1, 2)).flatten(0, 1)
-                    # The sum of the clients' mean losses.
-                    (together * cross_entropy(scores, self.y[group, rows].flatten())).backward()
-                    with torch.no_grad():
-                        torch._foreach_add_(
-                            [weight.data for weight in weights], [weight.grad for weight in weights], alpha=-RATE
-                        )
-                    for weight in weights:
-                        weight.grad = None
-            found.append(head.detach().clone())
-        return torch.cat(found)
+    def rounds(self, together: int = 1) -> tuple[dict[str, torch.Tensor], float]:
+        """The model after all rounds, and processor seconds."""
+        method = FineTune(training=self.training)
+        task, everyone = Task(0, range(CLASSES), CLASSES), np.arange(len(self.y))
+        stream = Stream((task,), np.arange(CLASSES), self.y, self.y, (everyone,), (everyone[:1],))
+        known = np.ones(len(self.y), dtype=bool)
+        parts = (method, self.problem, [self.shards], self.y, known, self.X)
+        federation = Federation(method, self.problem, stream, InProcess.of(*parts, parallel=str(together)), self.X[:1])
+        begin = time.process_time()
+        federation.run(lambda _: None)
+        seconds = time.process_time() - begin
+        return federation.server.network.state(), seconds  # type: ignore[attr-defined]
 
 
-def sides_of(setting: Setting, together: int) -> dict[str, Callable[[], torch.Tensor]]:
-    """The timed functions by name."""
-    return {
-        "single": setting.trained,
-        "grouped": lambda: setting.trained(together),
-        "grouped, planar": lambda: setting.trained(together, torch.contiguous_format),
-    }
+def measured(setting: Setting, together: list[int], repeats: int) -> tuple[dict[int, list[float]], float]:
+    """Processor seconds of each number of clients side by side, 1 first, and the largest difference of their models."""
+    found: dict[int, list[float]] = {}
+    apart = 0.0
+    for _ in range(repeats):
+        models = {}
+        for size in (1, *together):
+            models[size], seconds = setting.rounds(size)
+            found.setdefault(size, []).append(seconds)
+            gaps = [(value - models[1][name]).abs().max() for name, value in models[size].items()]
+            apart = max(apart, float(torch.stack(gaps).max()))
+    return found, apart
 
 
-def measured(setting: Setting, together: int, repeats: int) -> dict[str, list[float]]:
-    """Processor seconds of each side, without a first repetition that warms up."""
-    found: dict[str, list[float]] = {}
-    for repeat in range(repeats + 1):
-        for name, side in sides_of(setting, together).items():
-            begin = time.process_time()
-            side()
-            if repeat:
-                found.setdefault(name, []).append(time.process_time() - begin)
-    return found
-
-
-def line(setting: Setting, found: dict[str, list[float]]) -> str:
+def line(setting: Setting, found: dict[int, list[float]], apart: float) -> str:
     """Milliseconds of a client's round, and how many times faster it is in a group: medians of the repetitions."""
-    single = found["single"]
-    ratios = {
-        name: statistics.median(one / other for one, other in zip(single, seconds, strict=True))
-        for name, seconds in found.items()
-        if name != "single"
-    }
-    own = 1e3 * statistics.median(single) / setting.clients
-    told = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+    alone = found[1]
+    own = 1e3 * statistics.median(alone) / setting.clients / setting.training.rounds
+    ratios = ", ".join(
+        f"{size} together {statistics.median(one / other for one, other in zip(alone, seconds, strict=True)):.2f}"
+        for size, seconds in found.items()
+        if size > 1
+    )
     return (
-        f"width {setting.width}, {setting.side} x {setting.side} pixels, {setting.epochs} steps of {setting.batch}:"
-        f" single {own:.1f} ms; single / {told}"
+        f"width {setting.width}, {setting.side} x {setting.side} pixels, K {setting.clients}, {setting.samples} samples"
+        f"{' in the mean' if setting.unequal else ''}, batches of {setting.training.batch_size}:"
+        f" alone {own:.1f} ms; alone / {ratios}; models apart {apart:.0e}"
     )
 
 
@@ -134,21 +113,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--widths", type=int, nargs="+", default=[4, 8, 16, 32])
     parser.add_argument("--sides", type=int, nargs="+", default=[8, 32], help="of the images, in pixels")
-    parser.add_argument("--samples", type=int, default=32, help="of each client, which are one batch")
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--together", type=int, default=8, help="clients in one network")
+    parser.add_argument("--clients", type=int, nargs="+", default=[10, 100])
+    parser.add_argument("--batches", type=int, nargs="+", default=[20, 32], help="samples per step")
+    parser.add_argument("--samples", type=int, default=None, help="of each client; one batch if left out")
+    parser.add_argument("--unequal", action="store_true", help="clients' samples are Dirichlet(1) shares")
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--together", type=int, nargs="+", default=[16])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
-    if arguments.clients % arguments.together:
-        parser.error(f"--clients {arguments.clients} is no multiple of --together {arguments.together}")
     torch.set_num_threads(arguments.threads)
+    environment.reuse_freed_memory()  # as in a run
+    Setting(4, 8, 2, 4, Training(rounds=1, epochs=1)).rounds(2)  # first uses
+    print(f"load {os.getloadavg()[0]:.1f}", flush=True)
     for side in arguments.sides:
         for width in arguments.widths:
-            sizes = (arguments.clients, arguments.samples, arguments.samples, arguments.epochs)
-            setting = Setting(width, side, *sizes)
-            print(line(setting, measured(setting, arguments.together, arguments.repeats)), flush=True)
+            for clients in arguments.clients:
+                for batch in arguments.batches:
+                    training = Training(rounds=1, epochs=arguments.epochs, batch_size=batch)
+                    setting = Setting(width, side, clients, arguments.samples or batch, training, arguments.unequal)
+                    print(line(setting, *measured(setting, arguments.together, arguments.repeats)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,31 @@
-"""The grouped networks of the benchmark are the clients' own, and its line says what was measured."""
+"""The rounds of the benchmark learn the same side by side, and its line says what was measured."""
 
 from __future__ import annotations
 
 import grouped_networks
 import pytest
-import torch
+from grouped_networks import Setting
+
+from fcl_bench.training.knobs import Training
 
 
-@pytest.mark.parametrize("together", [2, 4])
-def test_all_sides_end_with_the_same_class_weights(together):
-    setting = grouped_networks.Setting(width=2, side=8, clients=4, samples=6, batch=3, epochs=2)
-    found = {name: side() for name, side in grouped_networks.sides_of(setting, together).items()}
-    assert set(found) == {"single", "grouped", "grouped, planar"}
-    for weights in found.values():
-        torch.testing.assert_close(weights, found["single"], rtol=1e-4, atol=1e-5)
-        assert (weights - setting.head).abs().amax(dim=(1, 2)).min() > 1e-3
-    assert (found["single"][0] - found["single"][1]).abs().max() > 1e-3
+def setting_of(**own) -> Setting:
+    return Setting(width=2, side=8, clients=4, samples=6, training=Training(rounds=1, epochs=1, batch_size=6), **own)
+
+
+@pytest.mark.parametrize("unequal", [False, True])
+def test_all_sides_learn_the_same_on_the_same_sizes(unequal):
+    setting = setting_of(unequal=unequal)
+    sizes = {len(shard) for shard in setting.shards}
+    assert (sizes != {6}) is unequal
+    found, apart = grouped_networks.measured(setting, [3], repeats=2)
+    assert {size: len(seconds) for size, seconds in found.items()} == {1: 2, 3: 2}
+    assert apart < 1e-4
+    start = setting.problem.network.build().state_dict()
+    model, _ = setting.rounds()
+    assert max((model[f"body.{name}"] - value).abs().max() for name, value in start.items() if "weight" in name) > 1e-3
 
 
 def test_the_line_has_ratios_of_each_repetition():
-    setting = grouped_networks.Setting(width=2, side=8, clients=4, samples=6, batch=3, epochs=2)
-    found = {"single": [2.0, 4.0, 6.0], "grouped": [1.0, 4.0, 2.0], "grouped, planar": [4.0, 4.0, 6.0]}
-    assert grouped_networks.line(setting, found).endswith(
-        "single 1000.0 ms; single / grouped 2.00, grouped, planar 1.00"
-    )
+    told = grouped_networks.line(setting_of(), {1: [2.0, 4.0, 6.0], 3: [1.0, 4.0, 2.0]}, 2e-7)
+    assert told.endswith("alone 1000.0 ms; alone / 3 together 2.00; models apart 2e-07")

@@ -44,35 +44,36 @@ class Abreast:
         node: of all clients.
         size: the most clients of a group.
         device: of the node.
+        if_faster: whether clients whose joint training would take longer train one after the other.
     """
 
-    def __init__(self, node: Node, size: int, device: torch.device) -> None:
-        self._node, self._size, self._device = node, size, device
+    def __init__(self, node: Node, size: int, device: torch.device, if_faster: bool = False) -> None:
+        self._node, self._size, self._device, self._if_faster = node, size, device, if_faster
         self._notices = Notices(log)
 
     def turns(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply]:
         """The replies of these clients, as of `Node.turn`."""
-        alone = ""
+        alone: str | None = ""
         for group in self._groups(present, broadcast.task):
             seconds, together = dict.fromkeys(group, 0.0), 1
             shards: dict[int, Shard] = {}
-            if len(group) > 1 and not alone:
+            if len(group) > 1 and alone == "":
                 shards = {client: self._node.data.shard(broadcast.task, client) for client in group}
                 seconds, alone = self._trained(shards, broadcast)
-                together = 1 if alone else len(group)
+                together = len(group) if alone == "" else 1
                 if alone:
                     text = f"parallel_clients: clients train one after the other, since {alone}"
                     self._notices.tell(alone, text, logging.INFO)
             for client in group:
                 self._node.settle()
                 reply = self._node.turn(client, broadcast, shards.pop(client, None))
-                yield replace(reply, seconds=reply.seconds + seconds[client], together=together, alone=alone)
+                yield replace(reply, seconds=reply.seconds + seconds[client], together=together, alone=alone or "")
 
-    def _trained(self, shards: dict[int, Shard], broadcast: Message) -> tuple[dict[int, float], str]:
-        """The seconds of each client in the joint training, and why there was none."""
+    def _trained(self, shards: dict[int, Shard], broadcast: Message) -> tuple[dict[int, float], str | None]:
+        """The seconds of each client in the joint training, and why there was none; None: nothing trains."""
         watch = Stopwatch(self._device)
         with watch.running():
-            alone = self._node.train_ahead(list(shards.values()), broadcast)
+            alone = self._node.train_ahead(list(shards.values()), broadcast, self._if_faster)
         sizes = {client: max(len(shard.labels), 1) for client, shard in shards.items()}
         whole = sum(sizes.values())
         return {client: watch.seconds * size / whole for client, size in sizes.items()}, alone

@@ -229,12 +229,13 @@ class Node:
         """Called when all uploads so far have been absorbed or refused."""
         self._before.clear()
 
-    def train_ahead(self, shards: Sequence[Shard], broadcast: Message) -> str:
+    def train_ahead(self, shards: Sequence[Shard], broadcast: Message, if_faster: bool) -> str | None:
         """Have clients train side by side before their turns; returns why they don't (see `Client`)."""
         with environment.computing(self._problem.threads):
             # A broadcast is the same for all clients.
             received = self._middleware.receive(broadcast, shards[0].client)
-            return self._client.train_ahead(shards, received, [self.keeps(shard.client) for shard in shards])
+            states = [self.keeps(shard.client) for shard in shards]
+            return self._client.train_ahead(shards, received, states, if_faster)
 
     def turn(self, client: int, broadcast: Message, shard: Shard | None = None) -> Reply:
         """One client's turn in the broadcast's task and round. Only the client's state remains here afterwards.

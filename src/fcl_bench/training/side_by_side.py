@@ -20,7 +20,7 @@ from fcl_bench.training.knobs import Training
 from fcl_bench.training.objective import Objective
 
 #: clip_grad_norm_ divides by the norm and this.
-_CLIPPED = 1e-6
+CLIPPED = 1e-6
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ class _Descent:
             along.bias.masked_fill_(still, 0.0)
         if max_norm is not None:
             norms = torch.stack([along.weight.flatten(1).norm(dim=1), along.bias.norm(dim=1)]).norm(dim=0)
-            factors = (max_norm / (norms + _CLIPPED)).clamp(max=1.0)
+            factors = (max_norm / (norms + CLIPPED)).clamp(max=1.0)
             along.weight.mul_(factors.view(-1, 1, 1))
             along.bias.mul_(factors.view(-1, 1))
 

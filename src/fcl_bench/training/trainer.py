@@ -51,7 +51,7 @@ class Trainer:
     ) -> None:
         self.training = training
         self.standardise = standardise
-        self._augment = Augment(training.augment)
+        self.augment = Augment(training.augment)
         self._device = device
         self._key = key
         self._half = training.forward_precision(device.type) == "bfloat16"
@@ -108,7 +108,7 @@ class Trainer:
         weights = [weight for group in optimiser.param_groups for weight in group["params"]]
         decay = 0.0 if knobs.optimizer == "adamw" else knobs.weight_decay
         for _ in range(knobs.epochs):
-            for inputs, labels in samples.batches(knobs.batch_size, self._augment, generator):
+            for inputs, labels in samples.batches(knobs.batch_size, self.augment, generator):
                 batch = self.standardise(inputs)
                 optimiser.zero_grad(set_to_none=True)
                 if linear is not None:

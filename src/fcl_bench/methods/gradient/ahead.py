@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from fcl_bench.linalg.finite import all_finite
-from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Shard, State
+from fcl_bench.training import networks_side_by_side
+from fcl_bench.training.grouped import pays, unsuited
 from fcl_bench.training.linear_heads import LinearHeads, defined_last
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
@@ -26,65 +27,98 @@ Trained = dict[str, torch.Tensor]
 
 
 def trained_ahead(
-    client: GradientClient, shards: Sequence[Shard], broadcast: Message, states: Sequence[State]
+    client: GradientClient, shards: Sequence[Shard], broadcast: Message, states: Sequence[State], if_faster: bool
 ) -> dict[int, Trained] | str:
     """The trained models of these clients by their numbers, or why they can't train side by side.
 
     The network ends as the broadcast says, without any client's training.
 
+    Args:
+        client, shards, broadcast, states: as of `GradientClient.train_ahead`, in a stage in which models travel.
+        if_faster: whether networks that would take longer train one after the other.
+
     Raises:
         UserError: a model is not finite.
     """
-    if reason := _refused_before(client, broadcast):
-        return reason
+    if client.method.training.forward_precision(client.problem.device.type) == "bfloat16":
+        return "precision is bfloat16"
     client.take_over(shards[0], broadcast)
     network, knobs, rate = client.network, client.method.training, float(broadcast["rate"])
-    turns: list[Turn] = []
-    objectives: list[Objective] = []
-    for shard, state in zip(shards, states, strict=True):
-        samples, objective = client.samples(shard, broadcast, state), client.objective(shard, broadcast, state)
-        if reason := refused(network, samples, objective):
+    if client.method.trains_network:
+        if reason := unsuited(network):
             return reason
-        seed = client.batch_seed(shard, broadcast)
-        turns.append(Turn(client.trainer.standardise(samples.inputs), samples.labels, seed, _pull(objective, network)))
-        objectives.append(objective)
+        if if_faster and not pays(network, client.start.size):
+            return "a network as wide as this trains faster alone"
+    samples, objectives = [], []
+    for shard, state in zip(shards, states, strict=True):
+        samples.append(client.samples(shard, broadcast, state))
+        objectives.append(client.objective(shard, broadcast, state))
+        if reason := refused(network, samples[-1], objectives[-1]):
+            return reason
     optimiser = client_optimiser(network, knobs, rate)
     if not isinstance(optimiser, SGD) or len(optimiser.param_groups) != 1:
         return f"the step of {client.method.training_key} is not SGD with one rate"
     # A rate of their own that all parameters share counts too.
-    steps = Steps(objectives[0], knobs, optimiser.param_groups[0]["lr"], _still(network, objectives[0]))
-    with client.trainer.reproducible(turns[0].seed):
-        heads = train_side_by_side(Heads(*network.classifier()), turns, steps)
-    if not all_finite(heads.weight, heads.bias):
+    rate = optimiser.param_groups[0]["lr"]
+    seeds = [client.batch_seed(shard, broadcast) for shard in shards]
+    with client.trainer.reproducible(seeds[0]):
+        trained = (_networks if client.method.trains_network else _heads)(client, samples, objectives, seeds, rate)
+    if not all_finite(*(value for model in trained for value in model.values())):
         raise client.trainer.diverged()
-    return {shard.client: _named(heads, k, network) for k, shard in enumerate(shards)}
-
-
-def _refused_before(client: GradientClient, broadcast: Message) -> str:
-    """Why no client of this method trains side by side in this round; "" if its objective decides."""
-    if broadcast.stage != MODEL:
-        return f"the stage {broadcast.stage} trains nothing"
-    if client.method.trains_network:
-        return "a whole network trains"
-    if client.method.training.forward_precision(client.problem.device.type) == "bfloat16":
-        return "precision is bfloat16"
-    return ""
+    return {shard.client: model for shard, model in zip(shards, trained, strict=True)}
 
 
 def refused(network: Network, samples: Samples, objective: Objective) -> str:
     """Why a client can't train beside others; "" where it can."""
     if type(samples) is not Samples:
         return "clients train on more than their own samples"
-    if not LinearHeads.fits(network, objective):
-        return "the loss looks at more than the logits of linear heads"
+    if type(network.body) is torch.nn.Identity:
+        if not LinearHeads.fits(network, objective):
+            return "the loss looks at more than the logits of linear heads"
+        if any(head.weight.requires_grad != head.bias.requires_grad for head in LinearHeads(network, objective).heads):
+            return "a head trains in part"
+    elif defined_last(objective, "loss") is not Objective or defined_last(network, "forward", "logits") is not Network:
+        return "the loss looks at more than the network's logits"
     if defined_last(objective, "score_loss", "score_gradient") is not Objective:
         return "the gradient of the loss in the logits has no closed form"
     last = defined_last(objective, "direction", "pull")
     if "pull" not in vars(last) or defined_last(objective, "finish") is not Objective:
         return "the method changes gradients in a way of its own"
-    if any(head.weight.requires_grad != head.bias.requires_grad for head in LinearHeads(network, objective).heads):
-        return "a head trains in part"
     return ""
+
+
+def _networks(
+    client: GradientClient,
+    samples: Sequence[Samples],
+    objectives: Sequence[Objective],
+    seeds: Sequence[int],
+    rate: float,
+) -> list[Trained]:
+    """What training changes of each client's network."""
+    turns = [
+        networks_side_by_side.Turn(own, seed, objective.pull())
+        for own, objective, seed in zip(samples, objectives, seeds, strict=True)
+    ]
+    steps = Steps(objectives[0], client.method.training, rate)
+    return networks_side_by_side.train_networks(client.network, turns, steps, client.trainer)
+
+
+def _heads(
+    client: GradientClient,
+    samples: Sequence[Samples],
+    objectives: Sequence[Objective],
+    seeds: Sequence[int],
+    rate: float,
+) -> list[Trained]:
+    """The heads of each client that train, on features."""
+    network = client.network
+    turns = [
+        Turn(client.trainer.standardise(own.inputs), own.labels, seed, _pull(objective, network))
+        for own, objective, seed in zip(samples, objectives, seeds, strict=True)
+    ]
+    steps = Steps(objectives[0], client.method.training, rate, _still(network, objectives[0]))
+    heads = train_side_by_side(Heads(*network.classifier()), turns, steps)
+    return [_named(heads, k, network) for k in range(len(turns))]
 
 
 def _pull(objective: Objective, network: Network) -> Pull | None:

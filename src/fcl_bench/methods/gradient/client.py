@@ -62,13 +62,17 @@ class GradientClient(Half, Client):
             trained = {name: value.double() * samples for name, value in trained.items()}
         return Message(trained, samples=samples, summed=trained if self.problem.sums else ()), kept
 
-    def train_ahead(self, shards: Sequence[Shard], broadcast: Message, states: Sequence[State]) -> str:
-        """See `Client`: linear heads on features train side by side."""
+    def train_ahead(
+        self, shards: Sequence[Shard], broadcast: Message, states: Sequence[State], if_faster: bool
+    ) -> str | None:
+        """See `Client`: linear heads on features, and small convolutional networks, train side by side."""
+        if broadcast.stage != MODEL:
+            return None
         own, here = type(self), GradientClient
         changed = own.update is not here.update or own.take_over is not here.take_over
         if changed or own.pseudo_labels is not here.pseudo_labels:
-            return f"clients of method={self.method.name} do more than train linear heads"
-        found = trained_ahead(self, shards, broadcast, states)
+            return f"clients of method={self.method.name} do more than train"
+        found = trained_ahead(self, shards, broadcast, states, if_faster)
         if isinstance(found, str):
             return found
         self._ahead = broadcast.task, broadcast.round, found
