@@ -92,6 +92,12 @@ TRAINED = (
     ("method=scaffold", *TINY),
     ("method=fedicarl", *TINY),
 )
+#: On features, too.
+LONG_CLOSED = (
+    ("method=stsa_e", "method.M=48", "method.dummy_clients=4"),
+    ("method=centred_sketch", "method.M=48", "method.rank=5"),
+    ("method=afcl",),
+)
 LONG = (
     ("method=fedprotip", *TINY),
     ("method=finetune", *TINY),
@@ -134,8 +140,8 @@ def test_two_ranks_leave_what_one_process_does_and_a_dead_one_is_told_of(feature
 
 
 @pytest.mark.long
-def test_the_other_methods_over_two_ranks(images, tmp_path, alone):
-    runs = [(*images, *own, ALIKE) for own in LONG]
+def test_the_other_methods_over_two_ranks(features, images, tmp_path, alone):
+    runs = [(*features, *own) for own in LONG_CLOSED] + [(*images, *own, ALIKE) for own in LONG]
     told, _ = finished(started(tmp_path, [{"overrides": run} for run in runs]))
     folders = [Path(line.split(" ", 1)[1]) for line in told.splitlines()]
     for run, folder in zip(runs, folders, strict=True):
