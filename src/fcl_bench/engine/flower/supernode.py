@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 #: Seconds of a first wait, and the share of the time waited so far that a later wait may take.
-FIRST, SHARE = 0.1, 0.1
+FIRST, SHARE = 0.2, 0.2
 
 
 class Waits:
