@@ -17,13 +17,16 @@ from fcl_bench.engine.flower.forks import COMMAND, write_command
 
 #: A process that forks; the work is to note who did it and the arguments, or to fail.
 SERVER = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 from fcl_bench.engine.flower import forks, frames
 
 def work():
     if sys.argv[1] == "fail":
         raise RuntimeError("as asked")
+    if sys.argv[1] == "stay":
+        Path(sys.argv[2]).symlink_to(str(os.getpid()))
+        time.sleep(600)
     folder = Path(sys.argv[1])
     (folder / "part").write_text(f"{os.getppid()} {sys.argv}")
     (folder / "part").rename(folder / "done")
@@ -76,6 +79,15 @@ def test_the_program_hands_its_arguments_over(place, server):
     assert not (place / "own-done").exists()
     server.kill()
     assert "RuntimeError: as asked" in server.communicate()[1]
+
+
+def test_what_was_forked_ends_with_the_process_that_forks(place, server):
+    assert not asked(place, "stay", str(place / "pid"))
+    wait_for((place / "pid").is_symlink)
+    pid = int((place / "pid").readlink().name)
+    assert running(pid)
+    server.kill()
+    wait_for(lambda: not running(pid))
 
 
 def test_where_nobody_forks_it_is_flowers_own_program(place):

@@ -7,6 +7,7 @@ name stands for `handover.py`, which passes the arguments to the process here; w
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import shlex
@@ -73,6 +74,7 @@ def _be(arguments: Sequence[str], work: Callable[[], object], lines: Sequence[so
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _end_with_parent()
         for line in lines:
             line.close()
         sys.argv = [COMMAND, *arguments]
@@ -87,6 +89,15 @@ def _be(arguments: Sequence[str], work: Callable[[], object], lines: Sequence[so
         sys.stderr.flush()
         # Without the interpreter's own end, which waits for any thread that is left.
         os._exit(code)
+
+
+def _end_with_parent() -> None:
+    """Have the kernel kill this process when the one that forked it ends.
+
+    A ClientApp whose SuperNode is gone asks it for ever whether it is there, even at its own end.
+    """
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def main() -> int:
