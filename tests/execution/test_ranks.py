@@ -24,19 +24,19 @@ ALIKE = "threads=1"
 OF_ITS_OWN = {"runtime", "environment", "transport", "files", "checksum"}
 
 
-def started(folder: Path, plan: list[dict]) -> list[subprocess.Popen]:
-    """Both ranks, at work on `plan`."""
+def started(folder: Path, plan: list[dict], threads: tuple[str, str] = ("1", "1")) -> list[subprocess.Popen]:
+    """Both ranks, at work on `plan`, with so many threads in their processes."""
     (folder / "plan.json").write_text(json.dumps(plan))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     paths = [str(REPOSITORY / "src"), str(REPOSITORY)]
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     common |= {"PYTHONPATH": os.pathsep.join(paths)}
     return [
         subprocess.Popen(
             [sys.executable, "-m", "tests.execution.rank_process", str(folder / "plan.json")],
-            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": threads[rank]},
             cwd=REPOSITORY,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -92,6 +92,12 @@ TRAINED = (
     ("method=scaffold", *TINY),
     ("method=fedicarl", *TINY),
 )
+#: On features, too.
+LONG_CLOSED = (
+    ("method=stsa_e", "method.M=48", "method.dummy_clients=4"),
+    ("method=centred_sketch", "method.M=48", "method.rank=5"),
+    ("method=afcl",),
+)
 LONG = (
     ("method=fedprotip", *TINY),
     ("method=finetune", *TINY),
@@ -113,7 +119,8 @@ def test_two_ranks_leave_what_one_process_does_and_a_dead_one_is_told_of(feature
     runs = [(*features, *own) for own in CLOSED] + [(*images, *own, ALIKE) for own in TRAINED]
     plan = [{"overrides": run} for run in runs] + [{"overrides": dying, "rank": 1, "dies": 1}]
     begin = time.monotonic()
-    told, silent = finished(started(tmp_path, plan))
+    # The runs' own number of threads counts (`ALIKE`), not that of the processes.
+    told, silent = finished(started(tmp_path, plan, threads=("1", "2")))
     assert time.monotonic() - begin < 240
     folders = [Path(line.split(" ", 1)[1]) for line in told.splitlines()[:-1]]
     assert len(folders) == len(runs), told
@@ -133,8 +140,8 @@ def test_two_ranks_leave_what_one_process_does_and_a_dead_one_is_told_of(feature
 
 
 @pytest.mark.long
-def test_the_other_methods_over_two_ranks(images, tmp_path, alone):
-    runs = [(*images, *own, ALIKE) for own in LONG]
+def test_the_other_methods_over_two_ranks(features, images, tmp_path, alone):
+    runs = [(*features, *own) for own in LONG_CLOSED] + [(*images, *own, ALIKE) for own in LONG]
     told, _ = finished(started(tmp_path, [{"overrides": run} for run in runs]))
     folders = [Path(line.split(" ", 1)[1]) for line in told.splitlines()]
     for run, folder in zip(runs, folders, strict=True):

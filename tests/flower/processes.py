@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -29,7 +30,9 @@ def commands(folder: Path, given: Mapping[str, str] | None = None) -> Iterator[S
 
     def start(name: str, *command: str) -> subprocess.Popen:
         with (folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=log, cwd=folder)
+            process = subprocess.Popen(
+                command, env={**os.environ, **own}, stdout=log, stderr=log, cwd=folder, start_new_session=True
+            )
         processes.append(process)
         return process
 
@@ -38,8 +41,14 @@ def commands(folder: Path, given: Mapping[str, str] | None = None) -> Iterator[S
     finally:
         for process in reversed(processes):
             process.terminate()
-        for process in processes:
-            process.wait(30)
+        try:
+            for process in processes:
+                process.wait(30)
+        finally:
+            # What they have started, too: a ClientApp outlived a test by an hour, stuck at its own end.
+            for process in processes:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 def free_port() -> int:

@@ -17,8 +17,8 @@ from tests.small_runs import interrupted_in, run_in
 
 SMALL = ("data=digits", "clients=3", "tasks=2", "beta=1", "track=none")
 FLOWER = ("transport=flower", "transport.deadline=20")
-#: Closed form, sequential, with masks, trained, with clients' states, with their memories.
-METHODS = ("afl", "stsa_e", "fedran", "centred_sketch", "finetune", "fedprotip", "fedicarl")
+#: Closed form, sequential, with masks, with a registration first, trained, with clients' states, with their memories.
+METHODS = ("afl", "stsa_e", "fedran", "centred_sketch", "afcl", "finetune", "fedprotip", "fedicarl")
 
 
 def model(outcome) -> bytes:
@@ -85,7 +85,7 @@ def features(path, seed=0):
     return f"data.path={path}"
 
 
-@pytest.mark.parametrize("method", ["afl", "fedran", "finetune"])
+@pytest.mark.parametrize("method", ["afl", "stsa_e", "fedran", "centred_sketch", "afcl", "finetune"])
 def test_a_node_looks_at_no_other_clients_rows(tmp_path, monkeypatch, here, town, method):
     """All rows but its own are NaN in each node's process."""
     knobs = {"finetune": ("method.on=features", "method.training.rounds=2", "method.training.epochs=1")}

@@ -38,13 +38,19 @@ def test_a_record_of_another_form_is_refused(joined):
         records.blobs(RecordDict({}))
 
 
-def test_a_reply_that_is_still_on_its_way_is_asked_for_again_soon(monkeypatch):
+def test_a_reply_that_is_still_on_its_way_is_asked_for_again_soon(monkeypatch, capsys):
     """With the installed Flower: its default, which no setting changes, is where `retry_soon` looks for it."""
+    from flwr.supercore.inflatable import inflatable_utils
     from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_objects
 
-    monkeypatch.setattr(pull_objects, "__kwdefaults__", dict(pull_objects.__kwdefaults__))
-    assert pull_objects.__kwdefaults__["initial_backoff"] > FIRST_WAIT
+    for pulls in (pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
+        monkeypatch.setattr(pulls, "__kwdefaults__", dict(pulls.__kwdefaults__))
+        assert pulls.__kwdefaults__["initial_backoff"] > FIRST_WAIT
     retry_soon()
+    retry_soon()
+    assert not capsys.readouterr().err
+    for pulls in (pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
+        assert pulls.__kwdefaults__["initial_backoff"] == FIRST_WAIT
     asked = []
 
     def pull(name: str) -> bytes:

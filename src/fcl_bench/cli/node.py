@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
+import math
 import os
 import re
 import shutil
@@ -120,11 +122,12 @@ class _Kept:
 
     Args:
         name: the process's name in messages.
-        start: starts the process.
+        start: starts the process, as the first of its own group.
+        instead: what happens without it, if it may be given up when it keeps ending; None: it is needed.
     """
 
-    def __init__(self, name: str, start: Callable[[], subprocess.Popen[bytes]]) -> None:
-        self._name, self._start = name, start
+    def __init__(self, name: str, start: Callable[[], subprocess.Popen[bytes]], instead: str | None = None) -> None:
+        self._name, self._start, self._instead = name, start, instead
         self._failures = 0
         self._again = 0.0
         self.process: subprocess.Popen[bytes] | None = None
@@ -141,27 +144,47 @@ class _Kept:
                 self._begin()
         elif (code := self.process.poll()) is not None:
             self._failures = 0 if now - self._since > _STEADY else self._failures + 1
+            _end_group(self.process)
+            self.process = None
+            if self._instead is not None and self._failures >= len(_PATIENCE):
+                log.warning("the %s ended (%d) %d times: %s", self._name, code, self._failures, self._instead)
+                self._again = math.inf
+                return
             pause = _PATIENCE[min(self._failures, len(_PATIENCE) - 1)]
             log.warning("the %s ended (%d); it starts again in %g s", self._name, code, pause)
-            self.process, self._again = None, now + pause
+            self._again = now + pause
 
     def end(self) -> None:
-        """Stop it for good."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
+        """Stop it for good, and whatever it has started."""
+        if self.process is not None:
+            if self.process.poll() is None:
+                self.process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(10)
+            _end_group(self.process)
+            self.process.wait()
+
+
+def _end_group(leader: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all that it has started: Flower's own processes have been seen to outlive their SuperNode."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGKILL)
 
 
 def _node(node: NodeArguments, arguments: Sequence[str]) -> int:
     """Keep a SuperNode and a worker running until this process is told to end."""
+    from fcl_bench.engine.flower.forks import COMMAND, write_command
     from fcl_bench.engine.flower.line import program, quiet_environment
 
     # A Unix socket's path can have only about a hundred characters.
     folder = Path(tempfile.mkdtemp(prefix="fcl-bench-"))
-    path = folder / "worker"
+    path, forks = folder / "worker", folder / "forks"
+    may_fork = sys.platform == "linux"
+    if may_fork:
+        write_command(folder, forks, program(COMMAND))
+    # Flower starts its programs by their names: the one in the folder, and then those of this environment.
+    flowers = quiet_environment(folder)
+    flowers["PATH"] = os.pathsep.join([str(folder), str(program(COMMAND).parent), flowers.get("PATH", "")])
     worker = [sys.executable, "-m", "fcl_bench.cli.node", _WORKER, str(path), *arguments]
     kept: list[_Kept] = []
     try:
@@ -170,14 +193,22 @@ def _node(node: NodeArguments, arguments: Sequence[str]) -> int:
         who = ", ".join(map(str, node.clients))
         log.info("node of clients %s: SuperLink %s; what the SuperNode says goes to %s", who, node.link, told)
 
+        def clientapps() -> subprocess.Popen[bytes]:
+            with told.open("ab") as file:
+                return _child([sys.executable, "-m", "fcl_bench.engine.flower.forks", str(forks)], flowers, file)
+
         def supernode() -> subprocess.Popen[bytes]:
-            command = [str(program("flower-supernode")), "--superlink", node.link, "--port", str(_free_port())]
+            command = [sys.executable, "-m", "fcl_bench.engine.flower.supernode"]
+            command += ["--superlink", node.link, "--port", str(_free_port())]
             command += ["--node-config", f'socket="{path}"']
             command += ["--insecure"] if node.ca is None else ["--root-certificates", str(Path(node.ca).absolute())]
             command += [] if node.key is None else ["--auth-supernode-private-key", str(Path(node.key).absolute())]
             with told.open("ab") as file:
-                return _child(command, quiet_environment(folder), file)
+                return _child(command, flowers, file)
 
+        instead = "each message's process imports Flower anew, which takes seconds"
+        if may_fork:
+            kept.append(_Kept(f"process that forks ClientApps (see {told})", clientapps, instead))
         kept.append(_Kept(f"SuperNode (see {told})", supernode))
         while True:
             for process in kept:

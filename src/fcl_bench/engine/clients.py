@@ -33,6 +33,7 @@ class Clients:
         classes: for samples that stay at the clients' sites, [task] -> the columns of its classes; empty: the samples
             are those of one data set.
         parallel: how many train side by side in one process (`parallel_clients`).
+        prepared: whether the samples are features of a network, which round by the threads of the process.
     """
 
     method: Method
@@ -46,6 +47,7 @@ class Clients:
     config: Mapping[str, Any] = field(default_factory=dict)
     classes: Sequence[Sequence[int]] = ()
     parallel: str = "1"
+    prepared: bool = False
 
     @property
     def elsewhere(self) -> bool:

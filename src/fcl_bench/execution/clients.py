@@ -22,6 +22,7 @@ def clients_of(plan: Plan) -> Clients:
         config=settings.resolved,
         classes=classes,
         parallel=settings.scalars.parallel_clients,
+        prepared=plan.prepares,
     )
 
 

@@ -80,6 +80,12 @@ class Plan:
         return [len(task.columns) for task in self.dealt.stream.tasks]
 
     @property
+    def prepares(self) -> bool:
+        """Whether a network computes before the method does, with as many threads as the process has."""
+        extracts = self.extractor is not None and self.extractor.batch is not None
+        return extracts or self.settings.adapt.trains_network
+
+    @property
     def label(self) -> str:
         """Name of the run's folder."""
         settings = self.settings

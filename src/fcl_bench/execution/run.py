@@ -21,6 +21,7 @@ from fcl_bench.engine.faults.base import Faults
 from fcl_bench.engine.faults.transport import Faulty
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.metrics import pooled_after
+from fcl_bench.engine.remote.census import Census
 from fcl_bench.engine.secure.base import SecureSums
 from fcl_bench.engine.transport import Asking
 from fcl_bench.engine.transports.base import Link
@@ -123,7 +124,7 @@ def _refuse_others(folder: RunFolder) -> None:
 
 
 def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link: Link) -> RunRecord:
-    link.begin(plan.id, plan.problem.device)
+    link.begin(Census.here("the server", plan.id, plan.problem, plan.prepares))
     inputs = prepare_inputs(plan, folder.path, link)
     with environment.computing(plan.problem.threads):
         return _learn(plan, folder, begin, tracking, link, inputs)

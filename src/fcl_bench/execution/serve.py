@@ -45,7 +45,8 @@ class Site:
     def answers(self, request: Said) -> Iterator[bytes]:
         """What is answered to a request (see `engine.remote.host.Host.answers`)."""
         if request.kind == "plan":
-            yield said("plan", **Census.here(self._name, self.plan.id, self.plan.problem.device).state())
+            own = Census.here(self._name, self.plan.id, self.plan.problem, self.plan.prepares)
+            yield said("plan", **own.state())
         elif request.kind == "network":
             stage, problem = self.plan.settings.adapt, self.plan.problem
             assert not isinstance(stage, NoAdaptation)

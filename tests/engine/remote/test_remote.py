@@ -354,6 +354,25 @@ def test_every_client_lives_once():
             counted(processes, 3, 1)
 
 
+def test_the_threads_that_count_are_those_that_compute(monkeypatch):
+    """A run that is small has the same bits whatever OMP_NUM_THREADS is; a network that computes before it has not."""
+    small, large = dataclasses.replace(problem_of(6), threads=1), dataclasses.replace(problem_of(6), threads=None)
+
+    def census(process, threads, problem, prepared):
+        with monkeypatch.context() as patch:
+            patch.setattr("fcl_bench.engine.remote.census.torch.get_num_threads", lambda: threads)
+            return Census.here(process, "id", problem, prepared)
+
+    def compared(problem, prepared):
+        require_alike(census("the server", 2, problem, prepared), [census("rank 1", 8, problem, prepared)])
+
+    compared(small, False)
+    with pytest.raises(UserError, match="rank 1 has threads: 8, the server 2"):
+        compared(large, False)
+    with pytest.raises(UserError, match="rank 1 has threads for the network before the method: 8, the server 2"):
+        compared(small, True)
+
+
 def test_a_census_counts_what_the_clients_have():
     shards = [[np.array([0, 1]), np.array([2])], [np.array([3]), np.array([4, 5])]]
     labelled = np.array([True, False, True, True, True, False])

@@ -1,8 +1,8 @@
-"""How long Flower waits for a part of a reply that its node is still sending."""
+"""How long Flower waits for a part of a message that somebody is still sending."""
 
 from __future__ import annotations
 
-import contextlib
+import sys
 
 #: Seconds until Flower asks for such a part again; it doubles them from one time to the next.
 FIRST_WAIT = 0.05
@@ -12,12 +12,14 @@ _NAME = "initial_backoff"
 def retry_soon() -> None:
     """Have Flower, in this process, ask again after `FIRST_WAIT` and not after a second.
 
-    A reply is announced before its parts have come, so that whoever looks often finds it unfinished: in two of three
+    A message is announced before its parts have come, so that whoever looks often finds it unfinished: in two of three
     looks on busy cores. Flower has no setting for this. Where a version of it has no such default, it keeps its own.
     """
-    with contextlib.suppress(ImportError, AttributeError):
-        from flwr.supercore.inflatable.inflatable_utils import pull_objects
+    try:
+        from flwr.supercore.inflatable import inflatable_utils
 
-        defaults = pull_objects.__kwdefaults__ or {}
-        if _NAME in defaults:
-            defaults[_NAME] = FIRST_WAIT
+        for pull in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
+            defaults = pull.__kwdefaults__ or {}
+            defaults[_NAME] = min(defaults[_NAME], FIRST_WAIT)
+    except (ImportError, AttributeError, KeyError) as error:
+        print(f"fcl-bench: this version of Flower keeps its own pauses ({error!r})", file=sys.stderr)

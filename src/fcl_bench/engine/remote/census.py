@@ -14,6 +14,7 @@ from fcl_bench import environment
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.raw import RawSamples
 from fcl_bench.errors import UserError
+from fcl_bench.protocol.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Census:
         run, stage: identity of what is under way, and which of its federations.
         package, torch_version: versions.
         threads: with which the method computes on the CPU: sums round by them.
+        preparing: threads of the process, where a network computes before the method does; None: where none does.
         device: "cpu", or the GPU's model.
         clients: who lives there, ascending.
         samples, labelled: [task][client of `clients`], counts.
@@ -42,16 +44,15 @@ class Census:
     samples: list[list[int]]
     labelled: list[list[int]]
     raw: dict[str, Any] | None = None
+    preparing: int | None = None
 
     @classmethod
     def of(cls, process: str, clients: Clients, own: Iterable[int], raw: RawSamples | None = None) -> Census:
         """Return the census of this process, in which the clients `own` live."""
         own = sorted(own)
         counts = [clients.samples(task) for task in range(clients.tasks)]
-        here = cls.here(process, clients.run, clients.problem.device)
         return replace(
-            here,
-            threads=clients.problem.threads or here.threads,
+            cls.here(process, clients.run, clients.problem, clients.prepared),
             stage=clients.stage,
             clients=own,
             samples=[samples[own].tolist() for samples, _ in counts],
@@ -60,11 +61,27 @@ class Census:
         )
 
     @classmethod
-    def here(cls, process: str, run: str, device: torch.device) -> Census:
-        """Return the census of this process before it knows its clients."""
-        kind = environment.device_kind(device)
+    def here(cls, process: str, run: str, problem: Problem, prepared: bool) -> Census:
+        """Return the census of this process before it knows its clients.
+
+        Args:
+            process, run: as in the attributes.
+            problem: of the method.
+            prepared: whether a network computes before the method does.
+        """
+        own = torch.get_num_threads()
         return cls(
-            process, run, "", fcl_bench.__version__, torch.__version__, torch.get_num_threads(), kind, [], [], []
+            process=process,
+            run=run,
+            stage="",
+            package=fcl_bench.__version__,
+            torch_version=torch.__version__,
+            threads=problem.threads or own,
+            device=environment.device_kind(problem.device),
+            clients=[],
+            samples=[],
+            labelled=[],
+            preparing=own if prepared else None,
         )
 
     def state(self) -> dict[str, Any]:
@@ -81,6 +98,10 @@ _SAME = {
     "threads": (
         "threads:",
         "the same threads= and OMP_NUM_THREADS everywhere, since sums round by the number of threads",
+    ),
+    "preparing": (
+        "threads for the network before the method:",
+        "the same OMP_NUM_THREADS everywhere, since sums round by the number of threads",
     ),
     "device": ("the device", "the same kind of device everywhere"),
 }

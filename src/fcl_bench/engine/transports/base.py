@@ -15,6 +15,7 @@ from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.config import counting, knob
 from fcl_bench.data.sources.base import Split
 from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.remote.census import Census
 from fcl_bench.engine.remote.replies import Said
 from fcl_bench.engine.transport import Transport
 
@@ -22,8 +23,8 @@ from fcl_bench.engine.transport import Transport
 class Link(ABC):
     """The processes of one run while it is at work."""
 
-    def begin(self, run: str, device: torch.device) -> None:  # noqa: B027
-        """A run of this id is to be done on this device: nothing of it is under way yet.
+    def begin(self, own: Census) -> None:  # noqa: B027
+        """A run is to be done, of which this is the census of the server's process: nothing of it is under way yet.
 
         Raises:
             UserError: processes differ in what changes results.

@@ -67,8 +67,9 @@ class Federated(Link):
 
         def check(census: Census) -> None:
             # Sites have the machines that they have, and there is no run in one process to be identical with.
-            alike = replace(census, threads=here.threads, device=here.device) if clients.elsewhere else census
-            require_alike(here, [alike])
+            if clients.elsewhere:
+                census = replace(census, threads=here.threads, preparing=here.preparing, device=here.device)
+            require_alike(here, [census])
 
         homes = Homes(clients.count, clients.tasks, check)
         transport = Flower(self._line, run, homes, self._deadline, apart=clients.elsewhere)

@@ -86,11 +86,10 @@ class ServersRank(Link):
         """See `Post`."""
         return self._peers[process].ready()
 
-    def begin(self, run: str, device: torch.device) -> None:
+    def begin(self, own: Census) -> None:
         for rank in self._peers:
             self._ask(rank, said("plan"))
         self._censuses = [Census(**self._hear(rank, "plan").beside) for rank in self._peers]
-        own = Census.here("the server", run, device)
         require_alike(own, self._censuses)
 
     def federate(self, clients: Clients, inputs: torch.Tensor, keep: Path) -> Transport:
