@@ -31,7 +31,7 @@ def test_fedlwf_leaves_more_of_the_earlier_tasks_than_finetuning(tmp_path):
 
 
 def test_fedewc_leaves_as_much_of_them_as_finetuning(tmp_path):
-    """Its default penalty acts, but is weak: the mean differs by less than the seeds do, up or down (docs/fedewc.md)."""
+    """The default penalty acts, but is weak: means differ by less than the seeds do, up or down (docs/fedewc.md)."""
     plain = task_given(tmp_path, "method=finetune", "method.loss_over=seen")
     gains = task_given(tmp_path, "method=fedewc") - plain
     assert gains.any()
