@@ -211,8 +211,8 @@ vit-study: $(VIT) $(VENV)/.run
 	for method in $(VIT_TRAINING); do $(VIT_RUNS) method=$$method $(VIT_TRAINED) || exit 1; done
 	$(BIN)/fcl-tables --out $(VIT_OUT) --figures --name vit-study
 
-# Does every experiment in miniature and writes the papers' tables of these runs: 20 minutes on two cores. After an
-# interruption the same command does the rest.
+# Does every experiment in miniature and writes the papers' tables of these runs: 1,088 cells, an estimated hour and
+# more of one core (docs/experiments.md). After an interruption the same command does the rest.
 QUICK := $(patsubst conf/experiment/%.yaml,outputs/quick/done/%,$(wildcard conf/experiment/*.yaml))
 quick: $(QUICK)
 	$(BIN)/fcl-tables --profile quick --paper all --html --if-changed

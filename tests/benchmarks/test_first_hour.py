@@ -45,7 +45,7 @@ def test_a_command_that_ends_before_it_is_interrupted_is_told(tmp_path):
 
 @pytest.mark.long
 def test_every_task_of_the_first_hour_works(tmp_path):
-    """Five minutes of a free core: pytest -m long tests/benchmarks/test_first_hour.py"""
+    """Nine minutes of a free core: pytest -m long tests/benchmarks/test_first_hour.py"""
     file = tmp_path / "hour.md"
     script = REPOSITORY / "benchmarks" / "first_hour.py"
     done = subprocess.run([sys.executable, script, "--markdown", file], capture_output=True, text=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
+from itertools import takewhile
 
 import pytest
 import yaml
@@ -39,6 +41,15 @@ def test_every_key_of_a_choice_is_shown_with_its_default(group):
                 assert yaml.safe_load(shown[parent].default)[key.rpartition(".")[2]] == value
             else:
                 assert yaml.safe_load(shown[key].default or "null") == value or str(value) == shown[key].default
+
+
+@pytest.mark.parametrize("group", groups())
+def test_a_choice_is_described_in_one_line(group):
+    """`--help` and `show` print the first line; each line below it is a fact, such as `Paper: ...`."""
+    for name in choices_of(group):
+        lines = (config_dir() / group / f"{name}.yaml").read_text().splitlines()
+        heading = [line for line in takewhile(lambda line: line.startswith("#"), lines) if "@package" not in line]
+        assert all(re.match(r"# [A-Z]\w+: ", line) for line in heading[1:]), name
 
 
 @pytest.mark.parametrize("name", choices_of("method"))

@@ -1,4 +1,4 @@
-"""FedEWC and FedLwF forget less than finetuning, on the digits with three seeds; minutes of training."""
+"""What FedEWC and FedLwF keep beside finetuning, on the digits with three seeds; minutes of training."""
 
 from __future__ import annotations
 
@@ -24,10 +24,15 @@ def task_given(out: Path, *overrides: str) -> np.ndarray:
     return np.array([run.record["task_aware"]["A_T"] for run in runs])
 
 
-@pytest.mark.parametrize("method", ["fedewc", "fedlwf"])
-def test_more_of_the_earlier_tasks_is_left_than_after_finetuning(method, tmp_path):
-    """By more than one standard deviation of the differences by seed, each with its default scores in the loss."""
-    over = {"fedewc": "seen", "fedlwf": "task"}[method]
-    plain = task_given(tmp_path, "method=finetune", f"method.loss_over={over}")
-    gains = task_given(tmp_path, f"method={method}") - plain
+def test_fedlwf_leaves_more_of_the_earlier_tasks_than_finetuning(tmp_path):
+    """By more than one standard deviation of the differences by seed."""
+    gains = task_given(tmp_path, "method=fedlwf") - task_given(tmp_path, "method=finetune", "method.loss_over=task")
     assert gains.mean() > gains.std(ddof=1)
+
+
+def test_fedewc_leaves_as_much_of_them_as_finetuning(tmp_path):
+    """The default penalty acts, but is weak: means differ by less than the seeds do, up or down (docs/fedewc.md)."""
+    plain = task_given(tmp_path, "method=finetune", "method.loss_over=seen")
+    gains = task_given(tmp_path, "method=fedewc") - plain
+    assert gains.any()
+    assert abs(gains.mean()) < plain.std(ddof=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -52,7 +53,9 @@ SAMPLED = {
 PRINTED = printed().query("method != ''")
 
 
+@functools.cache
 def settings_for(*words: str) -> Settings:
+    """The two long tests compose the same cells, a fifth of a second each."""
     return load_settings(composed(words))
 
 

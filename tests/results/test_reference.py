@@ -20,7 +20,8 @@ from fcl_bench.results.summarise import setting, summarise, used_runs
 from tests.conftest import REPOSITORY
 from tests.results.frames import real_runs
 
-pytestmark = pytest.mark.filterwarnings("ignore::pandas.errors.PerformanceWarning")
+#: A user would see it, once for each column.
+pytestmark = pytest.mark.filterwarnings("error::pandas.errors.PerformanceWarning")
 
 
 @pytest.mark.parametrize("name", names())

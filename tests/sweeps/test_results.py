@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rich.console import Console
+
 from fcl_bench.sweeps.jobs import DONE, FAILED, JobReport
 from fcl_bench.sweeps.summary import results_table, varying, warnings
 
@@ -14,7 +16,7 @@ def report_of(number: int, *overrides: str, **changes) -> JobReport:
 def shown(reports) -> list[list[str]]:
     """The cells of the table of results."""
     table, _ = results_table(reports, varying(report.overrides for report in reports))
-    return [list(cells) for cells in zip(*(list(column.cells) for column in table.columns), strict=True)]
+    return [list(map(str, cells)) for cells in zip(*(list(column.cells) for column in table.columns), strict=True)]
 
 
 def test_the_table_has_mean_deviation_and_best_of_each_setting():
@@ -29,6 +31,15 @@ def test_the_table_has_mean_deviation_and_best_of_each_setting():
     only_seeds = [report_of(n, f"seed={n}") for n in range(3)]
     assert shown(only_seeds) == [["all runs", "3", "91.00 ± 1.00", "81.00 ± 1.00", "82.00 (2)", "2"]]
     assert results_table([JobReport(0, [], FAILED, 2)], set()) is None
+
+
+def test_a_list_in_brackets_is_shown_as_it_was_typed(capsys):
+    presets = ("experiment/preset=[cifar,afl]", "experiment/preset=[cifar,stsa]")
+    reports = [report_of(number, preset) for number, preset in enumerate(presets)]
+    table, _ = results_table(reports, {"experiment/preset"})
+    Console(width=120).print(table)
+    printed = capsys.readouterr().out
+    assert all(preset in printed for preset in presets)
 
 
 def test_warnings_are_told_once_with_their_number():

@@ -174,6 +174,13 @@ def test_a_sweep_with_a_failure_lists_it_with_its_command(command, tmp_path):
     assert [f"out='{tmp_path}/a b'", "seed=-2", "method=stsa", "clients=3"] in commands
 
 
+def test_folders_are_named_as_they_were_typed(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_features(tmp_path / "f.npz")
+    _, out, _ = command("-m", "out=here", "data=features", "data.path=f.npz", *SMALL, "seed=0,1")
+    assert "runs: here/runs; what each printed: here/sweeps/" in out
+
+
 def test_an_interrupted_sweep_says_what_is_left(command, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt

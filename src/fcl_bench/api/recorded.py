@@ -41,7 +41,7 @@ class Tested(NamedTuple):
 
 
 class Run:
-    """A complete run. Tables have one row per task, client or upload, counted from 0, and percent.
+    """A complete run. Tables have one row per task, client or upload, all counted from 0; accuracies are in percent.
 
     Args:
         path: the run's folder.

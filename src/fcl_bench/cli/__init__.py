@@ -1,1 +1,1 @@
-"""The three commands: their arguments, their output and their exit codes."""
+"""The four commands: their arguments, their output and their exit codes."""

@@ -1,4 +1,4 @@
-"""What the three commands share: the handling of every kind of ending, and a parser with one-line errors."""
+"""What the four commands share: the handling of every kind of ending, and a parser with one-line errors."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ HEAD = """fcl-bench: federated continual learning methods under one split, one l
 
 usage: fcl-bench [key=value ...]            one run
        fcl-bench -m [key=value,value ...]   a run for every combination
-       fcl-bench predict RUN [DATA]         what the model of a run takes samples for, as a table
+       fcl-bench predict RUN [DATA]         a table of the classes that a run's model predicts for samples
        fcl-bench preview=true [key=value]   print and draw the split, run nothing
        fcl-bench show [group[=choice]|key]  what can be chosen; the keys, paper and cost of one choice
        fcl-bench tune key=RANGE [...]       search keys for the best result (see `fcl-bench tune --help`)
-       fcl-bench-data list|check|prepare    what data sets there are, whether they are here and whole; fetch one
+       fcl-bench-data list|check|prepare    list the data sets, check the files that are here, download one
        fcl-tables [--help]                  the runs so far as one table and one figure
 
 examples:
@@ -32,7 +32,7 @@ options:
   -m, --multirun     run every combination of comma-separated values
   --cfg job          print the composed configuration, run nothing
   --hydra-help       Hydra's own options
-  -sc install=bash   print what makes the shell complete keys and choices: eval "$(fcl-bench -sc install=bash)"
+  -sc install=bash   print code that lets the shell complete keys and choices: eval "$(fcl-bench -sc install=bash)"
 """
 
 

@@ -67,7 +67,7 @@ def work(arguments: list[str]) -> int:
 
 def parsed(arguments: list[str]) -> Any:
     """Parse the options and arguments after `fcl-bench predict`."""
-    what = "What the model of a complete run takes samples for: a line per sample with its class and the class's score."
+    what = "Predict samples with the model of a complete run: one line per sample with its class and the score."
     parser = _Parser(prog="fcl-bench predict", description=what)
     parser.add_argument("run", metavar="RUN", help="folder or id of a run, or its model.safetensors")
     data = (

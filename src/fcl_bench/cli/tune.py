@@ -67,8 +67,8 @@ def work(arguments: list[str]) -> int:
         " 'method.training.lr=log(1e-3,1)' method.training.epochs=1,2,5",
     )
     parser.add_argument("--trials", type=int, default=20, metavar="N", help="in all, earlier ones included (20)")
-    parser.add_argument("--metric", default="A_avg", metavar="NAME", help="what is to be best, such as A_T (A_avg)")
-    parser.add_argument("--study", default="", metavar="NAME", help="name of the study; default: of what it searches")
+    parser.add_argument("--metric", default="A_avg", metavar="NAME", help="the measure to optimise: A_T, ... (A_avg)")
+    parser.add_argument("--study", default="", metavar="NAME", help="name of the study; default: from what is searched")
     parser.add_argument("--no-pruning", action="store_true", help="carry every trial through to its last task")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys, values and ranges")
     options = parser.parse_intermixed_args(arguments)
@@ -206,4 +206,4 @@ def _summary(search: _Search, study: Any, out: Path, name: str) -> None:
     where = "" if str(out) == "outputs" else f" --out {shlex.quote(str(out))}"
     say(f"best: {shlex.join([command[0], *(['-m'] if len(search.seeds) > 1 else []), *command[1:]])}")
     say(f"tables of these runs: fcl-tables{where} --sweep {name}; the study: {out / 'studies' / name}.journal")
-    say(f"{search.metric} is measured on test data: tell so, or report the choice on other seeds or other data.")
+    say(f"{search.metric} is measured on test data: say so, or report the choice on other seeds or other data.")

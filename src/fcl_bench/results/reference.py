@@ -75,11 +75,12 @@ def load(name: str) -> pd.DataFrame:
         raise UserError(f"--reference {name} is not known", choices(names(), name))
     same = yaml.safe_load((folder() / f"{name}.yaml").read_text())["same"]
     rows = pd.read_csv(folder() / f"{name}.csv", dtype=object, keep_default_na=False, na_values=[""])
-    rows = rows.assign(**{key: value for key, value in {**BEFORE, **same}.items() if key not in rows})
-    rows = rows.map(_value)
+    # All columns at once: pandas warns of a frame to which a hundred were added one after the other.
+    shared = {key: value for key, value in {**BEFORE, **same}.items() if key not in rows}
+    rows = pd.DataFrame({**rows, **shared}).map(_value)
     measured = {measure: rows[measure].astype(float) if measure in rows else np.nan for measure in MEASURES}
     run = {"seed": rows["seed"].astype(int), "folder": "", "profile": "full", "experiment": None, "written": 0.0}
-    return rows.assign(**measured, **run, **{FROM: "reference"}).copy()
+    return pd.DataFrame({**rows, **measured, **run, FROM: "reference"})
 
 
 def _value(told: Any) -> Any:
@@ -110,7 +111,7 @@ def beside(own: pd.DataFrame, wanted: Sequence[str]) -> pd.DataFrame:
     """
     there = pd.concat([load(name) for name in wanted or names()], ignore_index=True)
     if own.empty:
-        return there
+        return there.copy()  # in one piece, or pandas warns at the next new column
     both = pd.concat([own.assign(**{FROM: np.nan}), there], ignore_index=True)
     keys = [key for key in setting(both) if key != "device"]
     kinds = signature(both, keys)
@@ -118,4 +119,4 @@ def beside(own: pd.DataFrame, wanted: Sequence[str]) -> pd.DataFrame:
     kept = is_own | kinds.isin(set(kinds[is_own]))
     if kept.sum() == is_own.sum():
         log.warning("no reference run has the setting of one of these runs: %s", ", ".join(wanted or names()))
-    return both[kept].reset_index(drop=True)
+    return both[kept].reset_index(drop=True).copy()

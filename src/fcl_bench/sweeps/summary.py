@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rich.table import Table
+from rich.text import Text
 
 from fcl_bench.sweeps.jobs import DONE, FAILED, INTERRUPTED, RUNNING, JobReport
 from fcl_bench.tracking.progress import duration
@@ -105,8 +106,8 @@ def results_table(reports: Iterable[JobReport], keys: set[str]) -> tuple[Table, 
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for number, header in enumerate(headers):
         table.add_column(header, justify="left" if number == 0 else "right", overflow="fold")
-    for row in rows[:_MOST]:
-        table.add_row(*row)
+    for name, *numbers in rows[:_MOST]:
+        table.add_row(Text(name), *numbers)  # a list in brackets, such as presets, is no markup
     return table, line
 
 

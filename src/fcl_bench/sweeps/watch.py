@@ -60,7 +60,9 @@ class Sweep:
         self.jobs: list[tuple[str, ...]] | None = None
         self.workers: int | None = 1
         self.folds = False
-        self._out, self._screen, self._err = Path(), sys.stdout, sys.stderr
+        #: `out` and the sweep's folder as they were typed, for messages.
+        self._out, self._shown = Path(), Path()
+        self._screen, self._err = sys.stdout, sys.stderr
         self._told: set[int] = set()
         #: Jobs of this process whose reports could not be written, by number.
         self._unwritten: dict[int, JobReport] = {}
@@ -78,7 +80,8 @@ class Sweep:
         """Take over Hydra's configuration, and prepare this machine for jobs side by side if there will be any."""
         from joblib import cpu_count
 
-        self.folder = Path(str(config.hydra.sweep.dir)).absolute()
+        self._shown = Path(str(config.hydra.sweep.dir))
+        self.folder = self._shown.absolute()
         self._out = Path(str(config.out))
         self._screen, self._err = sys.stdout, sys.stderr
         self.jobs = _jobs(config)
@@ -149,7 +152,7 @@ class Sweep:
         if found := warnings(reports):
             say("\n".join(["warnings:", *found]), self._screen)
         if count[FAILED]:
-            output = str(self.folder / "jobs" / "{}.log") if self.folds else ""
+            output = str(self._shown / "jobs" / "{}.log") if self.folds else ""
             told = ["failed, with the command that repeats each:", *failures(reports, output)]
             say("\n".join(told), self._screen)
             print(f"fcl-bench: {count[FAILED]} of {len(reports)} runs failed", file=self._err)
@@ -167,7 +170,7 @@ class Sweep:
         out = "" if str(self._out) == "outputs" else f" --out {shlex.quote(str(self._out))}"
         lines = [
             *([best] if best else []),
-            f"runs: {self._out / 'runs'}; what each printed: {self.folder / 'jobs'}",
+            f"runs: {self._out / 'runs'}; what each printed: {self._shown / 'jobs'}",
             f"tables of these runs: fcl-tables{out} --sweep {self.folder.name}",
         ]
         say("\n".join(lines), self._screen)
