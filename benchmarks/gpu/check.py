@@ -28,7 +28,10 @@ def commands(device: str, quick: bool, out: Path) -> list[tuple[str, list[str]]]
     tests += [str(file) for file in files_of_tests()]
     parts = [
         ("tests that need a GPU", tests),
-        ("scores on CPU and GPU, kernels' share, extraction, statistics", lines + ["--quick"] * quick),
+        (
+            "scores on CPU and GPU, kernels' share, extraction, statistics, compiled and autotuned networks",
+            lines + ["--quick"] * quick,
+        ),
         ("closed-form methods", suite),
     ]
     return parts if device.startswith("cuda") else parts[1:]
