@@ -67,7 +67,12 @@ class Extracting:
     """Frozen forward passes over one batch, `batches` times."""
 
     def __init__(self, start: Trainable, device: torch.device, batch: int, batches: int) -> None:
-        self._extractor = NetworkExtractor(start.build(), start, device)
+        body, draws = start.build(), torch.Generator().manual_seed(0)
+        for norm in body.modules():
+            if isinstance(norm, torch.nn.BatchNorm2d):  # those of a new network change nothing
+                norm.running_mean.normal_(generator=draws)
+                norm.running_var.uniform_(0.5, 2, generator=draws)
+        self._extractor = NetworkExtractor(body, start, device)
         self._batches = batches
         self._images = torch.randn(batch, 3, start.size, start.size, generator=torch.Generator().manual_seed(0))
         self._images = self._images.to(device, memory_format=torch.channels_last)

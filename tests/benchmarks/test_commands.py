@@ -104,15 +104,11 @@ def test_the_gpu_script_runs_on_a_cpu(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu_lines, "extraction", lambda *_: [extraction])
     rounds = gpu_lines.Measured("rounds", 0.1, gpu_lines.KERNELS, True)
     monkeypatch.setattr(gpu_lines, "rounds", lambda *_: [rounds])
-    unbounded = gpu_lines.Measured("compiled", 1.5, None, True)
-    monkeypatch.setattr(gpu_lines, "choices", lambda *_: [unbounded])
     assert gpu_lines.main(["--device", "cpu", "--quick", "--out", str(tmp_path)]) == 0
     told = json.loads((tmp_path / "gpu-lines-cpu.json").read_text())["lines"]
-    assert len(told) == 2 + 2 + 1 + len(METHODS)
+    assert len(told) == 2 + 2 + len(METHODS)
     assert [line["holds"] for line in told if "scores" in line["what"]] == [True] * len(METHODS)
-    shown = capsys.readouterr().out
-    assert "| extraction | ≥ 0.9 | 0.1 | **no** |" in shown
-    assert "| compiled | none | 1.5 | yes |" in shown
+    assert "| extraction | ≥ 0.9 | 0.1 | **no** |" in capsys.readouterr().out
 
 
 def test_compiled_networks_are_measured_beside_those_as_they_are(tmp_path, monkeypatch, capsys):
@@ -126,14 +122,13 @@ def test_compiled_networks_are_measured_beside_those_as_they_are(tmp_path, monke
         assert told[kind]["compiled"]["gain"] > 0
         assert told[kind]["compiled"]["difference"] == 0  # that backend runs what was captured as it is
     monkeypatch.setenv("CXX", "no-such-compiler")
-    lines = gpu_lines.choices(torch.device("cpu"), quick=True)
-    assert lines == []
+    assert network_choices.choices(torch.device("cpu")).keys() == {"as it is"}
     assert "no-such-compiler is not there" in capsys.readouterr().err
     assert network_choices.choices(torch.device("cuda"))["autotuned"] == (False, "autotuned")
 
 
 def test_scores_that_disagree_fail_on_any_device(tmp_path, monkeypatch):
-    for part in ("extraction", "statistics", "rounds", "choices"):
+    for part in ("extraction", "statistics", "rounds"):
         monkeypatch.setattr(gpu_lines, part, lambda *_: [])
     apart = gpu_lines.Measured("scores", 2e-6, gpu_lines.AGREEMENT, False)
     monkeypatch.setattr(gpu_lines, "agreement", lambda *_: [apart])
