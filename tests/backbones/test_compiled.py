@@ -22,6 +22,7 @@ from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.backbones.tiny import Tiny
 from fcl_bench.data.sources.digits import Digits
 from fcl_bench.errors import UserError
+from fcl_bench.execution.predicting import Model
 from fcl_bench.methods import gradient
 from fcl_bench.methods.gradient import base
 from fcl_bench.methods.gradient.feddisco import FedDisco
@@ -135,6 +136,18 @@ def test_a_first_stage_and_the_features_after_it_run_compiled(ran, tmp_path):
     assert records[0]["metrics"] == records[1]["metrics"]
     assert records[0]["run_id"] != records[1]["run_id"]
     assert [record["features"].get("compiled") for record in records] == [None, "true"]
+
+
+def test_the_model_of_a_run_predicts_compiled(ran, tmp_path, monkeypatch):
+    small = ("method=afl", "data=digits", "backbone=tiny", "backbone.width=4", "tasks=2", "clients=2")
+    outcome = run_in(tmp_path, *small, "backbone.compile=true")
+    ran.clear()
+    images, file = Digits().load().test.inputs.pixels[:9], outcome.folder / "model.safetensors"
+    assert len(Model(file, "cpu").predict(images)) == 9
+    assert ran["runs"] == 1
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UserError, match=r"^backbone.compile=true: "):
+        Model(file, "cpu").predict(images)
 
 
 def test_the_key_is_part_of_the_id_only_if_it_is_set(tmp_path):

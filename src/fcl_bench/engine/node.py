@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fcl_bench import environment
+from fcl_bench.backbones.compiled import compiler_errors
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.engine.ledger import Stopwatch
 from fcl_bench.engine.middleware import Middleware
@@ -229,7 +230,8 @@ class Node:
     @contextmanager
     def _computing(self) -> Iterator[None]:
         """A block that computes as the problem says, in a process of clients too."""
-        with environment.computing(self._problem.threads), environment.choosing_kernels(self._problem.cudnn):
+        problem = self._problem
+        with environment.computing(problem.threads), environment.choosing_kernels(problem.cudnn), compiler_errors():
             yield
 
     def settle(self) -> None:
