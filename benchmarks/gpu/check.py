@@ -24,12 +24,15 @@ def commands(device: str, quick: bool, out: Path) -> list[tuple[str, list[str]]]
     suite = [python, "-m", "pytest", str(_BENCHMARKS / "suite" / "bench_statistics.py")]
     suite += [str(_BENCHMARKS / "suite" / "bench_methods.py"), "--device", device]
     suite += ["--size", "smoke" if quick else "quick", f"--benchmark-json={out / f'methods-{device}.json'}"]
+    choices = [python, str(_BENCHMARKS / "network_choices.py"), "--device", device, "--out", str(out)]
+    choices += ["--backbone", "tiny", "--batch", "8", "--batches", "1", "--rounds", "1"] if quick else []
     tests = [python, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider"]
     tests += [str(file) for file in files_of_tests()]
     parts = [
         ("tests that need a GPU", tests),
         ("scores on CPU and GPU, kernels' share, extraction, statistics", lines + ["--quick"] * quick),
         ("closed-form methods", suite),
+        ("compiled and autotuned networks beside those as they are", choices),
     ]
     return parts if device.startswith("cuda") else parts[1:]
 

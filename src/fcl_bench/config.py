@@ -17,6 +17,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from fcl_bench.environment import CUDNN_CHOICES
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.files import user_path
 from fcl_bench.typed import nested, typed_instance, types_of
@@ -144,6 +145,7 @@ class _Scalars:
     on_bad_upload: str = knob("fail", choices=("fail", "drop"))
     predictions: bool = False
     parallel_clients: str = "1"
+    cudnn: str = knob("deterministic", choices=CUDNN_CHOICES)
     # Sums round by it, so it follows from the sizes alone, as the number of cores does not: no part of the run id.
     threads: int | str = knob("auto", least=1, most=1024, words="an integer, 1 to 1024", choices=("auto",))
 
@@ -193,6 +195,8 @@ class Settings:
         counted += ["predictions"] if self.scalars.predictions else []
         # Clients that train side by side round differently.
         counted += ["parallel_clients"] if self.scalars.parallel_clients != "1" else []
+        # Algorithms that are chosen by their time round differently.
+        counted += ["cudnn"] if self.scalars.cudnn != "deterministic" else []
         left_out = {"faults": not self.faults.fails, "noise": not self.noise.noisy, "secure": not self.secure.sums}
         groups = [group for group in GROUPS if group != "transport" and not left_out.get(group)]
         chosen = {group: _identity(getattr(self, group)) for group in groups}

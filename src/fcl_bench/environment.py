@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -44,7 +45,12 @@ class Environment(TypedDict):
     platform: str
     device: str  # "cpu", or the GPU's model
     threads: int  # of the method on the CPU
+    cudnn: str | None  # how cuDNN chose its algorithms: deterministic, autotuned; None without a GPU
 
+
+#: The values of `cudnn=`.
+CUDNN_CHOICES = ("deterministic", "autotuned")
+_CUDNN: ContextVar[str] = ContextVar("cudnn", default="deterministic")
 
 #: Cached, since a look into the folders of all packages takes milliseconds.
 _version = functools.cache(version)
@@ -82,14 +88,31 @@ def multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     return any(line.startswith("flags") and "amx_bf16" in line.split() for line in told.splitlines())
 
 
+@contextmanager
+def choosing_kernels(cudnn: str) -> Iterator[None]:
+    """A block in which cuDNN chooses its algorithms as `cudnn=` says: deterministic, or autotuned."""
+    before = _CUDNN.set(cudnn)
+    try:
+        yield
+    finally:
+        _CUDNN.reset(before)
+
+
+def autotunes(device: torch.device) -> bool:
+    """Whether cuDNN's algorithms are chosen by their time on this device, so that results may round otherwise."""
+    return device.type == "cuda" and _CUDNN.get() == "autotuned"
+
+
 def exact_kernels() -> AbstractContextManager[object]:
     """Context for a block that runs a network: the same command gives the same numbers, and float32 means float32.
 
-    TF32 would make a GPU's features differ from a CPU's in the third digit, and autotuning picks other algorithms.
+    TF32 would make a GPU's features differ from a CPU's in the third digit, and autotuning picks other algorithms: it
+    is left to `cudnn=autotuned` (`choosing_kernels`), which gives up the first promise.
     """
     import torch
 
-    return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+    tuned = _CUDNN.get() == "autotuned"
+    return torch.backends.cudnn.flags(enabled=True, benchmark=tuned, deterministic=not tuned, allow_tf32=False)
 
 
 def reuse_freed_memory() -> None:
@@ -179,6 +202,7 @@ def describe(device: torch.device) -> Environment:
         "platform": platform.platform(),
         "device": device_kind(device),
         "threads": torch.get_num_threads(),
+        "cudnn": _CUDNN.get() if device.type == "cuda" else None,
     }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import compare
 import fresh_references
 import gpu_lines
+import network_choices
 import pytest
 import table as table_command
 import torch
@@ -21,6 +22,7 @@ from suite import children, lines, results, table
 from suite.bench_methods import METHODS
 from suite.sides import case_name
 
+from fcl_bench.backbones import compiled
 from tests.conftest import REPOSITORY, write_features
 from tests.small_runs import run_in
 
@@ -107,6 +109,22 @@ def test_the_gpu_script_runs_on_a_cpu(tmp_path, monkeypatch, capsys):
     assert len(told) == 2 + 2 + len(METHODS)
     assert [line["holds"] for line in told if "scores" in line["what"]] == [True] * len(METHODS)
     assert "| extraction | ≥ 0.9 | 0.1 | **no** |" in capsys.readouterr().out
+
+
+def test_compiled_networks_are_measured_beside_those_as_they_are(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    small = ["--device", "cpu", "--backbone", "tiny", "--batch", "4", "--batches", "1", "--rounds", "1"]
+    assert network_choices.main([*small, "--out", str(tmp_path)]) == 0
+    told = json.loads((tmp_path / "network-choices-tiny-cpu.json").read_text())
+    for kind in (network_choices.EXTRACTION, network_choices.TRAINING):
+        assert told[kind].keys() == {"as it is", "compiled"}
+        assert told[kind]["as it is"]["gain"] == 1
+        assert told[kind]["compiled"]["gain"] > 0
+        assert told[kind]["compiled"]["difference"] == 0  # that backend runs what was captured as it is
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert network_choices.choices(torch.device("cpu")).keys() == {"as it is"}
+    assert "no-such-compiler is not there" in capsys.readouterr().err
+    assert network_choices.choices(torch.device("cuda"))["autotuned"] == (False, "autotuned")
 
 
 def test_scores_that_disagree_fail_on_any_device(tmp_path, monkeypatch):

@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from fcl_bench.engine.admission import BadUpload
+from fcl_bench.engine.faults.listed import ListedFaults
+from fcl_bench.engine.faults.transport import Faulty
+from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.class_counts import COUNTS
 from fcl_bench.methods.gradient.feddisco import FedDisco, discrepancies
@@ -16,6 +19,7 @@ from fcl_bench.methods.gradient.fedgen import FedGen
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance
 from tests.methods.harness import take_in
@@ -195,6 +199,62 @@ def test_of_the_clients_drawn_for_a_round_the_weights_sum_to_1():
         seen.append(tuple(present))
     assert len(set(seen)) > 1
     assert {len(present) for present in seen} == {2}
+
+
+# A client that is dropped in a round ----------------------------------------------------------------------------------
+
+#: p = (6, 2, 4) / 12; the first client is balanced, and d is (0, 0.5, 0.5).
+TABLE = np.array([[3, 3], [2, 0], [0, 4]])
+
+
+def after_a_round(came: list[int], **knobs) -> tuple[dict, list[dict]]:
+    """The server's model after a round of three clients in which the models of `came` arrive; and those models."""
+    problem, _ = setting("features")
+    server, task = FedDisco(small_batches(), on="features", **knobs).server(problem), Task(0, range(2), 2)
+    server.start_task(task)
+    server.broadcast(task, 0)
+    for client, row in enumerate(TABLE):
+        server.absorb(client, Message({"counts": torch.tensor(row, dtype=torch.int32)}, COUNTS))
+    present = server.participants(task, 1, [0, 1, 2])
+    server.broadcast(task, 1)
+    models = [{name: torch.full_like(value, 10.0**client) for name, value in server.sent.items()} for client in present]
+    for client in came:
+        server.absorb(client, Message(models[client], MODEL, samples=int(TABLE[client].sum())))
+    server.finish_round()
+    return server.network.state(), models
+
+
+@pytest.mark.parametrize("came", [[0, 1, 2], [0, 2], [1, 2], [2]])
+def test_without_a_dropped_client_the_others_keep_their_proportions(came):
+    """The discrepancies stay those among all that were asked (docs/hostile_uploads.md)."""
+    found, models = after_a_round(came)
+    weights = by_hand(TABLE)
+    assert (weights > 0).all()
+    for name, value in found.items():
+        mean = sum(weights[client] * models[client][name] for client in came) / weights[came].sum()
+        torch.testing.assert_close(value, mean.float())
+
+
+def test_models_of_weight_0_count_by_their_shares_where_no_other_comes():
+    """With a = 10 and b = 0 only the first client counts; a round without it is FedAvg's, and not lost."""
+    assert by_hand(TABLE, a=10, b=0).tolist() == [1, 0, 0]
+    found, models = after_a_round([0, 1, 2], a=10, b=0)
+    assert same(found, {name: models[0][name] for name in found})
+    found, models = after_a_round([1, 2], a=10, b=0)
+    for name, value in found.items():
+        torch.testing.assert_close(value, (2 * models[1][name] + 4 * models[2][name]) / 6)
+
+
+def test_a_client_whose_counts_do_not_come_is_out_of_the_task():
+    problem, tasks = setting("features")
+
+    def reached(*parts):
+        return Faulty(InProcess.of(*parts), ListedFaults(silent=["0@1.0"]), 0)
+
+    federation = federation_of(FedDisco(small_batches(), on="features"), problem, tasks, transport=reached)
+    federation.run(lambda _: None)
+    rows = [row for row in federation.state.ledger.uploads if row.task == 1]
+    assert {row.client for row in rows if row.stage == MODEL and row.up_bytes} == {1, 2}
 
 
 # The stage of the counts ---------------------------------------------------------------------------------------------

@@ -15,13 +15,14 @@ import numpy as np
 import torch
 
 from fcl_bench.backbones.backbone import Extractor
+from fcl_bench.backbones.compiled import compile_body
 from fcl_bench.backbones.trainable import Trainable, weights_hash
 from fcl_bench.backbones.transfers import Returning, to_device
 from fcl_bench.data.images.batches import Standardise
 from fcl_bench.data.images.pixels import load_pixels
 from fcl_bench.data.images.stored import decoded
 from fcl_bench.data.sources.base import Split
-from fcl_bench.environment import available_cores, exact_kernels
+from fcl_bench.environment import autotunes, available_cores, exact_kernels
 
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 #: Pixels per forward pass on a CPU; its caches hold no more: 4 images of 224 x 224, 196 of 32 x 32.
@@ -41,21 +42,29 @@ class FrozenNetwork(Extractor):
         dimension: d, the number of its features.
         precision: auto (float16 autocast on CUDA, float32 elsewhere), float32, float16 or bfloat16.
         device: where it runs.
+        compiled: whether it runs compiled.
     """
 
     cacheable = True
     batch: int
 
-    def __init__(self, body: torch.nn.Module, dimension: int, precision: str, device: torch.device) -> None:
+    def __init__(
+        self, body: torch.nn.Module, dimension: int, precision: str, device: torch.device, compiled: bool = False
+    ) -> None:
         if precision == "auto":
             precision = "float16" if device.type == "cuda" else "float32"
         self.identity = {"weights": weights_hash(body), "precision": precision, "device": device.type}
+        if autotunes(device):
+            self.identity["cudnn"] = "autotuned"
         self._dimension = dimension
         self._device = device
         self._dtype = PRECISIONS[precision]
         # Convolutions run faster with channels last; a network without them (a ViT) does not care.
         layout = torch.channels_last
         self.body = body.eval().requires_grad_(False).to(device, memory_format=layout)  # type: ignore[call-overload]
+        if compiled:
+            self.identity["compiled"] = "true"
+            compile_body(self.body)
 
     def dimension(self, split: Split) -> int:
         return self._dimension
@@ -95,7 +104,7 @@ class NetworkExtractor(FrozenNetwork):
     def __init__(
         self, body: torch.nn.Module, trainable: Trainable, device: torch.device, precision: str = "auto"
     ) -> None:
-        super().__init__(copy.deepcopy(body), trainable.dimension, precision, device)
+        super().__init__(copy.deepcopy(body), trainable.dimension, precision, device, trainable.compiled)
         self.identity = {**trainable.identity, **self.identity}
         self._size = trainable.size
         self._standardise = Standardise(trainable.size, trainable.mean, trainable.std)
@@ -120,6 +129,7 @@ class TimmExtractor(FrozenNetwork):
         batch_size: images per forward pass; None: 256 on CUDA, 4 elsewhere.
         workers: threads that decode and resize; None: one for each core.
         device: where the network runs.
+        compiled: whether it runs compiled.
     """
 
     def __init__(
@@ -132,10 +142,11 @@ class TimmExtractor(FrozenNetwork):
         batch_size: int | None,
         workers: int | None,
         device: torch.device,
+        compiled: bool = False,
     ) -> None:
         from timm.data import create_transform
 
-        super().__init__(model, dimension, precision, device)
+        super().__init__(model, dimension, precision, device, compiled)
         transform = json.dumps(data_config, sort_keys=True, default=str)
         self.identity = {**made_of, **self.identity, "transform": transform}
         # The threads decode and resize to uint8; scaling happens on the device, in whole batches.

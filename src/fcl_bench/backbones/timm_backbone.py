@@ -79,6 +79,7 @@ class Timm(Backbone):
         batch_size: images per forward pass; None: 256 on CUDA, 4 elsewhere (a CPU's caches hold no more: MobileNetV2
             does 118 images/s at 4 and 57 at 32 on two cores); frozen pass only.
         workers: threads that decode and resize; None: one for each core.
+        compile: whether the network runs compiled.
     """
 
     name: str = knob(filled=True, words="backbone.name=resnet18.tv_in1k")
@@ -92,6 +93,7 @@ class Timm(Backbone):
     precision: str = knob("auto", choices=("auto", *PRECISIONS))
     batch_size: int | None = knob(None, least=1, identity=False)
     workers: int | None = knob(None, least=1, identity=False)
+    compile: bool = knob(False, added=True)
 
     def __post_init__(self) -> None:
         if self.checkpoint is not None:
@@ -123,7 +125,8 @@ class Timm(Backbone):
         plain = {"stem": "own", "adapters": "null"}
         made_of = {key: value for key, value in self._made_of().items() if plain.get(key) != value}
         dimension = self._dimension(model, config)
-        return TimmExtractor(model, dimension, made_of, config, self.precision, self.batch_size, self.workers, device)
+        how = (self.precision, self.batch_size, self.workers, device, self.compile)
+        return TimmExtractor(model, dimension, made_of, config, *how)
 
     def trainable(self, dataset: Dataset, seed: int) -> Trainable:
         """The network for training on whole images of `transform.size` (None: the model's own size).
@@ -149,7 +152,9 @@ class Timm(Backbone):
                 "size": str(size),
                 "mean": json.dumps(config["mean"]),
                 "std": json.dumps(config["std"]),
+                **({"compiled": "true"} if self.compile else {}),
             },
+            compiled=self.compile,
         )
 
     def _made_of(self) -> dict[str, str]:

@@ -42,6 +42,7 @@ class Tiny(Backbone):
         size: side of the square images that it sees; None: the shorter side of the first training image.
         architecture: conv, vit.
         precision: auto (float16 autocast on CUDA, float32 elsewhere), float32, float16 or bfloat16; frozen pass only.
+        compile: whether the network runs compiled.
     """
 
     name: ClassVar[str] = "tiny"  # type: ignore[misc]  # a timm network's name is a knob, this one is not
@@ -49,6 +50,7 @@ class Tiny(Backbone):
     size: int | None = knob(None, least=1)
     architecture: str = knob("conv", choices=("conv", "vit"), added=True)
     precision: str = knob("auto", choices=("auto", *PRECISIONS), added=True)
+    compile: bool = knob(False, added=True)
 
     @property
     def draws_weights(self) -> bool:
@@ -84,7 +86,9 @@ class Tiny(Backbone):
                 "size": str(size),
                 "mean": str(list(_HALF)),
                 "std": str(list(_HALF)),
+                **({"compiled": "true"} if self.compile else {}),
             },
+            compiled=self.compile,
         )
 
 

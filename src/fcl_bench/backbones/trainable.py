@@ -27,6 +27,7 @@ class Trainable:
         stages: names of sub-modules in forward order, each with parameters of its own, which a method may freeze from
             the front (see `frozen_names`); empty for a network that names none.
         identity: everything besides the data that determines the body (initial weights' hash, size, mean, std, ...).
+        compiled: whether the body is to run compiled (`backbones.compiled`); `build` returns it as written.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Trainable:
     std: tuple[float, float, float]
     stages: tuple[str, ...]
     identity: dict[str, str]
+    compiled: bool = False
 
 
 def copies(body: torch.nn.Module) -> Callable[[], torch.nn.Module]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from fcl_bench import environment
+from fcl_bench.backbones.compiled import compiler_errors
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.engine.ledger import Stopwatch
 from fcl_bench.engine.middleware import Middleware
@@ -225,13 +227,20 @@ class Node:
         #: Per client whose upload may still be refused, its state before the turn; None: it had none.
         self._before: dict[int, State | None] = {}
 
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """A block that computes as the problem says, in a process of clients too."""
+        problem = self._problem
+        with environment.computing(problem.threads), environment.choosing_kernels(problem.cudnn), compiler_errors():
+            yield
+
     def settle(self) -> None:
         """Called when all uploads so far have been absorbed or refused."""
         self._before.clear()
 
     def train_ahead(self, shards: Sequence[Shard], broadcast: Message, if_faster: bool) -> str | None:
         """Have clients train side by side before their turns; returns why they don't (see `Client`)."""
-        with environment.computing(self._problem.threads):
+        with self._computing():
             # A broadcast is the same for all clients.
             received = self._middleware.receive(broadcast, shards[0].client)
             states = [self.keeps(shard.client) for shard in shards]
@@ -244,7 +253,7 @@ class Node:
             client, broadcast: whose turn it is, and what it receives.
             shard: the client's samples; None: they are looked up.
         """
-        with environment.computing(self._problem.threads):  # of a process of clients, too
+        with self._computing():
             return self._turn(client, broadcast, shard)
 
     def _turn(self, client: int, broadcast: Message, shard: Shard | None) -> Reply:

@@ -150,7 +150,7 @@ def adaptation_identity(plan: Plan) -> dict[str, object]:
     """Everything that determines the first stage; the method, and settings that only the method uses, are left out."""
     whole = plan.settings.identity()
     kept = ["seed", "beta", "clients", "tasks", "label_rate", "dtype", "data", "split", "partition"]
-    kept += [key for key in ("on_bad_upload", "transport") if key in whole]
+    kept += [key for key in ("on_bad_upload", "transport", "cudnn") if key in whole]
     return {
         **{key: whole[key] for key in kept},
         "wire_dtype": str(plan.problem.wire.dtype),

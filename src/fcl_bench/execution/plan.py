@@ -13,6 +13,7 @@ import torch
 from fcl_bench import environment
 from fcl_bench.audits.chosen import against_theory
 from fcl_bench.backbones.backbone import Extractor
+from fcl_bench.backbones.compiled import require_compiler
 from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.config import Settings
 from fcl_bench.data.partitions.holdings import Holdings
@@ -101,6 +102,8 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
     """
     scalars = settings.scalars
     device = environment.choose_device(scalars.device)
+    if getattr(settings.backbone, "compile", False):
+        require_compiler(device)
     if settings.method.trains_network and settings.adapt.trains_network:
         raise UserError(
             f"adapt={settings.adapt.name}: method={settings.method.name} trains the network itself in every task",
@@ -118,7 +121,8 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
         network = settings.backbone.trainable(dataset, scalars.seed)
         inputs, features = network.dimension, network.identity
     else:
-        extractor = settings.backbone.open(dataset, device, scalars.seed)
+        with environment.choosing_kernels(scalars.cudnn):
+            extractor = settings.backbone.open(dataset, device, scalars.seed)
         inputs, features = extractor.dimension(dataset.train), extractor.identity
     problem = problem_of(settings, inputs, device, dealt.stream.recurring, network)
     _check_noise(settings, problem)
@@ -193,7 +197,11 @@ def problem_of(
     wire = WireFormat(**{**dataclasses.asdict(scalars.wire), "dtype": WIRE_DTYPES[scalars.wire.dtype]})
     dtype = getattr(torch, scalars.dtype)
     sums = settings.secure.sums
-    return Problem(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring, sums=sums)
+    return Problem(
+        *(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring),
+        sums=sums,
+        cudnn=scalars.cudnn,
+    )
 
 
 def threads_of(settings: Settings, problem: Problem, samples: int | None) -> int | None:

@@ -12,6 +12,7 @@ import torch
 
 from fcl_bench import environment
 from fcl_bench.backbones.backbone import Backbone, Extractor
+from fcl_bench.backbones.compiled import require_compiler
 from fcl_bench.config import target_class
 from fcl_bench.data.images.pixels import load_pixels
 from fcl_bench.data.images.stored import ArrayImages
@@ -70,7 +71,10 @@ class Model:
         return typed_instance(target_class(group, node["_target_"]), knobs, group)
 
     def _backbone(self) -> Backbone:
-        return self._choice("backbone")
+        backbone: Backbone = self._choice("backbone")
+        if getattr(backbone, "compile", False):
+            require_compiler(self._device)
+        return backbone
 
     def _problem_of(self, network: Any) -> Problem:
         said = self.about

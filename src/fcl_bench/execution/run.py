@@ -15,6 +15,7 @@ import torch
 
 from fcl_bench import environment
 from fcl_bench.audits.chosen import audits_of
+from fcl_bench.backbones.compiled import compiler_errors
 from fcl_bench.config import Settings
 from fcl_bench.engine.checkpoint import read_json
 from fcl_bench.engine.faults.base import Faults
@@ -125,9 +126,12 @@ def _refuse_others(folder: RunFolder) -> None:
 
 def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link: Link) -> RunRecord:
     link.begin(Census.here("the server", plan.id, plan.problem, plan.prepares))
-    inputs = prepare_inputs(plan, folder.path, link)
-    with environment.computing(plan.problem.threads):
-        return _learn(plan, folder, begin, tracking, link, inputs)
+    if plan.problem.cudnn == "autotuned" and plan.problem.device.type != "cuda":
+        log.warning("cudnn=autotuned changes nothing here: this process computes on the CPU")
+    with environment.choosing_kernels(plan.problem.cudnn), compiler_errors():
+        inputs = prepare_inputs(plan, folder.path, link)
+        with environment.computing(plan.problem.threads):
+            return _learn(plan, folder, begin, tracking, link, inputs)
 
 
 def _learn(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link: Link, inputs: Inputs) -> RunRecord:

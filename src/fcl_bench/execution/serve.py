@@ -15,7 +15,7 @@ from fcl_bench.engine.keeper import Keeper
 from fcl_bench.engine.remote.census import Census
 from fcl_bench.engine.remote.host import Host
 from fcl_bench.engine.remote.replies import Said, said
-from fcl_bench.environment import reuse_freed_memory
+from fcl_bench.environment import choosing_kernels, reuse_freed_memory
 from fcl_bench.execution.adapt import NoAdaptation, adapted_body, adapted_extractor, first_stage_clients
 from fcl_bench.execution.clients import clients_of
 from fcl_bench.execution.inputs import training_images
@@ -92,4 +92,5 @@ def serve(settings: Settings) -> None:
     """Do the clients' part of the run that `settings` describe, until the server's process says that it is over."""
     reuse_freed_memory()
     transport = settings.transport
-    transport.follow(Site(settings, transport.process, transport.residents).answers)
+    with choosing_kernels(settings.scalars.cudnn):
+        transport.follow(Site(settings, transport.process, transport.residents).answers)

@@ -161,6 +161,7 @@ def own_inputs(plan: Plan, rows: np.ndarray) -> torch.Tensor:
         scalars = settings.scalars.cache
         folder = writable(f"cache.dir={scalars.dir}", user_path("cache.dir", scalars.dir))
         cache = FeatureCache(folder) if scalars.enabled else None
-        whole = extract_features(settings.backbone.name, extractor, dataset, cache).train
+        with environment.choosing_kernels(plan.problem.cudnn):
+            whole = extract_features(settings.backbone.name, extractor, dataset, cache).train
         return whole[torch.from_numpy(rows)]
     return torch.cat(list(extractor.batches(rows_of(dataset.train, rows))))

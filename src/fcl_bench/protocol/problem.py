@@ -40,6 +40,7 @@ class Problem:
             fields that can be summed (`Message.summed`), and the server absorbs one message, which has the number of
             uploads in it.
         threads: of the CPU, with which both halves compute; None: as many as the process has.
+        cudnn: how it chooses its algorithms on a GPU: deterministic, autotuned.
     """
 
     inputs: int
@@ -53,6 +54,7 @@ class Problem:
     release: Release | None = None
     sums: bool = False
     threads: int | None = None
+    cudnn: str = "deterministic"
 
 
 @dataclass(frozen=True)

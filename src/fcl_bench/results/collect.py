@@ -40,7 +40,7 @@ _READ = {"config.yaml", "tasks.csv", "uploads.csv", "rounds.csv", "accuracy_matr
 #: Keys that older runs lack, with the value that those runs used; `resolved_config` fills in the knobs marked `added`.
 _BEFORE: dict[str, Any] = {"label_rate": 1.0, "on_bad_upload": "fail"}
 _BEFORE |= {"adapt": "none", "faults": "none", "noise": "none", "secure": "none"}
-_BEFORE |= {"parallel_clients": 1}
+_BEFORE |= {"parallel_clients": 1, "cudnn": "deterministic"}
 _BEFORE |= {"protocol": "task-agnostic"}
 _NEW = {"split.order_seed": "null"}
 #: Columns that tables of older runs lack, with their values.

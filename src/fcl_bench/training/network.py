@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from fcl_bench.backbones.compiled import compile_body
 from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.training.layers import linear_to_fill
 
@@ -52,6 +53,7 @@ class Network(torch.nn.Module):
         self.dimension = start.dimension
         self.stages = start.stages
         self._size = start.size
+        self._compiled = start.compiled
         self._called: set[str] | None = None
         self._found: _Parts | None = None
         #: The mode of all modules but of norms; None: who knows.
@@ -63,6 +65,8 @@ class Network(torch.nn.Module):
 
     def put_body(self, body: torch.nn.Module) -> None:
         """Take `body`, such as the first one with prompts in it; what of it requires no gradient never trains."""
+        if self._compiled:
+            compile_body(body)
         self.body = body
         self._found = self._mode = None
         #: Parameters that stay as everyone has them from the start.

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
+import pytest
 import torch
 
 from fcl_bench.engine.node import Reply
+from fcl_bench.engine.remote.placing import Place
 from fcl_bench.engine.remote.replies import reply_said
-from fcl_bench.engine.remote.waiting import OwnTurns, Room
+from fcl_bench.engine.remote.transport import Remote
+from fcl_bench.engine.remote.waiting import MOST, MOST_IN_ALL, OwnTurns, Room, share_of
+from fcl_bench.engine.transports import ranks
 from fcl_bench.protocol.message import Message
 
 
@@ -28,6 +35,31 @@ def test_who_brings_more_than_there_is_room_for_waits_until_it_is_taken_away():
     room.give_back(4)
     waiting.join(10)
     assert not waiting.is_alive()
+
+
+@pytest.mark.parametrize(("processes", "mebibytes"), [(1, 128), (2, 128), (8, 128), (9, 113), (64, 16), (1000, 1)])
+def test_all_processes_together_have_a_bounded_room(processes, mebibytes):
+    share = share_of(processes)
+    assert share * processes <= MOST_IN_ALL == 2**30
+    assert share <= MOST
+    assert share // 2**20 == mebibytes
+
+
+def test_the_ranks_have_these_shares(monkeypatch):
+    """Of the peers of rank 0, and of its own turns."""
+    given = []
+    monkeypatch.setattr(ranks, "Peer", lambda rank, name, most: given.append(most))
+    link = ranks.ServersRank(Place(0, 64, 0, "here", 1))
+    assert given == [16 * 2**20] * 63
+    monkeypatch.setattr(ranks, "homes", lambda *_: [0])
+    monkeypatch.setattr(ranks, "residents", lambda *_: [0])
+    monkeypatch.setattr(ranks, "Host", lambda *_: None)
+    monkeypatch.setattr(ranks, "Keeper", lambda *_: None)
+    monkeypatch.setattr(Remote, "_census", lambda *_: [])
+    monkeypatch.setattr("fcl_bench.engine.remote.transport.counted", lambda *_: (None, None))
+    link._peers.clear()
+    clients = SimpleNamespace(count=1, tasks=1, run="", rows=lambda _: np.zeros(1, dtype=int))
+    assert link.federate(clients, torch.zeros(1, 2, dtype=torch.uint8), Path())._most == 16 * 2**20
 
 
 def test_what_is_larger_than_the_room_has_room_alone():

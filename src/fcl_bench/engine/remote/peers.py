@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from fcl_bench.engine.remote.transport import Gone
-from fcl_bench.engine.remote.waiting import Room
+from fcl_bench.engine.remote.waiting import MOST, Room
 from fcl_bench.errors import first_line
 
 #: The length that tells a peer that nothing more will come.
@@ -28,15 +28,16 @@ class Peer:
     Args:
         rank: its number.
         name: for messages.
+        most: bytes that may wait here before anybody asks for them; a single larger message may, too.
     """
 
-    def __init__(self, rank: int, name: str) -> None:
+    def __init__(self, rank: int, name: str, most: int = MOST) -> None:
         self.name = name
         #: Whether it has said that nothing more will come.
         self.ended = False
         self._rank = rank
         self._inbox: SimpleQueue[torch.Tensor | str] = SimpleQueue()
-        self._room = Room()
+        self._room = Room(most)
         self._gone, self._leaving = "", False
         self._thread = threading.Thread(target=self._read, name=f"reads {name}", daemon=True)
         self._thread.start()

@@ -15,7 +15,7 @@ from fcl_bench.engine.raw import RawSamples
 from fcl_bench.engine.remote.census import Census, counted, require_alike
 from fcl_bench.engine.remote.host import Host, states_of
 from fcl_bench.engine.remote.replies import Said, heard, reply_heard, said
-from fcl_bench.engine.remote.waiting import OwnTurns
+from fcl_bench.engine.remote.waiting import MOST, OwnTurns
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
 
@@ -55,6 +55,7 @@ class Remote:
         post: reaches the other processes.
         homes: client -> the process in which it lives; -1: this one.
         local: the clients of this process; None: it has none.
+        most: bytes of this process's replies that may wait; a single larger one may, too.
 
     Raises:
         UserError: processes differ in what changes results, or clients live nowhere or twice.
@@ -62,8 +63,10 @@ class Remote:
 
     everything = None
 
-    def __init__(self, clients: Clients, post: Post, homes: Sequence[int], local: Host | None = None) -> None:
-        self.clients = clients.count
+    def __init__(
+        self, clients: Clients, post: Post, homes: Sequence[int], local: Host | None = None, most: int = MOST
+    ) -> None:
+        self.clients, self._most = clients.count, most
         self._post, self._homes, self._local = post, list(homes), local
         self._last = (0, 0)
         #: Per process, the clients whose uploads were refused since it was last spoken to.
@@ -104,7 +107,7 @@ class Remote:
         del request
         if self._local is not None:
             self._local.node.settle()  # at once, though its turns are done one by one
-        own = OwnTurns(iter(()) if self._local is None else self._local.turns(present, broadcast))
+        own = OwnTurns(iter(()) if self._local is None else self._local.turns(present, broadcast), self._most)
         for client in present:
             process = self._homes[client]
             if process < 0:

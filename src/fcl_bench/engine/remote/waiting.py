@@ -11,6 +11,13 @@ from fcl_bench.engine.remote.replies import heard, reply_heard, reply_said
 
 #: Bytes of one process's replies that may wait in the server's process; a single larger reply may, too.
 MOST = 128 * 2**20
+#: Bytes of all processes' replies together.
+MOST_IN_ALL = 2**30
+
+
+def share_of(processes: int) -> int:
+    """Bytes of one process's replies that may wait where so many processes have clients."""
+    return min(MOST, MOST_IN_ALL // processes)
 
 
 class Room:

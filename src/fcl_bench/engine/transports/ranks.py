@@ -26,6 +26,7 @@ from fcl_bench.engine.remote.peers import CLOSED, Peer
 from fcl_bench.engine.remote.placing import Place, place
 from fcl_bench.engine.remote.replies import Said, heard, said
 from fcl_bench.engine.remote.transport import Gone, Remote, lost
+from fcl_bench.engine.remote.waiting import share_of
 from fcl_bench.engine.transport import Transport
 from fcl_bench.engine.transports.base import Link, Reach
 from fcl_bench.errors import UserError, first_line
@@ -70,7 +71,8 @@ class ServersRank(Link):
 
     def __init__(self, where: Place) -> None:
         self._size = where.size
-        self._peers = {rank: Peer(rank, rank_name(rank)) for rank in range(1, where.size)}
+        share = share_of(where.size)
+        self._peers = {rank: Peer(rank, rank_name(rank), share) for rank in range(1, where.size)}
         self.names = [rank_name(rank) for rank in range(where.size)]
         self._censuses: list[Census] = []
 
@@ -106,7 +108,7 @@ class ServersRank(Link):
         local = Host(rank_name(0), clients, own, samples, Keeper(keep, clients.run, "rank-0"))
         for rank in self._peers:
             self._hear(rank, "opened")
-        return Remote(clients, self, [place or -1 for place in places], local)
+        return Remote(clients, self, [place or -1 for place in places], local, share_of(self._size))
 
     def batches(self, extractor: Extractor, side: str, split: Split, start: int) -> Iterator[torch.Tensor]:
         batch = extractor.batch

@@ -23,6 +23,9 @@ from fcl_bench.training.network import Network, feature_start
 from fcl_bench.training.optimisers import average
 from fcl_bench.training.vit.blocks import transformer_blocks
 
+#: The methods with `compiles`, for messages.
+_COMPILE = ("finetune", "fedprox", "scaffold", "feddyn", "feddisco", "joint_training")
+
 
 @dataclass
 class GradientMethod(Method):
@@ -50,6 +53,8 @@ class GradientMethod(Method):
             what training changed of it covers all that they say.
         apart: why sums of uploads are never enough, and what would work (`needs_each_upload`); None: they may be
             enough.
+        compiles: whether its steps use nothing of the network but outputs and gradients, so that the body may run
+            compiled (`backbone.compile`).
         keeps_teacher: whether clients get the last task's model, to be held to what it knew (`GradientClient.teacher`).
     """
 
@@ -59,6 +64,7 @@ class GradientMethod(Method):
     training_key: ClassVar[str] = "method.training"
     inside_transformers: ClassVar[bool] = False
     only_updates: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
     keeps_teacher: ClassVar[bool] = False
     only_mean: ClassVar[str] = ""
     averages: ClassVar[bool] = False
@@ -144,6 +150,11 @@ class GradientMethod(Method):
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         start = self.start(problem)
+        if start.compiled and not self.compiles:
+            raise UserError(
+                f"backbone.compile=true: method={self.name} looks into the network, or runs copies of it",
+                f"backbone.compile=false, or a method that does not: {', '.join(_COMPILE)}",
+            )
         if self.inside_transformers:
             self._check_transformer(start)
         if self.training.aggregate != "mean":

@@ -7,7 +7,8 @@ discrepancy between D_k, its distribution over the task's C classes, and the uni
     cosine:  d_k = 1 - cos(D_k, 1/C)
     l1, l2:  d_k = |D_k - 1/C|, of that norm.
 
-If all weights would be 0, they are the p_k.
+If all weights would be 0, they are the p_k. If a client of the round drops out, d_k and p_k stay those over all clients
+that were asked, and the weights of the models that came are divided by their sum; where that is 0, by the p_k alone.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ log = logging.getLogger(__name__)
 
 #: `method.discrepancy`
 DISCREPANCIES = ("kl", "cosine", "l1", "l2")
+#: Times p_k, what a model of weight 0 counts: beside any other weight it is lost to rounding, bit for bit, also after
+#: the average is float32; where only such models come, it makes their average that of FedAvg.
+_ALONE = 1e-60
 #: A warning says that b outweighs the shares if it is at least so many times their mean.
 _LARGE = 5
 
@@ -49,9 +53,11 @@ class FedDiscoServer(CountingServer):
         present = super().participants(task, round_, available)
         self._weights = {}
         if present and self.method.weighs and self.method.stages(task)[round_] == MODEL:
-            found = self.method.weights(torch.stack([self.counts[client] for client in present]))
+            table = torch.stack([self.counts[client] for client in present])
+            found = self.method.weights(table)
             if found is not None:
-                self._weights = dict(zip(present, found.tolist(), strict=True))
+                told = torch.where(found > 0, found, _ALONE * self.method.shares(table))
+                self._weights = dict(zip(present, told.tolist(), strict=True))
             self._tell(found, len(present))
         return present
 
@@ -85,6 +91,7 @@ class FedDisco(GradientMethod):
     """
 
     name: ClassVar[str] = "feddisco"
+    compiles: ClassVar[bool] = True
     only_mean: ClassVar[str] = "all that it does is to weigh clients, and nothing but the mean has weights"
     client_half = CountingClient
     server_half = FedDiscoServer
@@ -109,14 +116,17 @@ class FedDisco(GradientMethod):
     def stages(self, task: Task) -> list[str]:
         return [*([COUNTS] if self.weighs else []), *super().stages(task)]
 
+    def shares(self, table: torch.Tensor) -> torch.Tensor:
+        """p_k (K,) float64 of the clients with `table` (K, C) samples of each class; 1/K with uniform weighting."""
+        sizes = table.double().sum(dim=1)
+        return sizes / sizes.sum() if self.training.weighting == "samples" else torch.full_like(sizes, 1 / len(sizes))
+
     def weights(self, table: torch.Tensor) -> torch.Tensor | None:
         """(K,) float64, summing to 1, of the clients of a round, whose samples of each class are `table` (K, C).
 
         None if all would be 0; the shares then serve as weights.
         """
-        sizes = table.double().sum(dim=1)
-        shares = sizes / sizes.sum() if self.training.weighting == "samples" else torch.full_like(sizes, 1 / len(sizes))
-        weights = (shares - self.a * discrepancies(table, self.discrepancy) + self.b).relu()
+        weights = (self.shares(table) - self.a * discrepancies(table, self.discrepancy) + self.b).relu()
         return weights / weights.sum() if bool(weights.any()) else None
 
 

@@ -158,6 +158,7 @@ class FedDyn(ClientSumMethod):
     """
 
     name: ClassVar[str] = "feddyn"
+    compiles: ClassVar[bool] = True
     only_mean: ClassVar[str] = "its server adds up what clients keep, which no aggregate of models protects"
     client_half = FedDynClient
     server_half = FedDynServer

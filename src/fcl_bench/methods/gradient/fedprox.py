@@ -79,6 +79,7 @@ class FedProx(GradientMethod):
 
     name: ClassVar[str] = "fedprox"
     averages = True
+    compiles: ClassVar[bool] = True
     only_updates: ClassVar[bool] = True
     client_half = FedProxClient
 

@@ -14,4 +14,5 @@ class FineTune(GradientMethod):
 
     name: ClassVar[str] = "finetune"
     averages = True
+    compiles: ClassVar[bool] = True
     only_updates: ClassVar[bool] = True

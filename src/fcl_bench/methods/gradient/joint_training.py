@@ -107,6 +107,7 @@ class JointTraining(GradientMethod):
     """
 
     name: ClassVar[str] = "joint_training"
+    compiles: ClassVar[bool] = True
     only_mean: ClassVar[str] = "clients send no models"
     apart = "the clients of joint_training send samples", "method=finetune"
     server_half = JointTrainingServer

@@ -153,6 +153,7 @@ class Scaffold(ClientSumMethod):
     """
 
     name: ClassVar[str] = "scaffold"
+    compiles: ClassVar[bool] = True
     only_mean: ClassVar[str] = "its server adds up what clients keep, which no aggregate of models protects"
     client_half = ScaffoldClient
     server_half = ScaffoldServer

@@ -1,0 +1,78 @@
+"""`cudnn=`: which algorithms cuDNN takes, in every block that runs a network; and what the key is part of."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from fcl_bench.backbones.network_extractor import NetworkExtractor
+from fcl_bench.environment import choosing_kernels, describe, exact_kernels
+from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.training.knobs import Training
+from fcl_bench.training.network import Network
+from tests.methods.plain_training import made_tasks
+from tests.methods.training_harness import federation_of, tiny_problem
+from tests.simulated_cuda import simulated_cuda
+from tests.small_runs import run_in, settings_for
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+CUDA = torch.device("cuda")
+#: benchmark, deterministic, allow_tf32
+CHOSEN = {"deterministic": (False, True, False), "autotuned": (True, False, False)}
+
+
+def flags() -> tuple[bool, bool, bool]:
+    cudnn = torch.backends.cudnn
+    return cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32
+
+
+def test_networks_run_deterministically_unless_the_key_says_otherwise():
+    before = flags()
+    with exact_kernels():
+        assert flags() == CHOSEN["deterministic"]
+    for choice, wanted in CHOSEN.items():
+        with choosing_kernels(choice), exact_kernels():
+            assert flags() == wanted
+    assert flags() == before
+
+
+@pytest.mark.parametrize("choice", CHOSEN)
+def test_steps_and_predictions_on_a_gpu_take_the_algorithms_of_the_key(choice, monkeypatch):
+    seen, forward = set(), Network.forward
+    monkeypatch.setattr(Network, "forward", lambda self, images: (seen.add(flags()), forward(self, images))[1])
+    problem = dataclasses.replace(tiny_problem(), device=CUDA, cudnn=choice)
+    training = Training(rounds=1, epochs=1, batch_size=4, precision="float32")
+    with simulated_cuda():
+        federation_of(FineTune(training=training), problem, made_tasks([[5, 4]], classes=2)).run(lambda _: None)
+    assert seen == {CHOSEN[choice]}
+
+
+def test_what_was_extracted_by_autotuned_algorithms_is_known_by_it():
+    start = tiny_problem().network
+    assert start is not None
+    found = {}
+    with simulated_cuda():
+        for choice in CHOSEN:
+            with choosing_kernels(choice):
+                found[choice] = NetworkExtractor(start.build(), start, CUDA, "float32").identity
+                assert describe(CUDA)["cudnn"] == choice
+    assert found["autotuned"] == {**found["deterministic"], "cudnn": "autotuned"}
+
+
+def test_the_key_is_part_of_the_id_only_if_it_is_not_the_default(tmp_path):
+    plain, tuned = (settings_for(tmp_path, *more).identity() for more in ((), ("cudnn=autotuned",)))
+    assert tuned == {**plain, "cudnn": "autotuned"}
+    assert settings_for(tmp_path, "cudnn=deterministic").identity() == plain
+
+
+def test_on_a_cpu_the_key_changes_nothing_and_says_so(tmp_path, caplog):
+    small = ("method=afl", "data=digits", "backbone=tiny", "backbone.width=4", "tasks=2", "clients=2", "device=cpu")
+    plain = run_in(tmp_path, *small).record
+    assert "cudnn" not in caplog.text
+    tuned = run_in(tmp_path, *small, "cudnn=autotuned").record
+    assert "cudnn=autotuned changes nothing here" in caplog.text
+    assert tuned["metrics"] == plain["metrics"]
+    assert tuned["environment"]["cudnn"] is None
