@@ -87,9 +87,8 @@ def test_a_sample_comes_out_again(tmp_path, monkeypatch):
 
 
 def test_they_are_shown_where_there_are_no_runs_of_ones_own(in_process, tmp_path):
-    code, out, _ = in_process(
-        tables, "fcl-tables", "--out", tmp_path, "--reference", "comparison", "--html", "--format", "csv"
-    )
+    given = ("fcl-tables", "--out", tmp_path, "--reference", "comparison", "--format", "csv")
+    code, out, _ = in_process(tables, *given)
     assert code == 0
     assert "written: " in out
     read = pd.read_csv(tmp_path / "tables" / "summary.csv")
@@ -98,8 +97,8 @@ def test_they_are_shown_where_there_are_no_runs_of_ones_own(in_process, tmp_path
 
 
 def test_they_are_drawn_without_curves_and_a_figure_of_curves_is_refused(in_process, tmp_path):
-    given = ("fcl-tables", "--out", tmp_path, "--reference", "comparison", "--format", "csv", "--html")
-    assert in_process(tables, *given, "--figures")[0] == 0
+    given = ("fcl-tables", "--out", tmp_path, "--reference", "comparison", "--format", "csv")
+    assert in_process(tables, *given, "--figures", "--html")[0] == 0
     drawn = {file.name.split(".")[1] for file in (tmp_path / "tables").glob("summary.*.png")}
     assert drawn == {"accuracy_against_bytes", "accuracy_against_beta"}
     charts = re.search(r'id="chart-data">(.*?)</script>', (tmp_path / "tables" / "summary.html").read_text())
