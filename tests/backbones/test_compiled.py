@@ -32,6 +32,7 @@ from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.joint_training import JointTraining
 from fcl_bench.methods.gradient.scaffold import Scaffold
 from fcl_bench.training.knobs import Training
+from tests.engine.test_abreast import beside
 from tests.methods.plain_training import made_tasks
 from tests.methods.training_harness import federation_of, tiny_problem
 from tests.methods.whole_runs import assert_resumes, learnt, model_of, same
@@ -117,6 +118,14 @@ def test_neither_clients_nor_rounds_nor_tasks_compile_again(ran):
     for _ in range(2):
         learnt(FineTune(training=TRAINING), compiled_problem(), TASKS)
     assert 1 < ran["graphs"] <= 5
+
+
+def test_clients_of_a_compiled_network_train_one_after_the_other(ran):
+    """Those that train side by side do so in a pass of its own, which is not compiled."""
+    found = learnt(FineTune(training=TRAINING), compiled_problem(), TASKS, transport=beside("3"))
+    assert ran["runs"] > 20
+    assert found.state.side_by_side["turns_together"] == 0
+    assert found.state.side_by_side["alone_since"] == ["the network runs compiled"]
 
 
 def test_a_copy_runs_as_written(ran):

@@ -45,6 +45,8 @@ def trained_ahead(
     client.take_over(shards[0], broadcast)
     network, knobs, rate = client.network, client.method.training, float(broadcast["rate"])
     if client.method.trains_network:
+        if client.start.compiled:
+            return "the network runs compiled"
         if reason := unsuited(network):
             return reason
         if if_faster and not pays(network, client.start.size):
