@@ -83,7 +83,7 @@ def test_each_batch_is_told_its_own_queries():
     client.take_over(shard, broadcast)
     samples, body = client.samples(shard, broadcast, {}), client.network.body
     sizes = []
-    for images, _ in samples.batches(4, client.trainer._augment, torch.Generator().manual_seed(3)):
+    for images, _ in samples.batches(4, client.trainer.augment, torch.Generator().manual_seed(3)):
         told, body._expected = body._expected, None
         torch.testing.assert_close(told, body.queries(client.trainer.standardise(images)), atol=1e-6, rtol=1e-5)
         sizes.append(len(images))
