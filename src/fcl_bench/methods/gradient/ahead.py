@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 
 #: Tensors of a trained model by their names in the network.
 Trained = dict[str, torch.Tensor]
+
+
+class _Own(NamedTuple):
+    """What one client trains on, how, and in which order."""
+
+    samples: Samples
+    objective: Objective
+    seed: int
 
 
 def trained_ahead(
@@ -51,20 +59,19 @@ def trained_ahead(
             return reason
         if if_faster and not pays(network, client.start.size):
             return "a network as wide as this trains faster alone"
-    samples, objectives = [], []
+    each: list[_Own] = []
     for shard, state in zip(shards, states, strict=True):
-        samples.append(client.samples(shard, broadcast, state))
-        objectives.append(client.objective(shard, broadcast, state))
-        if reason := refused(network, samples[-1], objectives[-1]):
+        samples, objective = client.samples(shard, broadcast, state), client.objective(shard, broadcast, state)
+        if reason := refused(network, samples, objective):
             return reason
+        each.append(_Own(samples, objective, client.batch_seed(shard, broadcast)))
     optimiser = client_optimiser(network, knobs, rate)
     if not isinstance(optimiser, SGD) or len(optimiser.param_groups) != 1:
         return f"the step of {client.method.training_key} is not SGD with one rate"
     # A rate of their own that all parameters share counts too.
     rate = optimiser.param_groups[0]["lr"]
-    seeds = [client.batch_seed(shard, broadcast) for shard in shards]
-    with client.trainer.reproducible(seeds[0]):
-        trained = (_networks if client.method.trains_network else _heads)(client, samples, objectives, seeds, rate)
+    with client.trainer.reproducible(each[0].seed):
+        trained = (_networks if client.method.trains_network else _heads)(client, each, rate)
     if not all_finite(*(value for model in trained for value in model.values())):
         raise client.trainer.diverged()
     return {shard.client: model for shard, model in zip(shards, trained, strict=True)}
@@ -89,36 +96,27 @@ def refused(network: Network, samples: Samples, objective: Objective) -> str:
     return ""
 
 
-def _networks(
-    client: GradientClient,
-    samples: Sequence[Samples],
-    objectives: Sequence[Objective],
-    seeds: Sequence[int],
-    rate: float,
-) -> list[Trained]:
+def _networks(client: GradientClient, each: Sequence[_Own], rate: float) -> list[Trained]:
     """What training changes of each client's network."""
-    turns = [
-        networks_side_by_side.Turn(own, seed, objective.pull())
-        for own, objective, seed in zip(samples, objectives, seeds, strict=True)
-    ]
-    steps = Steps(objectives[0], client.method.training, rate)
+    turns = [networks_side_by_side.Turn(own.samples, own.seed, own.objective.pull()) for own in each]
+    steps = Steps(each[0].objective, client.method.training, rate)
     return networks_side_by_side.train_networks(client.network, turns, steps, client.trainer)
 
 
-def _heads(
-    client: GradientClient,
-    samples: Sequence[Samples],
-    objectives: Sequence[Objective],
-    seeds: Sequence[int],
-    rate: float,
-) -> list[Trained]:
+def _heads(client: GradientClient, each: Sequence[_Own], rate: float) -> list[Trained]:
     """The heads of each client that train, on features."""
     network = client.network
     turns = [
-        Turn(client.trainer.standardise(own.inputs), own.labels, seed, _pull(objective, network))
-        for own, objective, seed in zip(samples, objectives, seeds, strict=True)
+        Turn(
+            client.trainer.standardise(own.samples.inputs),
+            own.samples.labels,
+            own.seed,
+            _pull(own.objective, network),
+        )
+        for own in each
     ]
-    steps = Steps(objectives[0], client.method.training, rate, _still(network, objectives[0]))
+    objective = each[0].objective
+    steps = Steps(objective, client.method.training, rate, _still(network, objective))
     heads = train_side_by_side(Heads(*network.classifier()), turns, steps)
     return [_named(heads, k, network) for k in range(len(turns))]
 
