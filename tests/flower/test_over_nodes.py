@@ -87,12 +87,15 @@ def features(path, seed=0):
     return f"data.path={path}"
 
 
-@pytest.mark.parametrize("method", ["afl", "stsa_e", "fedran", "centred_sketch", "afcl", "finetune"])
+@pytest.mark.parametrize(
+    "method", ["afl", "stsa_e", "fedran", "centred_sketch", "afcl", "finetune", "fedicarl", "fedprotip"]
+)
 def test_a_node_looks_at_no_other_clients_rows(tmp_path, monkeypatch, here, town, method):
     """All rows but its own are NaN in each node's process."""
-    knobs = {"finetune": ("method.on=features", "method.training.rounds=2", "method.training.epochs=1")}
+    trained = ("method.on=features", "method.training.rounds=2", "method.training.epochs=1")
     given = ("data=features", features(tmp_path / "f.npz"), f"method={method}")
-    given += knobs.get(method, short_run(method))
+    given += trained if method in ("finetune", "fedicarl", "fedprotip") else short_run(method)
+    given += ("method.frozen_stages=0",) if method == "fedprotip" else ()
     poisoned = []
 
     def blind(own):
