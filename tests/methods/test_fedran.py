@@ -179,6 +179,30 @@ def test_a_byte_budget_gives_the_largest_rank_that_fits(budget, M, classes, wire
         assert rank == min(M, int((budget / b - M * classes) // (M + 1)))
 
 
+@pytest.mark.parametrize("wire", list(WIRE_DTYPES))
+@pytest.mark.parametrize("columns", ["task", "held"])
+@pytest.mark.parametrize("ridge", [1e-3, "gcv"])
+@pytest.mark.parametrize("room", [0, 7, 8, 15, 16])
+def test_no_upload_is_larger_than_the_budget(wire, columns, ridge, room):
+    """The number of samples, and the numbers of the columns, count as well."""
+    problem = problem_of(8, wire=wire, columns=columns)
+    plain = upload_bytes(20, 4, 3, WireFormat(WIRE_DTYPES[wire]))
+    method = FedRAN(M=20, rank=None, ridge=ridge, budget_bytes=plain + room)
+    [[(Z, labels)]] = draw_tasks(np.random.default_rng(0), 8, [3], [[30]])
+    server, client = method.server(problem), method.client(problem)
+    server.start_task(Task(0, range(3), 3))
+    upload = encoded(turn(client, shard_of(0, 0, Z, labels), server.broadcast(Task(0, range(3), 3), 0)), problem.wire)
+    beside = 8 * (ridge == "gcv") + 16 * (columns == "held")
+    rank = 4 if beside <= room else 3
+    assert len(upload["sigma"]) == method.feasible_rank(problem, 3) == rank
+    assert upload.nbytes == upload_bytes(20, rank, 3, WireFormat(WIRE_DTYPES[wire])) + beside <= plain + room
+
+
+def test_a_budget_alone_has_a_revision_of_its_own():
+    """Runs without one keep their ids."""
+    assert (FedRAN().revision, FedRAN(budget_bytes=10**6).revision) == (2, 3)
+
+
 def test_a_budget_binds_uploads_not_what_the_server_keeps():
     """A first task of many classes leaves room for few directions; later ones have room for more and lose nothing."""
     tasks = draw_tasks(np.random.default_rng(8), 10, [20, 2, 20], [[60, 60], [60, 60], [60, 60]])
