@@ -271,6 +271,9 @@ class Ledger:
                 own["up_max_bytes"] = max(own["up_max_bytes"], by_task[-1])
                 own["up_total_bytes"] += int(sent.sum())
                 own["down_total_bytes"] += int(of_stage["down_bytes"].sum())
+        tasks = 1 + int(self._rows.array["task"][-1]) if len(self) else 0
+        for own in stages.values():  # a stage of the first task alone, say
+            own["up_max_bytes_by_task"] += [0] * (tasks - len(own["up_max_bytes_by_task"]))
         return {
             "up_max_bytes": up_max,
             "up_total_max_bytes": int(up_total.max(initial=0)),
