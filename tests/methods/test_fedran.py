@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fcl_bench.engine.codec import encoded
 from fcl_bench.errors import UserError
+from fcl_bench.linalg.spectral import Spectrum
 from fcl_bench.methods.closed_form.fedran import FedRAN, upload_bytes
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
@@ -349,3 +352,15 @@ def test_kept_eigenvalues_that_float32_can_not_resolve_are_told_and_not_divided_
     assert any(
         "ill-conditioned" in record.message and "condition number" in record.message for record in caplog.records
     )
+
+
+@pytest.mark.parametrize("times", [0.5, 2.0, 9.0, 11.0])
+def test_a_warning_comes_at_ten_times_the_noise(times):
+    """As from the other solvers (docs/wire.md): noise is then a tenth of an eigenvalue that is divided by."""
+    problem = dataclasses.replace(problem_of(4), dtype=torch.float32)
+    server = FedRAN(M=None, rank=4, ridge=1e-30).server(problem)
+    noise = torch.finfo(torch.float32).eps
+    server.B, server.ridge = torch.eye(4), 1e-30
+    server.sketch = Spectrum(torch.eye(4), torch.tensor([1.0, 0.5, 0.1, (times * noise) ** 0.5]))
+    trouble = server.solution().trouble
+    assert trouble.startswith("the system is ill-conditioned") == (times < 10)

@@ -19,7 +19,7 @@ from fcl_bench.linalg.merging import MERGERS, Losses, Merger, Part
 from fcl_bench.linalg.product import product
 from fcl_bench.linalg.ridge import GCV
 from fcl_bench.linalg.ridge import Spectrum as Eigenvalues
-from fcl_bench.linalg.solve import Solution, ill_conditioned, relative_rounding
+from fcl_bench.linalg.solve import DOUBTFUL, Solution, ill_conditioned, relative_rounding
 from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.linalg.subspace import outside
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, positions, ridge_knob
@@ -219,7 +219,8 @@ class FedRANServer(RegularisedServer):
             W = W + outside(B.double(), V.double()).to(B.dtype) / (floor + ridge)
         largest, smallest = float(sigma[0]) ** 2 + ridge, float(sigma[-1]) ** 2 + ridge
         condition = largest / smallest
-        return Solution(W, condition, ill_conditioned(condition, largest / noise) if noise > smallest else "")
+        doubtful = noise > DOUBTFUL * smallest
+        return Solution(W, condition, ill_conditioned(condition, largest / noise) if doubtful else "")
 
     def statistics(self) -> dict[str, torch.Tensor]:
         return {
