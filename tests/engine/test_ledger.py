@@ -105,7 +105,7 @@ def test_totals_are_those_of_a_plain_loop(seed):
             per_task[task] = max(per_task[task], size)
         expected["by_stage"][stage] = {
             "up_max_bytes": most(sums(own, "up_bytes", "client", "task")),
-            "up_max_bytes_by_task": [per_task[task] for task in range(max(row.task for row in own) + 1)],
+            "up_max_bytes_by_task": [per_task[task] for task in range(max(row.task for row in rows) + 1)],
             "up_total_bytes": sum(row.up_bytes for row in own),
             "down_total_bytes": sum(row.down_bytes for row in own),
         }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fcl_bench.engine.codec import encoded
 from fcl_bench.errors import UserError
+from fcl_bench.linalg.spectral import Spectrum
 from fcl_bench.methods.closed_form.fedran import FedRAN, upload_bytes
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
@@ -179,6 +182,30 @@ def test_a_byte_budget_gives_the_largest_rank_that_fits(budget, M, classes, wire
         assert rank == min(M, int((budget / b - M * classes) // (M + 1)))
 
 
+@pytest.mark.parametrize("wire", list(WIRE_DTYPES))
+@pytest.mark.parametrize("columns", ["task", "held"])
+@pytest.mark.parametrize("ridge", [1e-3, "gcv"])
+@pytest.mark.parametrize("room", [0, 7, 8, 15, 16])
+def test_no_upload_is_larger_than_the_budget(wire, columns, ridge, room):
+    """The number of samples, and the numbers of the columns, count as well."""
+    problem = problem_of(8, wire=wire, columns=columns)
+    plain = upload_bytes(20, 4, 3, WireFormat(WIRE_DTYPES[wire]))
+    method = FedRAN(M=20, rank=None, ridge=ridge, budget_bytes=plain + room)
+    [[(Z, labels)]] = draw_tasks(np.random.default_rng(0), 8, [3], [[30]])
+    server, client = method.server(problem), method.client(problem)
+    server.start_task(Task(0, range(3), 3))
+    upload = encoded(turn(client, shard_of(0, 0, Z, labels), server.broadcast(Task(0, range(3), 3), 0)), problem.wire)
+    beside = 8 * (ridge == "gcv") + 16 * (columns == "held")
+    rank = 4 if beside <= room else 3
+    assert len(upload["sigma"]) == method.feasible_rank(problem, 3) == rank
+    assert upload.nbytes == upload_bytes(20, rank, 3, WireFormat(WIRE_DTYPES[wire])) + beside <= plain + room
+
+
+def test_a_budget_alone_has_a_revision_of_its_own():
+    """Runs without one keep their ids."""
+    assert (FedRAN().revision, FedRAN(budget_bytes=10**6).revision) == (2, 3)
+
+
 def test_a_budget_binds_uploads_not_what_the_server_keeps():
     """A first task of many classes leaves room for few directions; later ones have room for more and lose nothing."""
     tasks = draw_tasks(np.random.default_rng(8), 10, [20, 2, 20], [[60, 60], [60, 60], [60, 60]])
@@ -325,3 +352,15 @@ def test_kept_eigenvalues_that_float32_can_not_resolve_are_told_and_not_divided_
     assert any(
         "ill-conditioned" in record.message and "condition number" in record.message for record in caplog.records
     )
+
+
+@pytest.mark.parametrize("times", [0.5, 2.0, 9.0, 11.0])
+def test_a_warning_comes_at_ten_times_the_noise(times):
+    """As from the other solvers (docs/wire.md): noise is then a tenth of an eigenvalue that is divided by."""
+    problem = dataclasses.replace(problem_of(4), dtype=torch.float32)
+    server = FedRAN(M=None, rank=4, ridge=1e-30).server(problem)
+    noise = torch.finfo(torch.float32).eps
+    server.B, server.ridge = torch.eye(4), 1e-30
+    server.sketch = Spectrum(torch.eye(4), torch.tensor([1.0, 0.5, 0.1, (times * noise) ** 0.5]))
+    trouble = server.solution().trouble
+    assert trouble.startswith("the system is ill-conditioned") == (times < 10)

@@ -271,6 +271,9 @@ class Ledger:
                 own["up_max_bytes"] = max(own["up_max_bytes"], by_task[-1])
                 own["up_total_bytes"] += int(sent.sum())
                 own["down_total_bytes"] += int(of_stage["down_bytes"].sum())
+        tasks = 1 + int(self._rows.array["task"][-1]) if len(self) else 0
+        for own in stages.values():  # a stage of the first task alone, say
+            own["up_max_bytes_by_task"] += [0] * (tasks - len(own["up_max_bytes_by_task"]))
         return {
             "up_max_bytes": up_max,
             "up_total_max_bytes": int(up_total.max(initial=0)),
@@ -307,13 +310,19 @@ class Ledger:
             "larger": larger,
         }
 
-    def senders(self) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yield for each round its task, its number, and (m,) the clients that sent something."""
+    def senders(self, late: bool = True) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield for each round its task, its number, and (m,) the clients whose upload the server came to read.
+
+        A client that is lost after its keys (`secure=sums`) has sent bytes, but no upload.
+
+        Args:
+            late: whether the server can read an upload that comes late; with `secure=sums` it cannot.
+        """
         for rows in self._tasks():
             for round_ in np.unique(rows["round"]).tolist():
                 own = rows[rows["round"] == round_]
-                sent = own["client"][own["up_bytes"] > 0]
-                yield int(own["task"][0]), round_, sent
+                read = (own["up_bytes"] > 0) & (own["lost"] == 0) & (late | (own["late"] == 0))
+                yield int(own["task"][0]), round_, own["client"][read]
 
     def told_alone(self) -> Told:
         """How much clients revealed about single samples."""

@@ -71,7 +71,7 @@ class StageExchanged(TypedDict):
     """Bytes of one stage of a method's rounds."""
 
     up_max_bytes: int  # the most that one client uploads for one task in this stage
-    up_max_bytes_by_task: list[int]  # that, of each task
+    up_max_bytes_by_task: list[int]  # that, of each task; 0 for a task without this stage
     up_total_bytes: int
     down_total_bytes: int
 

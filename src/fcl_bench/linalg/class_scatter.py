@@ -87,8 +87,8 @@ class ClassScatter:
                 paper's public code).
 
         Returns:
-            the number of classes that only one group holds (K_i = 1). Their covariance can't be estimated; their part
-            of G is S S' / n_i.
+            the number of classes of which K (unbiased: K_i) is 1. Their covariance can't be estimated; their part of G
+            is S S' / n_i.
         """
         n, K = self._size, self._holding if unbiased else torch.full_like(self._size, self._groups)
         several = K > 1

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 #: Bytes of `Message.samples` on the wire, and of `Message.clients`.
-_SAMPLES = _CLIENTS = 8
+SAMPLES_BYTES = _CLIENTS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,4 +95,4 @@ class Message(Mapping[str, torch.Tensor]):
     def nbytes_without(self, there: Collection[str]) -> int:
         """The payload in bytes for a receiver that keeps the tensors named in `there`."""
         values = sum(tensor.nbytes for name, tensor in self.items() if name not in there)
-        return values + (0 if self.samples is None else _SAMPLES) + (0 if self.clients == 1 else _CLIENTS)
+        return values + (0 if self.samples is None else SAMPLES_BYTES) + (0 if self.clients == 1 else _CLIENTS)

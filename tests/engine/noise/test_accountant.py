@@ -9,13 +9,16 @@ import mpmath
 import numpy as np
 import pytest
 
+from fcl_bench.engine.faults.listed import ListedFaults
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.noise import accountant
 from fcl_bench.engine.noise.gaussian import Gaussian
+from fcl_bench.engine.secure.base import SecureSums
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.training.knobs import Training
+from tests.engine.secure.summing import federation
 from tests.methods.harness import problem_of
 
 dp = pytest.importorskip("dp_accounting", reason="pip install '.[privacy]'")
@@ -99,6 +102,31 @@ def test_a_sum_has_the_noise_of_those_who_sent_something():
     less = knobs.guarantee(method, problem_of(4), 2, ledger_of([(0, [0, 1, 2, 3]), (1, [0])]))
     assert less["epsilon"] == pytest.approx(accountant.epsilon_of([0.5], 1e-5))
     assert knobs.release(method).deviation["G"] == Gaussian(multiplier=0.5).release(method).deviation["G"]
+
+
+@pytest.mark.parametrize("failing", ["silent", "late"])
+def test_of_masked_uploads_those_in_the_sum_count(failing):
+    """Who fails after its keys has sent bytes, and a late upload stays masked: neither releases anything."""
+    turns = [f"{client}@0.{client}" for client in range(4)]
+    method = FineTune(training=Training(rounds=4, epochs=1, batch_size=8, lr=0.05, augment="none"), on="features")
+    run = federation(method, SecureSums(), ListedFaults(**{failing: turns}), [[8] * 4])
+    run.run(lambda _: None)
+    rows = [row for row in run.state.ledger.uploads if row.lost or row.late]
+    assert [(row.client, row.round) for row in rows] == [(client, client) for client in range(4)]
+    assert all(row.up_bytes for row in rows)
+    knobs = Gaussian(multiplier=2.0, unit="client")
+    found = knobs.guarantee(method, run.problem, 1, run.state.ledger)
+    assert (found["releases"], found["epsilon"]) == (3, pytest.approx(accountant.epsilon_of([2.0] * 3, 1e-5)))
+    # Shares of the noise of four are missing in a sum of three.
+    shared = Gaussian(multiplier=2.0, unit="client", share_of=4).guarantee(method, run.problem, 1, run.state.ledger)
+    assert shared["epsilon"] == pytest.approx(accountant.epsilon_of([2.0 * math.sqrt(3 / 4)] * 3, 1e-5))
+
+
+def test_without_masks_a_late_upload_counts():
+    method = FineTune(training=Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none"), on="features")
+    run = federation(method, None, ListedFaults(late=["0@0.0"]), [[8] * 2])
+    run.run(lambda _: None)
+    assert Gaussian(multiplier=2.0, unit="client").guarantee(method, run.problem, 1, run.state.ledger)["releases"] == 2
 
 
 def test_an_aim_that_is_missed_is_told(caplog):

@@ -151,7 +151,7 @@ class Gaussian:
         multiplier = self._multiplier(1) if method.summands else self._of_updates(method, tasks)
         #: Of each client, or of each client's samples of a task: the multipliers of what was sent of them.
         sent: dict[tuple[int, ...], list[float]] = defaultdict(list)
-        for task, _, clients in ledger.senders():
+        for task, _, clients in ledger.senders(late=not problem.sums):
             of_sum = multiplier if self.share_of is None else multiplier * math.sqrt(len(clients) / self.share_of)
             for client in clients.tolist():
                 sent[(client,) if self.unit == CLIENT else (task, client)].append(of_sum)

@@ -107,8 +107,8 @@ class AFCLServer(RidgeServer):
         return 2
 
     def broadcast(self, task: Task, round_: int) -> Message:
-        """Round 0: nothing. Round 1: the projection, if there is one, and the task's classes in order of registration
-        with the client that introduced each (-1: an earlier task)."""
+        """Round 0: nothing. Round 1: the projection, and the task's classes in order of registration with the client
+        that introduced each (-1: an earlier task)."""
         if round_ == 0:
             return Message({}, REGISTRATION)
         message = dict(super().broadcast(task, round_))

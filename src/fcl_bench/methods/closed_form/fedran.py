@@ -17,18 +17,19 @@ from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums
 from fcl_bench.linalg.merging import MERGERS, Losses, Merger, Part
 from fcl_bench.linalg.product import product
+from fcl_bench.linalg.ridge import GCV
 from fcl_bench.linalg.ridge import Spectrum as Eigenvalues
-from fcl_bench.linalg.solve import Solution, ill_conditioned, relative_rounding
+from fcl_bench.linalg.solve import DOUBTFUL, Solution, ill_conditioned, relative_rounding
 from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.linalg.subspace import outside
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, positions, ridge_knob
 from fcl_bench.methods.closed_form.ridge_server import RegularisedServer
 from fcl_bench.protocol.combining import Combination, as_one, total
 from fcl_bench.protocol.expected import Expectation, descending, orthonormal, real
-from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.message import SAMPLES_BYTES, Message
 from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
-from fcl_bench.protocol.wire import WireFormat, column_bytes, factor_bytes
+from fcl_bench.protocol.wire import WireFormat, column_bytes, factor_bytes, numbers_bytes
 
 #: A node of a tree adds this to the summary that it merged, for the bounds and for `complement=floor`. Its four numbers
 #: are, over all merges so far, the sum of the first dropped eigenvalues, the largest share dropped and the most
@@ -37,9 +38,9 @@ MERGES = "merges"
 
 
 def upload_bytes(M: int, rank: int, classes: int, wire: WireFormat) -> int:
-    """Size of a full upload: V (M, r), sigma (r,), B (M, c) (Eq. 11)."""
+    """Size of a full upload: V (M, r), sigma (r,), B (M, c) (Eq. 11), and with `wire.columns=held` B's numbers."""
     direction = factor_bytes(M, wire) + column_bytes(None, wire.dtype)
-    return rank * direction + classes * column_bytes(M, wire.dtype)
+    return rank * direction + classes * column_bytes(M, wire.dtype) + numbers_bytes(classes, wire)
 
 
 def pseudo_labels(Z: torch.Tensor, labels: torch.Tensor, U: torch.Tensor, threshold: float) -> torch.Tensor:
@@ -218,7 +219,8 @@ class FedRANServer(RegularisedServer):
             W = W + outside(B.double(), V.double()).to(B.dtype) / (floor + ridge)
         largest, smallest = float(sigma[0]) ** 2 + ridge, float(sigma[-1]) ** 2 + ridge
         condition = largest / smallest
-        return Solution(W, condition, ill_conditioned(condition, largest / noise) if noise > smallest else "")
+        doubtful = noise > DOUBTFUL * smallest
+        return Solution(W, condition, ill_conditioned(condition, largest / noise) if doubtful else "")
 
     def statistics(self) -> dict[str, torch.Tensor]:
         return {
@@ -263,7 +265,6 @@ class FedRAN(ClosedFormMethod):
     """
 
     name: ClassVar[str] = "fedran"
-    revision: ClassVar[int] = 2
     client_half = FedRANClient
     server_half = FedRANServer
 
@@ -285,6 +286,11 @@ class FedRAN(ClosedFormMethod):
             )
 
     @property
+    def revision(self) -> int:  # type: ignore[override]
+        """3 with a byte budget, which now holds the number of samples and the columns' numbers too; else 2."""
+        return 2 if self.budget_bytes is None else 3
+
+    @property
     def penalty(self) -> float | str:
         return self.ridge
 
@@ -300,7 +306,7 @@ class FedRAN(ClosedFormMethod):
         if self.budget_bytes is not None:
             most = max(classes_per_task)
             if self.feasible_rank(problem, most) < 1:
-                least = upload_bytes(M, 1, most, problem.wire)
+                least = self.full_upload(problem, 1, most)
                 raise UserError(
                     f"method.budget_bytes={self.budget_bytes} does not hold one direction and {most} class sums",
                     f"at least {least} with M={M} and wire.dtype={problem.wire}",
@@ -321,12 +327,17 @@ class FedRAN(ClosedFormMethod):
 
         return combined
 
+    def full_upload(self, problem: Problem, rank: int, classes: int) -> int:
+        """Bytes of an upload of a client that holds all the task's classes, with what `gcv` needs to be told."""
+        told = SAMPLES_BYTES if self.penalty == GCV else 0
+        return upload_bytes(self.dimension(problem), rank, classes, problem.wire) + told
+
     def feasible_rank(self, problem: Problem, classes: int) -> int:
         """r for an upload with `classes` class sums: `rank`, M, and what the byte budget allows (Eq. 12)."""
         M = self.dimension(problem)
         rank = M if self.rank is None else self.rank
         if self.budget_bytes is not None:
-            fixed = upload_bytes(M, 0, classes, problem.wire)
-            per_direction = upload_bytes(M, 1, classes, problem.wire) - fixed
+            fixed = self.full_upload(problem, 0, classes)
+            per_direction = self.full_upload(problem, 1, classes) - fixed
             rank = min(rank, (self.budget_bytes - fixed) // per_direction)
         return min(rank, M)
