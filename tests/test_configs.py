@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import typing
+from collections.abc import Iterator
 
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from fcl_bench.cli.knobs import read_choice
 from fcl_bench.composition import composed, config_dir
 from fcl_bench.config import GROUPS, load_settings, target_class
 from fcl_bench.errors import UserError
@@ -49,6 +53,29 @@ def test_every_choice_lists_all_knobs_at_their_defaults(group, choice):
         taken_over = {key: node[key] for key in node if str(node[key]).startswith("${")}  # of the top-level key
         assert taken_over in ({}, {"beta": "${beta}"})
         assert node == dataclasses.asdict(schema(**taken_over))
+
+
+def texts_of(schema: type, prefix: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each key of a class, those of its parts too, that takes some texts only, and these texts."""
+    types = typing.get_type_hints(schema)
+    for field in dataclasses.fields(schema):
+        key = prefix + field.name
+        for part in (types[field.name], *typing.get_args(types[field.name])):
+            if dataclasses.is_dataclass(part):
+                yield from texts_of(part, f"{key}.")
+        if texts := tuple(field.metadata.get("choices", ())):
+            yield key, texts
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES)
+def test_a_keys_comment_names_all_of_its_values(group, choice):
+    """`fcl-bench show` prints the comment. It may say instead that a method leaves no choice."""
+    target = yaml.safe_load((config_dir() / group / f"{choice}.yaml").read_text()).get("_target_")
+    knobs = read_choice(group, choice).knobs
+    for key, texts in texts_of(target_class(group, target)) if target else ():
+        said = f"{knobs[key].default} {knobs[key].comment}" if key in knobs else ""
+        if said and not re.search(r"only|alone|no other|no choice|has to be|refused", said):
+            assert set(texts) <= set(re.findall(r"[\w-]+", said)), key
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -119,7 +119,7 @@ def _tasks(dealt: Dealt, counts: pd.DataFrame, hidden: bool) -> Table:
         rows.append([*map(str, (*numbers, len(stream.test[task.index]))), *clients])
     labels = ["labelled"] if hidden else []
     headers = ("task", "classes", "new", "training samples", *labels, "test samples")
-    return screen_table("Tasks", (*headers, "samples a client", "classes a client", "samples a class"), rows)
+    return screen_table("Tasks", (*headers, "samples per client", "classes per client", "samples per class"), rows)
 
 
 def preview_figure(title: str, counts: pd.DataFrame, class_order: np.ndarray, clients: int) -> Figure:

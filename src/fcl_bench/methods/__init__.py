@@ -1,1 +1,1 @@
-"""One file a method, readable next to its paper; `base` is what they all implement."""
+"""One file per method, readable next to its paper; `base` is what they all implement."""

@@ -14,7 +14,7 @@ from fcl_bench.protocol.message import Message
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads so far: one a task, for the classes that are new in it, or, as FedProTIP has it, for all it has.
+    """The heads so far: one per task, for the classes that are new in it, or, as FedProTIP has it, for all it has.
 
     A logit is an output of any head; logits are numbered head by head. Where every class has one logit and no task
     has an old class, logits are columns, and all of this is trivial.

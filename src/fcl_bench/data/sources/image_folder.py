@@ -80,5 +80,5 @@ def labelled_files(folder: Path, numbers: dict[str, int], path: Path) -> FileSid
             f"files ending in {', '.join(sorted(IMAGE_SUFFIXES))}",
         )
     if empty:
-        raise UserError(f"data.path={path}: no images in {within}{empty[0]}/", "at least one a class")
+        raise UserError(f"data.path={path}: no images in {within}{empty[0]}/", "at least one per class")
     return FileSide(np.asarray(labels, dtype=np.int64), files, folder)
