@@ -16,6 +16,7 @@ usage: fcl-bench [key=value ...]            one run
        fcl-bench tune key=RANGE [...]       search keys for the best result (see `fcl-bench tune --help`)
        fcl-bench-data list|check|prepare    list the data sets, check the files that are here, download one
        fcl-tables [--help]                  the runs so far as one table and one figure
+       fcl-bench-node clients=0,1 [...]     serve clients of runs with transport=flower on this machine
 
 examples:
   fcl-bench
