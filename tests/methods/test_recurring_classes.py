@@ -119,6 +119,20 @@ def test_a_shared_head_trains_the_rows_of_classes_that_come_back_and_no_others(n
     assert server.predict(torch.zeros(3, 3, 8, 8, dtype=torch.uint8)).shape == (3, 8 - shared)
 
 
+@pytest.mark.parametrize("knobs", [{"projected_decay": False}, {"norms": "decay"}], ids=str)
+def test_rows_of_classes_that_do_not_come_back_have_no_weight_decay_however_it_is_applied(knobs):
+    method, states = replace(SHARED_HEAD["fedprotip"], **knobs), []
+    learn_images(
+        method,
+        recurring_problem(),
+        domain_tasks(np.random.default_rng(0), 2),
+        after=lambda _, server: states.append({name: v.clone() for name, v in server.network.state_dict().items()}),
+    )
+    moved = [(states[1][f"heads.0.{kind}"] != states[0][f"heads.0.{kind}"]) for kind in ("weight", "bias")]
+    assert moved[0].any(dim=1).tolist() == [False, False, True, True]
+    assert moved[1].tolist() == [False, False, *[knobs.get("norms") == "decay"] * 2]
+
+
 def relative(update: torch.Tensor, Phi: torch.Tensor) -> float:
     """How much of an update (c, d) is inside the range of Phi (d, q)."""
     return float((update.double() @ Phi.double()).norm() / update.double().norm())
