@@ -21,10 +21,19 @@ from fcl_bench.methods.gradient.fedprotip import FedProTIP, Tip
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.fot import FOT
 from fcl_bench.methods.gradient.half import head_seed
+from fcl_bench.methods.gradient.scaffold import Scaffold
 from fcl_bench.protocol.problem import Problem, TestBatch
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import learn, problem_of, projection_of, relative_error
-from tests.methods.training_harness import ImageTasks, federation_of, image_tasks, learn_images, tiny_problem
+from tests.methods.training_harness import (
+    ImageTasks,
+    federation_of,
+    image_tasks,
+    images_stream,
+    learn_image_task,
+    learn_images,
+    tiny_problem,
+)
 
 #: Methods that are exact at these ranks, and the ridge of their solution.
 EXACT = {
@@ -131,6 +140,23 @@ def test_rows_of_classes_that_do_not_come_back_have_no_weight_decay_however_it_i
     moved = [(states[1][f"heads.0.{kind}"] != states[0][f"heads.0.{kind}"]) for kind in ("weight", "bias")]
     assert moved[0].any(dim=1).tolist() == [False, False, True, True]
     assert moved[1].tolist() == [False, False, *[knobs.get("norms") == "decay"] * 2]
+
+
+def test_rows_of_classes_that_do_not_come_back_keep_scaffolds_variates():
+    """Of the clients and of the server, as parameters that are frozen altogether do."""
+    method = Scaffold(training=training(weighting="uniform", fraction=0.5), frozen_heads=True)
+    server, states, before = method.server(recurring_problem()), {}, {}
+    tasks = domain_tasks(np.random.default_rng(0), 2)
+    for task, clients in zip(images_stream(tasks), tasks, strict=True):
+        learn_image_task(method, recurring_problem(), server, task, clients, states=states)
+        now = {k: own["variate.0.heads.0.weight"] for k, own in states.items() if "variate.0.heads.0.weight" in own}
+        now["server"] = server.sums["heads.0.weight"]
+        if task.index == 0:
+            before = {k: value.clone() for k, value in now.items()}
+    assert all(value.any() for value in before.values())
+    for k, value in before.items():
+        assert (now[k] != value).any(dim=1).tolist()[:2] == [False, False]
+    assert (now["server"] != before["server"]).any(dim=1).tolist() == [False, False, True, True]
 
 
 def relative(update: torch.Tensor, Phi: torch.Tensor) -> float:
