@@ -17,6 +17,7 @@ from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
+from fcl_bench.methods.gradient.feddyn import FedDyn
 from fcl_bench.methods.gradient.fedprotip import FedProTIP, Tip
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.fot import FOT
@@ -140,6 +141,24 @@ def test_rows_of_classes_that_do_not_come_back_have_no_weight_decay_however_it_i
     moved = [(states[1][f"heads.0.{kind}"] != states[0][f"heads.0.{kind}"]) for kind in ("weight", "bias")]
     assert moved[0].any(dim=1).tolist() == [False, False, True, True]
     assert moved[1].tolist() == [False, False, *[knobs.get("norms") == "decay"] * 2]
+
+
+@pytest.mark.parametrize("knobs", [{"server_optimizer": "momentum"}, {"server_optimizer": "adam", "server_lr": 0.1}])
+@pytest.mark.parametrize("kind", [FineTune, FedDyn])
+def test_rows_of_classes_that_do_not_come_back_take_no_step_of_the_servers(kind, knobs):
+    """What the server's optimiser knows of them waits, as it does for parameters that are frozen altogether."""
+    states = []
+    learn_images(
+        kind(training=training(**knobs), frozen_heads=True),
+        recurring_problem(),
+        domain_tasks(np.random.default_rng(0), 2),
+        after=lambda _, server: states.append({name: v.clone() for name, v in server.state_dict().items()}),
+    )
+    head = [name for name in states[0] if "heads.0." in name]
+    assert {"server_optimiser.velocity.heads.0.weight", "server_optimiser.velocity.heads.0.bias"} < set(head)
+    for name in head:
+        moved = (states[1][name] != states[0][name]).reshape(4, -1).any(dim=1)
+        assert moved.tolist() == [False, False, True, True], name
 
 
 def test_rows_of_classes_that_do_not_come_back_keep_scaffolds_variates():
