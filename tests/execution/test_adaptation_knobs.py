@@ -47,6 +47,13 @@ def test_only_labelled_samples_and_present_clients_take_part(tmp_path, trained):
     assert outcome.record["adaptation"]["up_total_bytes"] == own.up_bytes.sum()
 
 
+def test_a_rate_of_no_parameter_is_refused(tmp_path):
+    told = r"^adapt\.training\.rates\.head\.0=0\.1: no parameter that trains has such a name \(did you mean heads"
+    with pytest.raises(UserError, match=told):
+        plan_of(tmp_path, *STSA, "+adapt.training.rates={head.0:0.1}")
+    plan_of(tmp_path, *STSA, "+adapt.training.rates={heads.0:0.1,body:0.2}")
+
+
 @pytest.mark.parametrize(
     ("typed", "told"),
     [

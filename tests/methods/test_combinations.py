@@ -13,6 +13,7 @@ from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import MERGES, FedRAN
 from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.gradient.replay_head import Gaussian
 from fcl_bench.protocol.combining import added_up, as_one
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
@@ -57,6 +58,44 @@ def test_what_adds_up_is_summed_field_by_field_with_its_samples_and_clients():
     assert as_one([a, dataclasses.replace(b, samples=None)], {}).samples is None
     with pytest.raises(TypeError, match="a field of the stage statistics does not add up: n"):
         added_up([dataclasses.replace(a, summed=["G"]), b])
+
+
+def test_a_field_that_an_upload_leaves_out_counts_as_zero():
+    a = Message({"n": torch.tensor([1, 0]), "G.0": torch.eye(2)}, summed=["n", "G.0"], symmetric=["G.0"])
+    b = Message({"n": torch.tensor([2, 3]), "G.1": torch.ones(2, 2)}, summed=["n", "G.1"], symmetric=["G.1"])
+    for found in (added_up([a, b]), added_up([b, a])):
+        assert {name: value.tolist() for name, value in found.items()} == {
+            "n": [3, 3],
+            "G.0": [[1, 0], [0, 1]],
+            "G.1": [[1, 1], [1, 1]],
+        }
+        assert (found.symmetric, found.summed) == ({"G.0", "G.1"}, {"n", "G.0", "G.1"})
+    with pytest.raises(TypeError, match=r"does not add up: G\.1"):
+        added_up([a, dataclasses.replace(b, summed=["n"])])
+
+
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+def test_moments_of_clients_with_different_classes_come_over_the_tree(covariance):
+    """Full second moments travel for the classes alone that a client has."""
+    sizes = [[2, 14, 3, 4, 3], [3, 2, 11, 3, 2]]
+    method = FineTune(
+        training=Training(rounds=1, epochs=1, batch_size=8, lr=0.1),
+        on="features",
+        replay_head="gaussian",
+        gaussian=Gaussian(covariance=covariance, samples=16),
+    )
+    flat, tree = (
+        federation_of(method, problem_of(6), feature_tasks(0, [3, 2], sizes), fan_in=fan_in) for fan_in in (None, 2)
+    )
+    for federation in (flat, tree):
+        federation.run(lambda _: None)
+    assert sorted(flat.server.replay.known) == [0, 1, 2, 3, 4]
+    for column, moments in flat.server.replay.known.items():
+        theirs = tree.server.replay.known[column]
+        assert theirs.count == moments.count
+        # The features are those of the samples, so nothing but the order of the sums differs.
+        torch.testing.assert_close(theirs.total, moments.total)
+        torch.testing.assert_close(theirs.second, moments.second)
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.01])

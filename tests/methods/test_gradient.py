@@ -13,6 +13,7 @@ from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.joint_training import JointTraining
+from fcl_bench.methods.gradient.l2p import L2P
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
@@ -298,6 +299,28 @@ def test_the_methods_own_knobs_are_checked_with_their_key(name, value):
 
 
 # The loss -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "prefix", "told"),
+    [
+        (FineTune, "head.0", r"choices: body\.stage1, .*heads"),
+        (FineTune, "heads.2", "heads"),
+        (FineTune, "stage1", r"did you mean body\.stage1 or "),
+        (L2P, "prompts.K", r"did you mean body\.prompts\? choices: body\.prompts, heads\)"),
+        (L2P, "body.vit", "heads"),
+    ],
+)
+def test_a_rate_of_no_parameter_that_trains_is_refused_before_any_work(method, prefix, told):
+    """A slip of the hand in the name would leave the usual rate in force."""
+    problem = tiny_problem(architecture="vit" if method is L2P else "conv")
+    with pytest.raises(UserError, match=rf"^method\.training\.rates\.{prefix}=0\.5: .*{told}"):
+        method(training=Training(rates={"heads.1": 0.1, prefix: 0.5})).check(problem, [2, 3])
+
+
+def test_rates_of_names_that_come_with_later_tasks_are_possible():
+    method = L2P(training=Training(rates={"heads": 0.1, "heads.1.bias": 0.2, "body.prompts.K": 0.5, "bo": 0.3}))
+    method.check(tiny_problem(architecture="vit"), [2, 3])
 
 
 def test_a_loss_over_the_task_leaves_old_heads_without_a_gradient_and_one_over_all_seen_does_not():

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
+from fcl_bench.files import json_hash
 from fcl_bench.methods.gradient.lander import LANDER
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
@@ -21,6 +22,7 @@ from tests.methods.training_harness import (
     tiny_problem,
 )
 from tests.methods.whole_runs import assert_resumes, model_of, same
+from tests.small_runs import settings_for
 
 # Runs -----------------------------------------------------------------------------------------------------------------
 
@@ -79,6 +81,18 @@ def test_the_prediction_needs_no_mapping():
     server = learn_images(lander(), tiny_problem(), pictures()[:1])
     assert not any(name.startswith("mapping") for name in server.model())
     assert any(name.startswith("mapping") for name in server.network.state())
+
+
+def test_what_a_file_of_anchors_holds_is_part_of_the_runs_id_and_where_it_lies_is_not(tmp_path):
+    def identity(path, seed) -> str:
+        np.savez(path, anchors=np.random.default_rng(seed).standard_normal((10, 8)).astype(np.float32))
+        return json_hash(settings_for(tmp_path, "method=lander", f"method.anchors={path}").identity())
+
+    one = identity(tmp_path / "a.npz", seed=0)
+    assert identity(tmp_path / "b.npz", seed=0) == one
+    assert identity(tmp_path / "a.npz", seed=1) != one
+    drawn = settings_for(tmp_path, "method=lander").identity()["method"]
+    assert drawn["anchors"] == "random"  # as before
 
 
 def test_anchors_of_a_file_are_by_the_data_sets_classes(tmp_path):

@@ -121,6 +121,16 @@ def test_a_run_goes_on_inside_a_task(knobs):
     assert len(merged) == (0 if "merge" in knobs else 2)
 
 
+@pytest.mark.parametrize("merge", ["grams", "average"])
+def test_a_server_that_loads_the_model_on_file_predicts_as_the_one_that_saved_it(merge):
+    problem, tasks = recurring()
+    method = lorm(merge=merge)
+    server, loaded = learn_images(method, problem, tasks), method.server(problem)
+    loaded.load_model({name: value.clone() for name, value in server.model().items()}, images_stream(tasks))
+    images = torch.cat([images for clients in tasks for images, _ in clients])
+    torch.testing.assert_close(loaded.predict(images), server.predict(images))
+
+
 def test_rows_of_a_class_that_is_not_there_stay_in_a_head_that_comes_back():
     problem, tasks = recurring()
     heads = []

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.moon import MOON, FeatureContrast, LogitContrast, contrast
 from fcl_bench.training.heads import Heads
+from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance
 from tests.methods.plain_training import made_tasks
 from tests.methods.softmax_oracle import TASKS, Oracle, class_weights, setting, small_batches, whole_batches
@@ -260,6 +262,18 @@ def test_a_resumed_run_is_an_uninterrupted_one(on, representation):
 
 
 # The projection ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [6, 4])
+def test_clients_with_a_projection_on_features_train_one_after_the_other(width):
+    """Its layers train too, also where they are as wide as the features."""
+    training = Training(rounds=2, epochs=1, batch_size=8, lr=0.1)
+    method = MOON(training=training, on="features", representation="projection", width=width)
+    tasks = feature_tasks(0, [3, 2], [[9, 8], [7, 9]])
+    alone = learnt(method, feature_problem(), tasks)
+    asked = learnt(method, feature_problem(), tasks, transport=lambda *parts: InProcess.of(*parts, parallel=2))
+    assert same(model_of(alone), model_of(asked))
+    assert asked.state.side_by_side["alone_since"] == ["Linear has no form for several clients at once"]
 
 
 def test_the_projection_is_two_layers_before_the_class_weights():

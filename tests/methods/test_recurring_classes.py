@@ -17,14 +17,24 @@ from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
+from fcl_bench.methods.gradient.feddyn import FedDyn
 from fcl_bench.methods.gradient.fedprotip import FedProTIP, Tip
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.fot import FOT
 from fcl_bench.methods.gradient.half import head_seed
+from fcl_bench.methods.gradient.scaffold import Scaffold
 from fcl_bench.protocol.problem import Problem, TestBatch
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import learn, problem_of, projection_of, relative_error
-from tests.methods.training_harness import ImageTasks, federation_of, image_tasks, learn_images, tiny_problem
+from tests.methods.training_harness import (
+    ImageTasks,
+    federation_of,
+    image_tasks,
+    images_stream,
+    learn_image_task,
+    learn_images,
+    tiny_problem,
+)
 
 #: Methods that are exact at these ranks, and the ridge of their solution.
 EXACT = {
@@ -117,6 +127,55 @@ def test_a_shared_head_trains_the_rows_of_classes_that_come_back_and_no_others(n
     resting = name != "finetune"
     assert moved == [not resting] * (4 - shared) + [True] * shared
     assert server.predict(torch.zeros(3, 3, 8, 8, dtype=torch.uint8)).shape == (3, 8 - shared)
+
+
+@pytest.mark.parametrize("knobs", [{"projected_decay": False}, {"norms": "decay"}], ids=str)
+def test_rows_of_classes_that_do_not_come_back_have_no_weight_decay_however_it_is_applied(knobs):
+    method, states = replace(SHARED_HEAD["fedprotip"], **knobs), []
+    learn_images(
+        method,
+        recurring_problem(),
+        domain_tasks(np.random.default_rng(0), 2),
+        after=lambda _, server: states.append({name: v.clone() for name, v in server.network.state_dict().items()}),
+    )
+    moved = [(states[1][f"heads.0.{kind}"] != states[0][f"heads.0.{kind}"]) for kind in ("weight", "bias")]
+    assert moved[0].any(dim=1).tolist() == [False, False, True, True]
+    assert moved[1].tolist() == [False, False, *[knobs.get("norms") == "decay"] * 2]
+
+
+@pytest.mark.parametrize("knobs", [{"server_optimizer": "momentum"}, {"server_optimizer": "adam", "server_lr": 0.1}])
+@pytest.mark.parametrize("kind", [FineTune, FedDyn])
+def test_rows_of_classes_that_do_not_come_back_take_no_step_of_the_servers(kind, knobs):
+    """What the server's optimiser knows of them waits, as it does for parameters that are frozen altogether."""
+    states = []
+    learn_images(
+        kind(training=training(**knobs), frozen_heads=True),
+        recurring_problem(),
+        domain_tasks(np.random.default_rng(0), 2),
+        after=lambda _, server: states.append({name: v.clone() for name, v in server.state_dict().items()}),
+    )
+    head = [name for name in states[0] if "heads.0." in name]
+    assert {"server_optimiser.velocity.heads.0.weight", "server_optimiser.velocity.heads.0.bias"} < set(head)
+    for name in head:
+        moved = (states[1][name] != states[0][name]).reshape(4, -1).any(dim=1)
+        assert moved.tolist() == [False, False, True, True], name
+
+
+def test_rows_of_classes_that_do_not_come_back_keep_scaffolds_variates():
+    """Of the clients and of the server, as parameters that are frozen altogether do."""
+    method = Scaffold(training=training(weighting="uniform", fraction=0.5), frozen_heads=True)
+    server, states, before = method.server(recurring_problem()), {}, {}
+    tasks = domain_tasks(np.random.default_rng(0), 2)
+    for task, clients in zip(images_stream(tasks), tasks, strict=True):
+        learn_image_task(method, recurring_problem(), server, task, clients, states=states)
+        now = {k: own["variate.0.heads.0.weight"] for k, own in states.items() if "variate.0.heads.0.weight" in own}
+        now["server"] = server.sums["heads.0.weight"]
+        if task.index == 0:
+            before = {k: value.clone() for k, value in now.items()}
+    assert all(value.any() for value in before.values())
+    for k, value in before.items():
+        assert (now[k] != value).any(dim=1).tolist()[:2] == [False, False]
+    assert (now["server"] != before["server"]).any(dim=1).tolist() == [False, False, True, True]
 
 
 def relative(update: torch.Tensor, Phi: torch.Tensor) -> float:

@@ -100,7 +100,9 @@ class FedAvgAdaptation:
         self.training.check("adapt.training")
 
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        """Any network does."""
+        """Any network does, but rates of their own have to be of parameters that it has."""
+        if self.training.rates:
+            self.method().check(problem, classes_per_task)
 
     def method(self) -> GradientMethod:
         return _FedAvg(training=self.training)

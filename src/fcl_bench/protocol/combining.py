@@ -19,15 +19,19 @@ Combination = Callable[[Sequence[Message]], Message]
 
 
 def added_up(uploads: Sequence[Message]) -> Message:
-    """The sum of uploads whose fields are all `summed`.
+    """The sum of uploads whose fields are all `summed`. A field that some of them leave out counts as zero there.
 
     Raises:
         TypeError: a field is not `summed`, so the method is wrong to say that its uploads add up.
     """
-    first = uploads[0]
-    if left := sorted(name for name in first if name not in first.summed):
-        raise TypeError(f"a field of the stage {first.stage} does not add up: {', '.join(left)}")
-    return as_one(uploads, {name: total(uploads, name) for name in first})
+    holders = {name: [own for own in uploads if name in own] for upload in uploads for name in upload}
+    if left := sorted(name for name, held in holders.items() if not all(name in own.summed for own in held)):
+        raise TypeError(f"a field of the stage {uploads[0].stage} does not add up: {', '.join(left)}")
+    return dataclasses.replace(
+        as_one(uploads, {name: total(held, name) for name, held in holders.items()}),
+        symmetric=frozenset().union(*(upload.symmetric for upload in uploads)),
+        summed=frozenset(holders),
+    )
 
 
 def total(uploads: Sequence[Message], name: str) -> torch.Tensor:

@@ -144,8 +144,15 @@ class ServerOptimiser:
         self._velocity: dict[str, torch.Tensor] = {}
         self._squares: dict[str, torch.Tensor] = {}
 
-    def step(self, old: dict[str, torch.Tensor], mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The new model, in float32; `old` and `mean` by the same names."""
+    def step(
+        self, old: dict[str, torch.Tensor], mean: dict[str, torch.Tensor], still: Mapping[str, list[int]] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The new model, in float32.
+
+        Args:
+            old, mean: of the clients' models, by the same names.
+            still: by name, rows that do not train: they are averaged, and what is known of them stays; None: none.
+        """
         kind, momentum, rate = self._knobs.server_optimizer, self._knobs.server_momentum, self._knobs.server_lr
         if kind == "average":
             return mean
@@ -155,16 +162,22 @@ class ServerOptimiser:
                 new[name] = average
                 continue
             change = average.double() - old[name].double()
+            rows = still.get(name) if still else None
             before = self._velocity.get(name, torch.zeros_like(change))
             if kind == "momentum":
                 velocity = step = momentum * before + change
             else:
-                squares = self._squares.get(name, torch.full_like(change, _TAU**2))
-                self._squares[name] = _SQUARES * squares + (1 - _SQUARES) * change.square()
+                known = self._squares.get(name, torch.full_like(change, _TAU**2))
+                squares = _SQUARES * known + (1 - _SQUARES) * change.square()
                 velocity = momentum * before + (1 - momentum) * change
-                step = velocity / (self._squares[name].sqrt() + _TAU)
-            self._velocity[name] = velocity
+                step = velocity / (squares.sqrt() + _TAU)
+                if rows:
+                    squares[rows] = known[rows]
+                self._squares[name] = squares
             new[name] = (old[name].double() + rate * step).float()
+            if rows:
+                new[name][rows], velocity[rows] = average[rows], before[rows]
+            self._velocity[name] = velocity
         return new
 
     def state_dict(self) -> dict[str, torch.Tensor]:

@@ -52,7 +52,9 @@ def trained_ahead(
         return "precision is bfloat16"
     client.take_over(shards[0], broadcast)
     network, knobs, rate = client.network, client.method.training, float(broadcast["rate"])
-    if client.method.trains_network:
+    # On features, too, there may be layers before the heads that train (MOON's projection).
+    only_heads = type(network.body) is torch.nn.Identity
+    if not only_heads:
         if client.start.compiled:
             return "the network runs compiled"
         if reason := unsuited(network):
@@ -71,7 +73,7 @@ def trained_ahead(
     # A rate of their own that all parameters share counts too.
     rate = optimiser.param_groups[0]["lr"]
     with client.trainer.reproducible(each[0].seed):
-        trained = (_networks if client.method.trains_network else _heads)(client, each, rate)
+        trained = (_heads if only_heads else _networks)(client, each, rate)
     if not all_finite(*(value for model in trained for value in model.values())):
         raise client.trainer.diverged()
     return {shard.client: model for shard, model in zip(shards, trained, strict=True)}

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from fcl_bench.backbones.trainable import Trainable, frozen_names
 from fcl_bench.config import knob
-from fcl_bench.errors import UserError, require_memory
+from fcl_bench.errors import UserError, choices, require_memory
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.methods.gradient.replay_head import MOMENTS, Gaussian
@@ -159,6 +159,8 @@ class GradientMethod(Method):
             self._check_transformer(start)
         if self.training.aggregate != "mean":
             self._check_aggregate(problem, sum(classes_per_task))
+        if self.training.rates:
+            self._check_rates(problem, classes_per_task)
         frozen_names(start.build(), start.stages, self.frozen_stages)
         if self.replay_head == "gaussian" and self.gaussian.covariance == "full":
             size = 8 * sum(classes_per_task) * start.dimension**2
@@ -174,6 +176,16 @@ class GradientMethod(Method):
         models = 2 + round(training.fraction * (problem.clients or 1))
         size = 4 * models * sum(value.numel() for value in network.changing().values())
         require_memory(key, size, "the models of a round")
+
+    def _check_rates(self, problem: Problem, classes_per_task: list[int]) -> None:
+        network = self.build_network(problem)
+        self.grow(network, classes_per_task, seed=0)
+        names = [name for name, _ in network.named_parameters() if name not in network.never_trains]
+        parts = {".".join(name.split(".")[: 2 if name.startswith("body.") else 1]) for name in names}
+        for prefix, rate in self.training.rates.items():
+            if not any(name.startswith(prefix) for name in names):
+                key = f"{self.training_key}.rates.{prefix}={rate:g}"
+                raise UserError(f"{key}: no parameter that trains has such a name", choices(parts, prefix))
 
     def _check_transformer(self, start: Trainable) -> None:
         what = f"method={self.name} trains a part of its own inside the network, and nothing else of it"

@@ -131,9 +131,7 @@ class FedDynServer(ClientSumServer):
 
     def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         moved = {name: (mean[name].double() + self.mean(name)).float() for name in self.parameters()}
-        resting = self.heads.reused if self.method.frozen_heads else ()
-        for name in [f"heads.{head}.{kind}" for head in resting for kind in ("weight", "bias")]:
-            rows = self.heads.resting_rows(int(name.split(".")[1]))
+        for name, rows in self.still().items():
             moved[name][rows] = mean[name][rows]
         return {**mean, **moved}
 

@@ -207,7 +207,9 @@ class LoRMServer(GradientServer):
     def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
         super().load_model(model, tasks)
         for path, layer in low_rank_layers(self.network.body).items():
-            layer.merged = {part: model[f"delta.{path}.{part}"] for part in layer.parts}
+            # Without Gram matrices nothing is merged: the mean of the tasks' updates predicts.
+            names = {part: f"delta.{path}.{part}" for part in layer.parts}
+            layer.merged = {part: model[name] for part, name in names.items() if name in model}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         P, R = self._tasks.products, self._tasks.grams

@@ -66,7 +66,7 @@ class ProjectedMethod(GradientMethod):
         theory: reference samples per client and task for the estimates of rho and beta (Assumptions 4 and 5); 0: none.
     """
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     frozen_stages: int = knob(2, least=0)
     frozen_heads: bool = True
@@ -192,10 +192,10 @@ class ProjectedObjective(Objective):
 
     @torch.no_grad()
     def direction(self, network: Network) -> None:
-        super().direction(network)
         for value in self._decaying:
             if value.grad is not None:
                 torch.mul(value, self._decay, out=value.grad)
+        super().direction(network)  # last: rows at rest do not decay either
 
 
 def basis_name(task: int, layer: str) -> str:

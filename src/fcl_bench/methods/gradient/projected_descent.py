@@ -39,7 +39,6 @@ class ProjectedDescent(ProjectedObjective):
 
     @torch.no_grad()
     def direction(self, network: Network) -> None:
-        super().direction(network)
         for weight, project, _ in self._projected:
             if weight.grad is not None:
                 if self._outside:
@@ -47,6 +46,7 @@ class ProjectedDescent(ProjectedObjective):
                 project(weight.grad)
                 if self._outside:
                     weight.grad.add_(weight, alpha=self._outside)
+        super().direction(network)  # last: rows at rest have no weight decay that could be left out above
 
     @torch.no_grad()
     def finish(self, network: Network) -> None:

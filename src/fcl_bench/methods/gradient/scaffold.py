@@ -91,11 +91,15 @@ class ScaffoldClient(GradientClient):
 
     def remember(self, shard: Shard, broadcast: Message, state: State) -> State:
         common, variate = self._common(broadcast), self._variate(shard, state)
+        resting = self._corrected.resting.items()
+        still = {f"heads.{head}.{kind}": rows for head, rows in resting for kind in ("weight", "bias")}
         for name, value in training_weights(self.network).items():
             rate = own_rate(name, self.method.training, float(broadcast["rate"]))
             gradient = (broadcast[name].to(value) - value) / (self._corrected.length * rate)
             if name in common:
                 gradient -= common[name]
+            if name in still:  # rows that take no step keep their c_k
+                gradient[still[name]] = 0
             variate[name] = variate[name] + gradient if name in variate else gradient
         return {self._prefix(shard) + name: value for name, value in variate.items()}
 
@@ -153,6 +157,7 @@ class Scaffold(ClientSumMethod):
     """
 
     name: ClassVar[str] = "scaffold"
+    revision: ClassVar[int] = 2
     compiles: ClassVar[bool] = True
     only_mean: ClassVar[str] = "its server adds up what clients keep, which no aggregate of models protects"
     client_half = ScaffoldClient

@@ -186,10 +186,18 @@ class GradientServer(Half, Server):
             self.finish_stage()
         elif self._weight or self._models:
             mean = self._combined() if self._models else average(self._sums, self._weight)
-            self.network.load(self.aggregated(self._optimiser.step(self.sent, mean)))
+            self.network.load(self.aggregated(self._optimiser.step(self.sent, mean, self.still())))
             with self.trainer.reproducible(derived_seed(self.problem.seed, "server", self.task, self._round)):
                 self.server_step()
         self._sums, self._models = {}, []
+
+    def still(self) -> dict[str, list[int]]:
+        """Rows that do not train in the task, by parameter: of other classes, in heads that train for old ones."""
+        if not self.method.frozen_heads:
+            return {}
+        heads = self.heads
+        names = {f"heads.{head}.{kind}": head for head in heads.reused for kind in ("weight", "bias")}
+        return {name: heads.resting_rows(head) for name, head in names.items() if name in self.sent}
 
     def _combined(self) -> dict[str, torch.Tensor]:
         """One model of all those of the round, not their mean."""
