@@ -6,7 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+import torch
 
+from fcl_bench.backbones.backbone import Identity
+from fcl_bench.backbones.extract import extract_features
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset, Source, Split
 from fcl_bench.data.sources.loading import loaded
@@ -31,6 +34,13 @@ class Mine(Source):
 def test_features_images_and_domains_are_taken(split):
     dataset = Dataset("mine", split, split)
     assert loaded(Mine(dataset)) is dataset
+
+
+def test_a_feature_that_is_no_number_is_blamed_on_the_data():
+    split = replace(RIGHT, inputs=np.where(X == 7, np.nan, X))
+    data, cpu = Dataset("mine", split, RIGHT), torch.device("cpu")
+    with pytest.raises(UserError, match=r"not finite for train sample 3 \(finite numbers in the data\)"):
+        extract_features("identity", Identity().open(data, cpu), data, None)
 
 
 WRONG = {

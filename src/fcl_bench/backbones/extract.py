@@ -71,7 +71,9 @@ def extract_features(
         if len(bad):
             raise UserError(
                 f"backbone={name} gave a feature that is not finite for {side} sample {int(bad[0])}",
-                "backbone.precision=float32, or other weights",
+                "finite numbers in the data"
+                if dataset.holds_features
+                else "backbone.precision=float32, or other weights",
             )
     train, test = made["train"], made["test"]
     if train.features.shape[1] != test.features.shape[1]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fcl_bench.cli.knobs import choices_of, groups
-from fcl_bench.cli.suggestions import no_override, unknown_key, unknown_option
+from fcl_bench.cli.suggestions import no_override, unknown_choice, unknown_key, unknown_option
 from fcl_bench.errors import UserError, choices, first_line, installing
 
 #: Words that may come first in place of keys -> the module whose `work` gets the arguments after the word.
@@ -146,7 +146,7 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
 
 def _unknown_choice(group: str, choice: str) -> UserError:
     options = choices_of(group)
-    return UserError(f"{group}={choice} is not known", choices(options, choice) if options else SEE_HELP)
+    return unknown_choice(group, choice, options) if options else UserError(f"{group}={choice} is not known", SEE_HELP)
 
 
 def _unknown_key(key: str, typed: list[str]) -> UserError:

@@ -144,7 +144,7 @@ def _draw(
 
 
 def log_costs(axes: Axes, sizes: pd.Series) -> None:
-    """Set a log axis with plain numbers, for all panels that share it."""
+    """Set a log axis with plain numbers, for all panels that share it; `sizes` are the values on it."""
     axes.set_xscale("log")
     sizes = sizes[sizes > 0]
     if len(sizes):
