@@ -62,7 +62,7 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
                 spread = accuracy.std(axis=0, ddof=1)
                 edges = accuracy.mean(axis=0) - spread, accuracy.mean(axis=0) + spread
                 axes.fill_between(middle, *edges, color=look["color"], alpha=0.15, linewidth=0)
-        log_costs(axes, pd.Series(reached, dtype=float))
+        log_costs(axes, pd.Series(reached, dtype=float), named=False)
         axes.set_xlabel(_AXES[quantity])
         axes.set_ylabel("accuracy (%)")
         title(axes, panel.title, len(_AXES))
