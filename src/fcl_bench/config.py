@@ -271,7 +271,7 @@ def load_settings(config: DictConfig) -> Settings:
 def target_class(group: str, path: Any) -> type:
     """The dataclass that `<group>._target_` names."""
     module, _, name = str(path).rpartition(".")
-    remedy = "module.Class of an installed package"
+    remedy = "module.Class of an installed package, or of a folder in PYTHONPATH"
     if not re.fullmatch(r"\w+(\.\w+)+", str(path)):
         raise UserError(f"{group}._target_={path} names no class", remedy)
     try:
@@ -281,6 +281,8 @@ def target_class(group: str, path: Any) -> type:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise UserError(f"{group}._target_={path} cannot be imported: {error}", remedy) from error
+    if found is None:
+        raise UserError(f"{group}._target_={path} cannot be imported: {module} has no {name}", remedy)
     # A class that extends a dataclass is none itself: its own knobs would be ignored.
     if not (isinstance(found, type) and "__dataclass_fields__" in vars(found)):
         raise UserError(f"{group}._target_={path} is not a dataclass", f"a class of the group {group} with @dataclass")
