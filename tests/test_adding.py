@@ -94,3 +94,15 @@ def test_a_class_that_lacks_something_is_refused_before_anything_is_written(
     [line] = err.splitlines()
     assert f"method._target_={module}.MyMethod{told}" in line
     assert not out.exists()
+
+
+def test_a_data_set_that_extends_one_of_ours_needs_another_name(tmp_path, monkeypatch, command):
+    module = f"extending_{tmp_path.name}"
+    source = "from dataclasses import dataclass\nfrom fcl_bench.data.sources.digits import Digits\n\n"
+    (tmp_path / f"{module}.py").write_text(f"{source}@dataclass\nclass Mine(Digits):\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = (f"data._target_={module}.Mine", "method=fedncm", "tasks=2", "clients=2", f"out={tmp_path / 'out'}")
+    code, _, err = command(*mine)
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"{module}.Mine has the name digits of fcl_bench.data.sources.digits.Digits (a name of its own, such" in err
+    assert command(*mine, "data.name=mine")[0] == 0

@@ -171,15 +171,16 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
 def _require_own_names(settings: Settings) -> None:
     """Raise a `UserError` for a class with the name of another choice: its runs would have the other's ids."""
     for group in GROUPS:
-        kind = type(getattr(settings, group))
-        name = getattr(kind, "name", None)
-        if not isinstance(name, str) or not (file := config_dir() / group / f"{name}.yaml").is_file():
+        choice = getattr(settings, group)
+        kind, name = type(choice), choice.name
+        file = {file.stem: file for file in (config_dir() / group).glob("*.yaml")}.get(name)
+        if file is None:
             continue
         path = yaml.load(file.read_text(), Loader=YAML_LOADER).get("_target_")
         if path is not None and target_class(group, path) is not kind:
             raise UserError(
                 f"{group}._target_={kind.__module__}.{kind.__qualname__} has the name {name} of {path}",
-                f"a name of its own in the class: name: ClassVar[str] = 'my_{name}'",
+                f"a name of its own, such as my_{name}",
             )
 
 
