@@ -56,3 +56,53 @@ def test_a_method_of_the_page_runs_as_it_stands(name, code, knobs, overrides, tm
     else:
         # Twenty images of 3 x 8 x 8 bytes, and their labels, of each of three tasks.
         assert record["client_storage_bytes"] == {"images": 3 * 20 * 192, "labels": 3 * 20 * 8}
+
+
+#: What stands in the page, what an author wrote in its place -> what the one line must hold after the class's path.
+LACKING = {
+    "no decorator": ("@dataclass\n", "", " is not a dataclass (a class of the group method with @dataclass)"),
+    "no name": (
+        '    name: ClassVar[str] = "my_method"\n',
+        "",
+        " has no name (what docs/adding.md says of such a class)",
+    ),
+    "no client half": ("    client_half = MyClient\n", "", " has no client_half ("),
+    "no update": ("def update(", "def updates(", " has the client_half MyClient, which has no update ("),
+    "no expects": ("def expects(", "def expect(", " has the server_half MyServer, which has no expects ("),
+    "another's name": (
+        '"my_method"',
+        '"stsa"',
+        " has the name stsa of fcl_bench.methods.closed_form.stsa.STSA (a name",
+    ),
+}
+
+
+@pytest.mark.parametrize(("right", "wrong", "told"), LACKING.values(), ids=LACKING)
+def test_a_class_that_lacks_something_is_refused_before_anything_is_written(
+    right, wrong, told, tmp_path, monkeypatch, command
+):
+    source = block_with("class MyClient(")
+    assert source.count(right) == 1
+    module = f"lacking_{tmp_path.name}"
+    (tmp_path / f"{module}.py").write_text(source.replace(right, wrong))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "conf" / "method").mkdir(parents=True)
+    (tmp_path / "conf" / "method" / "mine.yaml").write_text(f"# Mine\n_target_: {module}.MyMethod\nM: 64\nridge: 1\n")
+    found, out = ("--config-dir", str(tmp_path / "conf")), tmp_path / "out"
+    code, _, err = command(*found, "method=mine", f"out={out}")
+    assert code == 2
+    [line] = err.splitlines()
+    assert f"method._target_={module}.MyMethod{told}" in line
+    assert not out.exists()
+
+
+def test_a_data_set_that_extends_one_of_ours_needs_another_name(tmp_path, monkeypatch, command):
+    module = f"extending_{tmp_path.name}"
+    source = "from dataclasses import dataclass\nfrom fcl_bench.data.sources.digits import Digits\n\n"
+    (tmp_path / f"{module}.py").write_text(f"{source}@dataclass\nclass Mine(Digits):\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = (f"data._target_={module}.Mine", "method=fedncm", "tasks=2", "clients=2", f"out={tmp_path / 'out'}")
+    code, _, err = command(*mine)
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"{module}.Mine has the name digits of fcl_bench.data.sources.digits.Digits (a name of its own, such" in err
+    assert command(*mine, "data.name=mine")[0] == 0

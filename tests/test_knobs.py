@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 
 import pytest
 
@@ -117,3 +117,18 @@ def test_an_overflow_of_another_kind_stays_what_it_is():
 def test_without_a_group_the_key_stands_alone():
     with pytest.raises(UserError, match=r"^count=0 is out of range"):
         typed_instance(Knobs, {"given": "a", "count": 0}, "")
+
+
+@pytest.mark.parametrize(
+    ("declared", "value", "wanted"),
+    [
+        (float, [1], "a number"),
+        (int, "x", "an integer"),
+        (bool, "x", "true or false"),
+        (int | None, "x", "an integer or null"),
+    ],
+)
+def test_types_that_are_no_texts_are_told_in_words(declared, value, wanted):
+    schema = make_dataclass("Mine", [("ridge", declared)])
+    with pytest.raises(UserError, match=rf"method\.ridge=.* has the wrong type \({wanted}\)"):
+        typed_instance(schema, {"ridge": value}, "method")

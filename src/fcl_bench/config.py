@@ -273,7 +273,7 @@ def load_settings(config: DictConfig) -> Settings:
 def target_class(group: str, path: Any) -> type:
     """The dataclass that `<group>._target_` names."""
     module, _, name = str(path).rpartition(".")
-    remedy = "module.Class of an installed package"
+    remedy = "module.Class of an installed package, or of a folder in PYTHONPATH"
     if not re.fullmatch(r"\w+(\.\w+)+", str(path)):
         raise UserError(f"{group}._target_={path} names no class", remedy)
     try:
@@ -283,8 +283,11 @@ def target_class(group: str, path: Any) -> type:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise UserError(f"{group}._target_={path} cannot be imported: {error}", remedy) from error
-    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
-        raise UserError(f"{group}._target_={path} is not a dataclass", f"a class of the group {group}")
+    if found is None:
+        raise UserError(f"{group}._target_={path} cannot be imported: {module} has no {name}", remedy)
+    # A class that extends a dataclass is none itself: its own knobs would be ignored.
+    if not (isinstance(found, type) and "__dataclass_fields__" in vars(found)):
+        raise UserError(f"{group}._target_={path} is not a dataclass", f"a class of the group {group} with @dataclass")
     if not hasattr(found, _DOES[group]):
         raise UserError(f"{group}._target_={path} is of another group", f"a class of the group {group}")
     if inspect.isabstract(found):
@@ -292,7 +295,23 @@ def target_class(group: str, path: Any) -> type:
             f"{group}._target_={path} is abstract: it only says what such classes have in common",
             f"a class of the group {group} that lacks nothing",
         )
+    if lack := _lacks(found):
+        raise UserError(f"{group}._target_={path} {lack}", "what docs/adding.md says of such a class")
     return found
+
+
+def _lacks(kind: type) -> str:
+    """What a class of a group has not that its base classes declare, in words; "": nothing."""
+    fields = {field.name for field in dataclasses.fields(kind)}
+    declared = {name for base in kind.__mro__ for name in vars(base).get("__annotations__", ())} - fields
+    for name in ("name", "client_half", "server_half"):
+        if name not in declared:
+            continue
+        if (found := getattr(kind, name, None)) is None:
+            return f"has no {name}"
+        if missing := sorted(getattr(found, "__abstractmethods__", ())):
+            return f"has the {name} {found.__name__}, which has no {', '.join(missing)}"
+    return ""
 
 
 def text(value: Any) -> str:

@@ -50,7 +50,8 @@ def _cut(text: str, most: int) -> str:
 def choices(options: Iterable[str], wrong: str = "", most: int = 24) -> str:
     """The options as a remedy, the nearest to what was typed first; only their number if there are more than `most`."""
     ordered = sorted(options)
-    near = difflib.get_close_matches(wrong, ordered, n=3, cutoff=0.5)
+    same = [option for option in ordered if option.casefold() == wrong.casefold()]
+    near = same or difflib.get_close_matches(wrong, ordered, n=3, cutoff=0.5)
     listed = f"choices: {', '.join(ordered or ['none'])}" if len(ordered) <= most else f"one of {len(ordered)} choices"
     return f"did you mean {' or '.join(near)}? {listed}" if near else listed
 

@@ -152,11 +152,16 @@ def _wanted(schema: type, key: str) -> str:
     }
     for part in key.split("."):
         name, _, _ = part.partition("[")
-        declared = next((str(field.type) for field in dataclasses.fields(schema) if field.name == name), "")
+        declared = next((_told(field.type) for field in dataclasses.fields(schema) if field.name == name), "")
         if part_schema := nested(types_of(schema).get(name)):
             schema = part_schema
             declared = "keys of its own: " + ", ".join(types_of(part_schema))
     return " or ".join(words.get(kind.strip(), kind.strip()) for kind in declared.split("|")) or "see the YAML"
+
+
+def _told(declared: Any) -> str:
+    """A field's type as it stands in the code, also where its module does not postpone annotations."""
+    return declared.__name__ if type(declared) is type else str(declared)
 
 
 def _check_value(key: str, value: Any, limits: Mapping[str, Any]) -> None:

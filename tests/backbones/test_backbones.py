@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from fcl_bench.backbones.backbone import Identity, Pixels
+from fcl_bench.backbones.backbone import Extractor, Identity, Pixels
 from fcl_bench.backbones.cache import FeatureCache
 from fcl_bench.backbones.extract import extract_features
 from fcl_bench.backbones.timm_backbone import Timm, Transform, weights_hash
@@ -244,6 +245,38 @@ def test_features_that_are_not_finite_are_an_error(tmp_path, weights):
     backbone, data = Timm(NAME, checkpoint=str(tmp_path / "large.safetensors")), images()
     with pytest.raises(UserError, match="not finite for train sample 0"):
         extract_features(NAME, backbone.open(data, CPU), data, None)
+
+
+class Odd(Extractor):
+    """Features of any shape, said to be of five numbers."""
+
+    identity: ClassVar[dict[str, str]] = {"backbone": "odd"}
+    cacheable = True
+
+    def __init__(self, *shape):
+        self.shape = shape
+
+    def dimension(self, split):
+        return 5
+
+    def batches(self, split, start=0):
+        yield torch.zeros(self.shape)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        ((4, 6), r"backbone=odd gave train features of the shape \(4, 6\) \(\(samples, 5\), as its dimension says\)"),
+        ((4, 5, 2, 2), r"gave train features of the shape \(4, 5, 2, 2\) \("),
+        ((20,), r"gave train features of the shape \(20,\) \("),
+        ((3, 5), r"gave 3 rows for .* samples.* \(one for each\)"),
+    ],
+)
+def test_a_backbone_that_gives_other_features_than_it_says_is_told(shape, told, cached, tmp_path):
+    with pytest.raises(UserError, match=told):
+        extract_features("odd", Odd(*shape), images(), FeatureCache(tmp_path / "cache") if cached else None)
+    assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_extraction_goes_through_the_cache(tmp_path, checkpoint):

@@ -13,6 +13,7 @@ import torch
 
 from fcl_bench.backbones import cache as cache_module
 from fcl_bench.backbones.cache import FeatureCache
+from fcl_bench.errors import UserError
 from fcl_bench.files import json_hash
 
 KEY = {"weights": "w", "transform": "t", "precision": "float32", "data": "d"}
@@ -140,8 +141,8 @@ def test_a_special_file_in_the_cache_is_not_opened(tmp_path, caplog):
     assert get(tmp_path, Backbone()).hit
 
 
-def test_a_backbone_that_skips_samples_is_a_bug_not_a_cache_entry(tmp_path):
-    with pytest.raises(RuntimeError, match="gave 8 features for the 20 samples"):
+def test_a_backbone_that_skips_samples_is_an_error_not_a_cache_entry(tmp_path):
+    with pytest.raises(UserError, match=r"gave 8 rows for the 20 samples of .* \(one for each\)"):
         get(tmp_path, lambda start: iter([FEATURES[:8]]))
     assert not list(tmp_path.glob("*.safetensors"))
 

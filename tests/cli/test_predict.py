@@ -107,6 +107,7 @@ def test_features_and_their_own_labels(featured, command):
 def test_what_cannot_be_asked_is_told_in_a_line(digits, featured, command, tmp_path):
     outcome, pixels, _ = digits
     np.savez(tmp_path / "wide.npz", x=np.zeros((3, 5)))
+    np.savez(tmp_path / "hole.npz", x=np.where(np.arange(192).reshape(3, 64) == 70, np.nan, 0.0))
     np.savez(tmp_path / "labels.npz", images=pixels[:3], labels=[1, 2])
     np.savez(tmp_path / "other.npz", z=np.zeros(3))
     np.savez(tmp_path / "images.npz", images=pixels[:3])
@@ -127,6 +128,7 @@ def test_what_cannot_be_asked_is_told_in_a_line(digits, featured, command, tmp_p
         ((ours, "data=nope"), "data=nope is not known"),
         ((ours, tmp_path / "empty"), "holds no images"),
         ((ours, tmp_path / "wide.npz"), "inputs have 5 features (the model's 64)"),
+        ((ours, tmp_path / "hole.npz"), "inputs hold NaN or infinity in row 1 (every feature is a finite number)"),
         ((ours, tmp_path / "labels.npz"), "labels of the shape (2,) for 3 samples"),
         ((ours, tmp_path / "other.npz"), "other.npz holds z (an array x_test or"),
         ((ours, tmp_path / "bytes.npz"), "is not a readable .npz or .npy file"),

@@ -25,6 +25,9 @@ def inputs(tmp_path):
     (tmp_path / "weights.bin").write_bytes(b"x")
     (tmp_path / "weights.safetensors").write_bytes(b"not weights")
     (tmp_path / "file").write_text("a file, not a folder")
+    (tmp_path / "broken" / "method").mkdir(parents=True)
+    (tmp_path / "broken" / "method" / "tab.yaml").write_text("M: 1\n\tridge: 2\n")
+    (tmp_path / "broken" / "method" / "twice.yaml").write_text("M: 1\nM: 2\n")
     for side in ("train", "test"):
         for name in ("cat", "dog"):
             (tmp_path / "images" / side / name).mkdir(parents=True)
@@ -74,7 +77,22 @@ BAD_INPUT = [
     ("hydra.verbose=1", "hydra.verbose=1 has the wrong type (true, false, or the name of a logger"),
     ("show method=fedrn", "method=fedrn is not known (did you mean fedran"),
     ("show nothing", "show nothing: there is no such group or key"),
-    ("--cfg", "--cfg needs a value"),
+    ("show stsa", "show stsa: there is no such group or key (did you mean show method=stsa?)"),
+    ("show rank", "show rank: there is no such group or key (did you mean show method.rank?)"),
+    ("method=STSA", "method=STSA is not known (did you mean stsa? one of "),
+    ("method=FedAvg", "method=FedAvg is not known (did you mean finetune? one of "),
+    ("--cfg", "--cfg needs a value (choices: all, hydra, job)"),
+    ("--cfg jobs", "--cfg=jobs is not known (did you mean job? choices: all, hydra, job)"),
+    ("--config-dir", "--config-dir needs a value (such as --config-dir VALUE)"),
+    ("--config-dir {}/broken method=tab", "broken/method/tab.yaml, line 2, column 1: found character"),
+    (
+        "--config-dir {}/broken method=twice",
+        "broken/method/twice.yaml, line 2, column 1: found duplicate key M (a YAML",
+    ),
+    (
+        "hydra.searchpath=[file://{}/none] method=afl",
+        "/none is not available. (the folder's whole path: hydra.searchpath",
+    ),
     ("-m hydra/launcher=slrm", "hydra/launcher=slrm is not known (did you mean slurm? choices: parallel, processes"),
     ("method.rank=[1", "method.rank"),
     ("seed=1.5", "seed=1.5 has the wrong type (an integer)"),
@@ -150,7 +168,10 @@ BAD_INPUT = [
     ("label_rate=1e-9", "label_rate=1e-09 leaves no label"),
     ("method._target_=nowhere.Nothing", "method._target_=nowhere.Nothing cannot be imported"),
     ("method._target_=pathlib.Path", "is not a"),
-    ("method._target_=pathlib.Paht", "is not a"),
+    (
+        "method._target_=pathlib.Paht",
+        "cannot be imported: pathlib has no Paht (module.Class of an installed package, or",
+    ),
     ("method.name=stsa", "unknown key method.name"),
     ("split.first=0", "split.first=0 is out of range"),
     ("split.first=7", "split.first=7 leaves 3 classes for 4 further tasks (at most 6"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 
-from fcl_bench.results.figures.costs import accuracy_against_cost, pareto_front
+from fcl_bench.results.figures.canvas import canvas
+from fcl_bench.results.figures.costs import accuracy_against_cost, log_costs, pareto_front
 from fcl_bench.results.summarise import summarise, used_runs
 from tests.results.frames import made_up
 
@@ -123,3 +126,16 @@ def test_nothing_beats_the_front_and_the_front_beats_all_else(points):
     there = [[x, y] for x, y in points if x > 0 and not np.isnan(y)]
     beaten = [[x, y] for x, y in there if any(a <= x and b >= y and (a < x or b > y) for a, b in there)]
     assert sorted(front) == sorted(map(list, {tuple(point) for point in there if point not in beaten}))
+
+
+@pytest.mark.parametrize(("least", "most"), [(1, 5), (0.001, 0.09), (0.0005, 80), (45, 4000)])
+def test_numbers_on_a_log_axis_of_three_beside_each_other_lie_apart(least, most):
+    figure, grid = canvas(3, 3, ["a figure"], height=3.4)
+    for axes in grid:
+        log_costs(axes, pd.Series([least, most]), named=False)
+    figure.canvas.draw()
+    for axes in grid:
+        names = [tick for tick in axes.get_xticklabels(which="both") if tick.get_text()]
+        assert all(float(tick.get_text()) > 0 for tick in names)
+        ends = sorted((tick.get_window_extent() for tick in names), key=lambda end: end.x0)
+        assert all(left.x1 < right.x0 for left, right in pairwise(ends))

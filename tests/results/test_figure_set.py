@@ -264,6 +264,13 @@ def test_rounds_are_drawn_against_rounds_upload_and_seconds(tmp_path):
     # The busiest client's 2 MiB each round; the clients' mean of 2 s and half a second of the server's.
     assert list(over_upload.lines[1].get_xdata()) == [2, 4, 6]
     assert list(over_seconds.lines[1].get_xdata()) == [2.5, 5, 7.5]
+    # Plain numbers, which lie apart.
+    for axes in figure.axes:
+        names = [tick for tick in axes.get_xticklabels(which="both") if tick.get_text()]
+        assert names
+        assert all(float(tick.get_text()) > 0 for tick in names)
+        ends = [tick.get_window_extent() for tick in names]
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(sorted(ends, key=lambda end: end.x0)))
 
 
 def test_upload_counts_up_for_each_client_and_over_tasks(tmp_path):

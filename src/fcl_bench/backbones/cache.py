@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash, json_hash, locked, regular, remove_leftovers, replacing
 from fcl_bench.tracking.console import progress
 
@@ -129,7 +130,9 @@ class FeatureCache:
                     bar.update(len(features))
             features = partial.concatenated()
             if len(features) != count:
-                raise RuntimeError(f"the backbone gave {len(features)} features for the {count} samples of {label}")
+                raise UserError(
+                    f"the backbone gave {len(features)} rows for the {count} samples of {label}", "one for each"
+                )
             _save(path, features, partial.seconds, key)
             shutil.rmtree(partial.folder, ignore_errors=True)
         return Extraction(features, seconds=partial.seconds - before, cost=partial.seconds, hit=False)

@@ -57,21 +57,30 @@ def extract_features(
         batches: computes the features.
 
     Raises:
-        UserError: an image can't be read, or a feature is not finite.
+        UserError: an image can't be read, features are not (n, d), or one is not finite.
     """
     made = {}
     for side, split in (("train", dataset.train), ("test", dataset.test)):
         label = "-".join(map(slug, (dataset.name, side, name)))
+        # A test image of another size may give another number; that is told below.
+        wide = extractor.dimension(split) if side == "train" else None
+        rows = partial(_rows, name, side, wide, partial(batches, extractor, side, split))
         if cache is not None and extractor.cacheable:
             key = {**extractor.identity, "data": split.fingerprint}
-            made[side] = cache.get(label, key, len(split), partial(batches, extractor, side, split))
+            made[side] = cache.get(label, key, len(split), rows)
         else:
-            made[side] = _uncached(label, split, batches(extractor, side, split, 0))
+            made[side] = _uncached(label, split, rows(0))
+        if len(made[side].features) != len(split):
+            raise UserError(
+                f"backbone={name} gave {len(made[side].features)} rows for {len(split)} {side} samples", "one for each"
+            )
         bad = rows_not_finite(made[side].features)
         if len(bad):
             raise UserError(
                 f"backbone={name} gave a feature that is not finite for {side} sample {int(bad[0])}",
-                "backbone.precision=float32, or other weights",
+                "finite numbers in the data"
+                if dataset.holds_features
+                else "backbone.precision=float32, or other weights",
             )
     train, test = made["train"], made["test"]
     if train.features.shape[1] != test.features.shape[1]:
@@ -86,6 +95,19 @@ def extract_features(
         train.cost + test.cost,
         train.hit and test.hit,
     )
+
+
+def _rows(
+    name: str, side: str, wide: int | None, batches: Callable[[int], Iterator[torch.Tensor]], start: int
+) -> Iterator[torch.Tensor]:
+    """Yield features from sample `start` on. A `UserError` tells of others than rows of `wide` numbers (None: any)."""
+    for features in batches(start):
+        if features.ndim != 2 or wide not in (None, features.shape[1]):
+            raise UserError(
+                f"backbone={name} gave {side} features of the shape {tuple(features.shape)}",
+                f"(samples, {'d' if wide is None else wide}), as its dimension says",
+            )
+        yield features
 
 
 def _uncached(label: str, split: Split, batches: Iterable[torch.Tensor]) -> Extraction:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from importlib import import_module
 from typing import Any
 
@@ -55,8 +56,11 @@ def _hydra(arguments: list[str]) -> int:
     """Compose with Hydra and run each job; return the worst job's exit code."""
     # With it, Hydra raises its errors instead of printing its own report and exiting with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    # Else the choices of a folder that is not there are unknown, and no word says why.
+    warnings.filterwarnings("error", message="provider=hydra.searchpath", category=UserWarning)
     with no_collection():
         import hydra
+        import yaml
         from hydra.errors import HydraException
         from omegaconf.errors import OmegaConfBaseException
 
@@ -80,7 +84,7 @@ def _hydra(arguments: list[str]) -> int:
     with sweeping(composition_error) as sweep:
         try:
             each_job()
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, UserWarning) as error:
             sweep.began = False  # it did not reach a job
             raise composition_error(error, arguments) from error
         except (TypeError, ValueError, OSError) as error:

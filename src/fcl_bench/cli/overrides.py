@@ -8,9 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from fcl_bench.cli.knobs import choices_of, groups
-from fcl_bench.cli.suggestions import no_override, unknown_key, unknown_option
-from fcl_bench.errors import UserError, choices, first_line, installing
+from fcl_bench.cli.suggestions import no_override, unknown_choice, unknown_key, unknown_option
+from fcl_bench.errors import UserError, choices, first_line, installing, require_choice
 
 #: Words that may come first in place of keys -> the module whose `work` gets the arguments after the word.
 COMMANDS = {
@@ -30,6 +32,11 @@ _OPTIONS = {
     **dict.fromkeys(("--config-name", "-cn", "--config-dir", "-cd"), True),
     **dict.fromkeys(("--shell-completion", "-sc"), True),
 }
+#: The values of some of them; Hydra would print its usage for any other.
+_VALUES = {
+    **dict.fromkeys(("--cfg", "-c"), ("job", "hydra", "all")),
+    **dict.fromkeys(("--info", "-i"), ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")),
+}
 
 
 def ordered(arguments: list[str]) -> list[str]:
@@ -43,7 +50,7 @@ def ordered(arguments: list[str]) -> list[str]:
         following = next(iter(arguments[number + 1 :]), None)
         value = following if following is not None and not re.search(r"^-\D|=", following) else None
         if argument.startswith("-"):
-            name, has_value, _ = argument.partition("=")
+            name, has_value, given = argument.partition("=")
             if name == "--experimental-rerun":
                 raise UserError(f"{name} would unpickle a file, which can run any code", "the keys of that run again")
             if name not in _OPTIONS:
@@ -51,9 +58,12 @@ def ordered(arguments: list[str]) -> list[str]:
             options.append(argument)
             if _OPTIONS[name] and not has_value:
                 if following is None:
-                    raise UserError(f"{argument} needs a value", "such as --cfg job")
+                    known = choices(_VALUES[name]) if name in _VALUES else f"such as {name} VALUE"
+                    raise UserError(f"{argument} needs a value", known)
                 options.append(following)
-                skipped = number + 1
+                given, skipped = following, number + 1
+            if name in _VALUES:
+                require_choice(name, given, _VALUES[name])
         elif "=" in argument or argument.startswith("~"):
             overrides.append(argument)
         else:
@@ -127,6 +137,14 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
         return UserError(f"{launcher}: its launcher is not installed", installing("sweep"))
     if found := re.search(r"Could not (?:find|load) '([^']+)/([^'/]*)'", text):
         return _unknown_choice(*found.groups())
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return UserError(
+            f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: {error.problem}",
+            "a YAML file that can be read",
+        )
+    if isinstance(error, UserWarning):
+        return UserError(text, "the folder's whole path: hydra.searchpath=[file:///FOLDER]")
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         # Hydra looked for the choice's file, and the name is too long for a file.
         file = Path(str(error.filename))
@@ -146,7 +164,7 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
 
 def _unknown_choice(group: str, choice: str) -> UserError:
     options = choices_of(group)
-    return UserError(f"{group}={choice} is not known", choices(options, choice) if options else SEE_HELP)
+    return unknown_choice(group, choice, options) if options else UserError(f"{group}={choice} is not known", SEE_HELP)
 
 
 def _unknown_key(key: str, typed: list[str]) -> UserError:

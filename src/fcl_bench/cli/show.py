@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from fcl_bench.cli.command import DONE
 from fcl_bench.cli.knobs import WHOLE_RUNS, Choice, Knob, choices_of, groups, owners, read_choice, top_level
+from fcl_bench.cli.suggestions import meant
 from fcl_bench.errors import UserError, choices, require_choice
 
 USAGE = """usage: fcl-bench show                 the groups
@@ -60,6 +61,8 @@ def _shown(asked: str) -> str:
         return _choices(asked)
     if not equals and (found := _key(asked)):
         return found
+    if meaning := [*(f"{group}={asked}" for group in groups() if asked in choices_of(group)), *meant(asked)]:
+        raise UserError(f"show {asked}: there is no such group or key", f"did you mean show {meaning[0]}?")
     known = [*groups(), *top_level()]
     raise UserError(f"show {asked}: there is no such group or key", choices(known, group, most=len(known)))
 

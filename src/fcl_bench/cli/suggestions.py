@@ -36,6 +36,8 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "num_classes": ("data.classes",),
     "quick": ("profile",),
 }
+#: Names of papers and other tools -> our name for that choice of a group.
+_CHOICES = {("method", "fedavg"): "finetune"}
 #: The part of a method with the usual keys of training, which are suggested before other keys of the same name.
 _USUAL = "method.training."
 #: The largest number of suggestions in one line.
@@ -49,6 +51,14 @@ def meant(word: str) -> list[str]:
         keys_ending(last), key=lambda key: (not key.startswith(_USUAL), not key.startswith("method."), key.count("."))
     )
     return list(dict.fromkeys([*_WORDS.get(last, ()), *([last] if last in groups() else []), *named]))
+
+
+def unknown_choice(group: str, choice: str, options: Collection[str]) -> UserError:
+    """Return the error for a choice that a group does not have; `options` are those that it has."""
+    told, listed = f"{group}={choice} is not known", choices(options, choice)
+    if other := _CHOICES.get((group, choice.casefold().replace("-", "").replace("_", ""))):
+        return UserError(told, f"did you mean {other}? {listed.partition('? ')[2] or listed}")
+    return UserError(told, listed)
 
 
 def unknown_key(key: str, known: Sequence[str], beside: Sequence[str], typed: Collection[str]) -> UserError:

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from fcl_bench.errors import UserError
 from fcl_bench.files import (
     Hash,
     appending,
@@ -170,10 +171,18 @@ def for_disk(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors as safetensors requires them: on the CPU, contiguous, none sharing memory with another.
 
     A tensor is copied only if necessary: a model's largest matrix is as large as everything else that a run holds.
+
+    Raises:
+        UserError: one of them is no tensor.
     """
     made: dict[str, torch.Tensor] = {}
     kept: set[int] = set()
     for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise UserError(
+                f"{name}, which a method gave to be saved, is of the type {type(tensor).__name__}",
+                "tensors from state_dict, statistics and model, such as torch.tensor(3)",
+            )
         plain = tensor.detach().cpu()
         memory = plain.untyped_storage()
         if plain.is_contiguous() and memory.nbytes() == plain.nbytes and memory.data_ptr() not in kept:

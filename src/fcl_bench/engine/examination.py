@@ -10,8 +10,10 @@ import numpy as np
 import torch
 
 from fcl_bench.data.splits.stream import Stream
+from fcl_bench.engine.contract import answer_of
 from fcl_bench.engine.node import on_device
 from fcl_bench.engine.rows import Rows
+from fcl_bench.errors import UserError
 from fcl_bench.linalg.finite import all_finite
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.problem import Prediction, Problem, TestBatch
@@ -186,16 +188,19 @@ class Examination:
         """Add what `server` answers after `task` to `answers`.
 
         Raises:
-            FloatingPointError: a score is not finite.
+            UserError: the answers are not as `Prediction` says, or a score is not finite.
         """
         pure = server.pure_batches
         for number, batch in enumerate(self.batches(task, pure)):
             # A partial batch has other samples after the next task.
             stays = pure is None and len(batch) == BATCH
             asked = TestBatch(partial(self.inputs, batch), pure is not None, number if stays else None)
-            prediction = server.classify(asked)
+            prediction = answer_of(server, server.classify(asked), len(batch), task)
             if not all_finite(prediction.scores):
-                raise FloatingPointError(f"class scores after task {task.index} are not finite")
+                raise UserError(
+                    f"{type(server).__name__}: class scores after task {task.index} are not finite",
+                    "finite numbers, such as -1e30 for a class that is ruled out",
+                )
             truth = self._stream.test_columns[batch], self._task_of[batch]
             columns, tasks = (torch.from_numpy(values).to(self._problem.device) for values in truth)
             answers.add(task.index, prediction, columns, tasks, self._classes[: task.index + 1], batch)

@@ -14,6 +14,7 @@ from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.admission import BadUpload, admitted
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.codec import Codec
+from fcl_bench.engine.contract import broadcast_of, expectation_of, participants_of
 from fcl_bench.engine.examination import Answers, Examination
 from fcl_bench.engine.ledger import NOBODY_KNOWS, Ledger, Stopwatch
 from fcl_bench.engine.middleware import Chain, Middleware
@@ -147,10 +148,9 @@ class Federation:
         for round_ in range(state.rounds_done, rounds):
             with watch.running():
                 barred = self._missing.barred(task, round_)
-                present = server.participants(task, round_, [k for k in available if k not in barred])
-                # A server may name other clients, too.
-                present = [client for client in present if client not in barred]
-                broadcast = replace(server.broadcast(task, round_), task=task.index, round=round_)
+                named = server.participants(task, round_, [k for k in available if k not in barred])
+                present = [k for k in participants_of(server, named, self.transport.clients) if k not in barred]
+                broadcast = replace(broadcast_of(server, task, round_), task=task.index, round=round_)
                 broadcast = self._middleware.send(broadcast, None)
             self._round(task, round_, present, broadcast, watch, {"samples": samples, "labelled": labelled})
             with watch.running():
@@ -186,7 +186,7 @@ class Federation:
         columns: dict[str, np.ndarray] = {name: np.zeros(clients, dtype=np.int64) for name in counted}
         columns |= {"client": np.arange(clients), "client_seconds": np.zeros(clients), **known}
         with watch.running():
-            expected = self.server.expects(task, round_)
+            expected = expectation_of(self.server, task, round_)
         absorbed: set[int] = set()
         gone = 0
         #: For clients whose uploads are masked, which sums their samples are in.

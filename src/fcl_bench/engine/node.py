@@ -13,10 +13,12 @@ import torch
 from fcl_bench import environment
 from fcl_bench.backbones.compiled import compiler_errors
 from fcl_bench.data.partitions.holdings import Holdings
+from fcl_bench.engine.contract import require_unchanged, turn_of, versions
 from fcl_bench.engine.ledger import Stopwatch
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.raw import RawSamples
 from fcl_bench.engine.revealed import NOTHING, Grouped, Revealed, revealed
+from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
 from fcl_bench.protocol.problem import SAMPLE_KINDS, Problem, Shard, State
@@ -224,6 +226,8 @@ class Node:
         self._middleware = middleware
         self._truth = truth
         self._states: dict[int, State] = {}
+        #: Per client with a state, `versions` of it at the end of its turn.
+        self._versions: dict[int, dict[str, int]] = {}
         #: Per client whose upload may still be refused, its state before the turn; None: it had none.
         self._before: dict[int, State | None] = {}
 
@@ -260,14 +264,21 @@ class Node:
         task, round_ = broadcast.task, broadcast.round
         shard = self.data.shard(task, client) if shard is None else shard
         state = self._states.get(client, {})
+        require_unchanged(self._client, client, state, self._versions.get(client))
         watch = Stopwatch(self._problem.device)
         with watch.running():
             received = self._middleware.receive(broadcast, client)
             guesses = self._client.pseudo_labels(shard)
             if guesses is not None:
                 shard = shard.with_pseudo_labels(guesses)
-            made, state = self._client.update(shard, received, state)
-            upload = self._middleware.send(made.to_be_sent(received.stage, task, round_), client)
+            made, state = turn_of(self._client, self._client.update(shard, received, state), len(shard.labels))
+            try:
+                upload = self._middleware.send(made.to_be_sent(received.stage, task, round_), client)
+            except FloatingPointError as error:
+                raise UserError(
+                    f"client {client}, task {task}, round {round_} ({received.stage}): {error}",
+                    f"finite numbers from {type(self._client).__name__}.update",
+                ) from error
         alone, grouped = revealed(made, len(shard.labels)), None
         if len(alone.samples) or self._problem.sums:
             numbers = self._learnt_from(task, client, guesses)
@@ -279,7 +290,7 @@ class Node:
             for name, value in state.items()
         }
         self._before[client] = self._states.get(client)
-        self._states[client] = kept
+        self._states[client], self._versions[client] = kept, versions(kept)
         accepted, right = self._counted(task, client, guesses)
         sizes = stored_bytes(kept), samples_in(kept)
         return Reply(client, upload, watch.seconds, guesses, *sizes, alone, accepted, right, grouped)
@@ -317,6 +328,7 @@ class Node:
         if client not in self._before:
             raise ValueError(f"client {client} has had no turn that could be taken back")
         state = self._before.pop(client)
+        del self._versions[client]
         if state is None:
             del self._states[client]
         else:
@@ -329,6 +341,7 @@ class Node:
     def resume(self, client: int, state: State) -> None:
         """Let one client continue from a saved state."""
         self._states[client] = {name: value.to(self._problem.device) for name, value in state.items()}
+        self._versions.pop(client, None)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What the clients keep: `<client>.<name>`."""
@@ -336,7 +349,7 @@ class Node:
 
     def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
         """Take over what `state_dict` returned."""
-        self._states, self._before = {}, {}
+        self._states, self._before, self._versions = {}, {}, {}
         for key, value in states.items():
             client, _, name = key.partition(".")
             self._states.setdefault(int(client), {})[name] = value.to(self._problem.device)

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
+import yaml
 
 from fcl_bench import environment
 from fcl_bench.audits.chosen import against_theory
 from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.backbones.compiled import require_compiler
 from fcl_bench.backbones.trainable import Trainable
-from fcl_bench.config import Settings
+from fcl_bench.composition import config_dir
+from fcl_bench.config import GROUPS, YAML_LOADER, Settings, target_class
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.data.partitions.label_rate import keep_labels
 from fcl_bench.data.shared import described, shared
@@ -101,6 +103,7 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
         sites: hash of the data at the clients' sites, of a data set that is elsewhere; "": not known yet.
     """
     scalars = settings.scalars
+    _require_own_names(settings)
     device = environment.choose_device(scalars.device)
     if getattr(settings.backbone, "compile", False):
         require_compiler(device)
@@ -163,6 +166,22 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
     if settings.transport.fan_in is not None:
         _check_tree(settings, problem)
     return plan
+
+
+def _require_own_names(settings: Settings) -> None:
+    """Raise a `UserError` for a class with the name of another choice: its runs would have the other's ids."""
+    for group in GROUPS:
+        choice = getattr(settings, group)
+        kind, name = type(choice), choice.name
+        file = {file.stem: file for file in (config_dir() / group).glob("*.yaml")}.get(name)
+        if file is None:
+            continue
+        path = yaml.load(file.read_text(), Loader=YAML_LOADER).get("_target_")
+        if path is not None and target_class(group, path) is not kind:
+            raise UserError(
+                f"{group}._target_={kind.__module__}.{kind.__qualname__} has the name {name} of {path}",
+                f"a name of its own, such as my_{name}",
+            )
 
 
 def _check_tree(settings: Settings, problem: Problem) -> None:

@@ -14,6 +14,7 @@ from fcl_bench import environment
 from fcl_bench.backbones.backbone import Backbone, Extractor
 from fcl_bench.backbones.compiled import require_compiler
 from fcl_bench.config import target_class
+from fcl_bench.data.images.finite import rows_not_finite
 from fcl_bench.data.images.pixels import load_pixels
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset, Split
@@ -160,7 +161,10 @@ class Model:
                 raise UserError("inputs are features, and the model takes images", "uint8 images (n, h, w, 3)")
             if wide != self.about["dimension"]:
                 raise UserError(f"inputs have {wide} features", f"the model's {self.about['dimension']}")
-            return torch.from_numpy(samples.inputs)
+            features = torch.from_numpy(samples.inputs)
+            if len(bad := rows_not_finite(features)):
+                raise UserError(f"inputs hold NaN or infinity in row {int(bad[0])}", "every feature is a finite number")
+            return features
         if self._method.trains_network:
             assert self._problem.network is not None
             return load_pixels(samples, self._problem.network.size, what="inputs")

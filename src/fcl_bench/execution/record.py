@@ -10,6 +10,7 @@ import numpy as np
 
 from fcl_bench import environment
 from fcl_bench.audits.chosen import drift_of
+from fcl_bench.engine.contract import report_of
 from fcl_bench.engine.examination import Answers
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.metrics import accuracy_matrix, finite, metrics, pooled_accuracy
@@ -81,7 +82,7 @@ def run_record(
         "bounds": federation.audits["bounds"].rows if "bounds" in federation.audits else [],
         "drift": _drift(federation),
         "rounds": federation.rounds.best(),
-        "report": federation.server.report(),
+        "report": report_of(federation.server),
         "client_storage_bytes": state.client_storage_bytes,
         "client_storage_max_bytes": state.client_storage_max_bytes,
         "client_samples_kept": state.client_samples_kept,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
+from fcl_bench.errors import UserError
 from fcl_bench.linalg.flat import Flat
 from fcl_bench.methods.gradient.half import MODEL, Half, final_prefix, head_seed, teacher_prefix
 from fcl_bench.methods.gradient.replay_head import MOMENTS, ReplayHead
@@ -151,6 +153,10 @@ class GradientServer(Half, Server):
             self.absorb_answer(client, upload)
             return
         weight = self.weight(client, upload)
+        if not 0 <= weight < math.inf:
+            raise UserError(
+                f"{type(self).__name__}.weight of client {client} is {weight}", "a finite number, 0 or more"
+            )
         self._weight += weight
         if self.method.training.aggregate != "mean":
             self._models.append({name: upload[name].to(torch.float32, copy=True) for name in self.sent})

@@ -143,15 +143,19 @@ def _draw(
                 axes.annotate(", ".join(told(line, numeric[:-1])), (x.iloc[0], y.iloc[0]), (-7, -3), ha="right", **note)
 
 
-def log_costs(axes: Axes, sizes: pd.Series) -> None:
-    """Set a log axis with plain numbers, for all panels that share it."""
+def log_costs(axes: Axes, sizes: pd.Series, named: bool = True) -> None:
+    """Set a log axis with plain numbers, for all panels that share it.
+
+    Args:
+        sizes: the values on it.
+        named: whether names stand beside the points, for which the limits leave room; else panels may be narrow.
+    """
     axes.set_xscale("log")
     sizes = sizes[sizes > 0]
     if len(sizes):
-        # The limits leave room for the names, too.
-        span = (sizes.max() / sizes.min()) ** 0.12
+        span = (sizes.max() / sizes.min()) ** 0.12 if named else 1
         axes.set_xlim(sizes.min() / span / 1.4, sizes.max() * span * 1.4)
-    is_wide = len(sizes) > 0 and np.log10(sizes.max() / sizes.min()) > 2
+    is_wide = len(sizes) > 0 and np.log10(sizes.max() / sizes.min()) > (2 if named else 1.2)
     axes.xaxis.set_major_locator(LogLocator(subs=(1,) if is_wide else (1, 2, 5)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fcl_bench.results.figures.canvas import Drawing, canvas, legend, percent_axes, title
+from fcl_bench.results.figures.costs import log_costs
 from fcl_bench.results.figures.selection import lines, named_looks, panels, seeds_told, shared, styles
 from fcl_bench.results.figures.style import Look
 from fcl_bench.results.summarise import CEILINGS
@@ -45,6 +46,7 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
     ]
     figure, grid = canvas(len(shown) * len(_AXES), len(_AXES), said, height=3.4)
     for axes, (panel, quantity) in zip(grid, product(shown, _AXES), strict=True):
+        reached: list[float] = []
         for _, row in panel.rows.iterrows():
             runs = [progress(folders[run]) for run in row["run_ids"]]
             if row["method"] in CEILINGS:
@@ -52,6 +54,7 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
                 axes.axhline(np.mean([run["accuracy"].iloc[-1] for run in runs]), **looks[row["label"]])
                 continue
             middle = sum(run[quantity].to_numpy(float) for run in runs) / len(runs)
+            reached.extend(middle)
             accuracy = np.array([run["accuracy"].to_numpy(float) for run in runs])
             look = _thinned(looks[row["label"]], len(middle))
             axes.plot(middle, accuracy.mean(axis=0), **look)
@@ -59,7 +62,7 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
                 spread = accuracy.std(axis=0, ddof=1)
                 edges = accuracy.mean(axis=0) - spread, accuracy.mean(axis=0) + spread
                 axes.fill_between(middle, *edges, color=look["color"], alpha=0.15, linewidth=0)
-        axes.set_xscale("log")
+        log_costs(axes, pd.Series(reached, dtype=float), named=False)
         axes.set_xlabel(_AXES[quantity])
         axes.set_ylabel("accuracy (%)")
         title(axes, panel.title, len(_AXES))

@@ -1,0 +1,165 @@
+"""A slip in a method of one's own: the method of docs/adding.md with one thing wrong is one line, exit 2, no folder."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fcl_bench.engine.contract import participants_of, require_unchanged, versions
+from fcl_bench.errors import UserError
+from fcl_bench.protocol.method import Client, Server
+from tests.test_adding import FINETUNE, TRAINING, block_with
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+CLOSED_FORM = block_with("class MyClient(")
+TRAINED = block_with("class MemoryClient(")
+UPLOAD = '"C": sums}'
+#: Stands before a method of the server half.
+ABSORB = "    def absorb(self, client, upload):"
+
+
+def server_has(name: str, arguments: str, returned: str) -> tuple[str, str]:
+    """One more method of the server half."""
+    return ABSORB, f"    def {name}(self{arguments}):\n        return {returned}\n\n{ABSORB}"
+
+
+def classifies(returned: str) -> tuple[str, str]:
+    """What the server half answers, of its class `scores`."""
+    return ABSORB, (
+        "    def classify(self, batch):\n        from fcl_bench.protocol.problem import Prediction\n"
+        f"        scores = self.predict(batch.inputs)\n        return {returned}\n\n{ABSORB}"
+    )
+
+
+#: What stands in the page, what an author wrote in its place -> what the one line must hold.
+CLOSED_FORM_SLIPS = {
+    "no state": (("**of), state", "**of)"), "MyClient.update returned a Message (the upload and the new state: return"),
+    "state is None": (("**of), state", "**of), None"), "MyClient.update: the state is None (a mapping of names to"),
+    "number kept": (("**of), state", "**of), {'seen': 3}"), "the state has seen, which is an int (a tensor, such as"),
+    "array sent": (
+        (UPLOAD, '"C": sums.numpy()}'),
+        "the message has C, which is a ndarray (16, 5) of float64 (a tensor",
+    ),
+    "NaN sent": (
+        (UPLOAD, '"C": sums / 0 * 0}'),
+        "client 0, task 0, round 0 (statistics): the upload's C is not finite (",
+    ),
+    "fewer groups": (('{"C": which}', '{"C": which[1:]}'), "MyClient.update: sums_of: C is a Tensor"),
+    "no message down": (
+        server_has("broadcast", ", task, round_", "{}"),
+        "MyServer.broadcast returned a dict (a Message",
+    ),
+    "shape alone": (('real(self.dimension, len(task.columns), of="G")', "(16, 5)"), "MyServer.expects: C is a tuple ("),
+    "unknown client": (
+        server_has("participants", ", *_", "[0, 77]"),
+        "participants named the clients 0, 77 (some of 0",
+    ),
+    "client twice": (
+        server_has("participants", ", *_", "[1, 1]"),
+        "participants named the clients 1, 1 (some of 0 to 1,",
+    ),
+    "scores alone": (
+        classifies("scores"),
+        "MyServer.classify returned a Tensor (177, 5) of float64 (a Prediction, such",
+    ),
+    "other classes": (
+        classifies("Prediction(scores[:, [0, 0, 1, 2, 3, 4]])"),
+        "classify: scores is a Tensor (177, 6)",
+    ),
+    "turned": (
+        classifies("Prediction(scores.T)"),
+        "scores is a Tensor (5, 177) of float64 (floating-point numbers (177, 5)",
+    ),
+    "NaN scores": (classifies("Prediction(scores / 0)"), "MyServer: class scores after task 0 are not finite (finite"),
+    "later task": (
+        classifies("Prediction(scores, scores.argmax(1))"),
+        "to 4 after task 0 (None, or int64 numbers (177,)",
+    ),
+    "task -1": (
+        classifies("Prediction(scores, scores.argmax(1) * 0 - 1)"),
+        "int64 -1 to -1 after task 0 (None, or int64",
+    ),
+    "number saved": (
+        server_has("statistics", "", "{'seen': 3}"),
+        "seen, which a method gave to be saved, is of the type",
+    ),
+}
+
+
+@pytest.mark.parametrize(("slip", "told"), CLOSED_FORM_SLIPS.values(), ids=CLOSED_FORM_SLIPS)
+def test_a_slip_in_a_closed_form_method_is_one_line(slip, told, tmp_path, monkeypatch, command):
+    refused(CLOSED_FORM, "MyMethod", "M: 16\nridge: 1.0\n", slip, told, tmp_path, monkeypatch, command)
+
+
+TRAINED_SLIPS = {
+    "nothing kept": (("return {**state,", "{**state,"), "MemoryClient.update: the state is None (a mapping of names"),
+    "live weights kept": (
+        ("return {**state,", "return {**dict(self.network.state_dict()),"),
+        "of the state of client 0 was changed in place after its turn (a copy in the state, such as tensor.clone())",
+    ),
+    "negative weight": (
+        (
+            "@dataclass",
+            "from fcl_bench.methods.gradient.server import GradientServer\n\n"
+            "class Odd(GradientServer):\n    def weight(self, client, upload):\n        return -1.0\n\n@dataclass",
+        ),
+        "Odd.weight of client 0 is -1.0 (a finite number, 0 or more)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("slip", "told"), TRAINED_SLIPS.values(), ids=TRAINED_SLIPS)
+def test_a_slip_in_a_method_that_trains_is_one_line(slip, told, tmp_path, monkeypatch, command):
+    code = TRAINED
+    if "Odd" in slip[1]:
+        code = code.replace("client_half = MemoryClient", "client_half = MemoryClient\n    server_half = Odd")
+    knobs = FINETUNE.partition("_target_")[2].partition("\n")[2] + "kept: 20\n"
+    refused(code, "Memory", knobs, slip, told, tmp_path, monkeypatch, command, *TRAINING)
+
+
+def refused(code, kind, knobs, slip, told, tmp_path, monkeypatch, command, *overrides):
+    right, wrong = slip
+    assert code.count(right) == 1
+    # Each module has a name of its own, since modules stay imported.
+    module = f"slip_{tmp_path.name}"
+    (tmp_path / f"{module}.py").write_text(code.replace(right, wrong))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "conf" / "method").mkdir(parents=True)
+    (tmp_path / "conf" / "method" / "slip.yaml").write_text(f"# A slip\n_target_: {module}.{kind}\n{knobs}")
+    conf, out = ("--config-dir", str(tmp_path / "conf")), tmp_path / "out"
+    status, _, err = command(*conf, "method=slip", "tasks=2", "clients=2", f"out={out}", *overrides)
+    assert status == 2
+    [line] = err.splitlines()
+    assert line.startswith("fcl-bench: error: ")
+    assert told in line
+    assert not list(out.glob("runs/*/run.json"))
+
+
+class Half(Client, Server):
+    """Both halves; its methods are never called."""
+
+
+Half.__abstractmethods__ = frozenset()
+
+
+def test_participants_may_be_numpy_numbers_in_any_order():
+    named = torch.tensor([2, 0]).numpy()
+    assert participants_of(Half(), named, 3) == [2, 0]
+    assert participants_of(Half(), [], 3) == []
+    with pytest.raises(UserError, match="named the clients -1"):
+        participants_of(Half(), [-1], 3)
+
+
+def test_a_state_that_is_only_read_is_unchanged():
+    state = {"model.w": torch.zeros(3)}
+    with torch.inference_mode():
+        state["model.v"] = torch.zeros(3)  # it has no count of changes
+    before = versions(state)
+    state["model.w"] + state["model.v"]
+    require_unchanged(Half(), 0, state, before)
+    require_unchanged(Half(), 0, state, None)
+    state["model.w"].add_(1)
+    require_unchanged(Half(), 0, state, None)  # it came from elsewhere
+    with pytest.raises(UserError, match=r"Half: model\.w of the state of client 4 was changed"):
+        require_unchanged(Half(), 4, state, before)
