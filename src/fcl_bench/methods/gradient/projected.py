@@ -6,7 +6,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -66,8 +66,6 @@ class ProjectedMethod(GradientMethod):
         theory: reference samples per client and task for the estimates of rho and beta (Assumptions 4 and 5); 0: none.
     """
 
-    revision: ClassVar[int] = 3
-
     frozen_stages: int = knob(2, least=0)
     frozen_heads: bool = True
     loss_over: str = knob("task", choices=("seen", "task"))
@@ -87,6 +85,16 @@ class ProjectedMethod(GradientMethod):
         super().__post_init__()
         if self.share_of == "inputs" and self.mass != "energy":
             raise UserError(f"method.mass={self.mass}: method.share_of=inputs adds squares", "method.mass=energy")
+
+    @property
+    def revision(self) -> int:  # type: ignore[override]
+        """3 if weight decay reached rows at rest before, which only classes that come back show; else 2."""
+        return 3 if self.frozen_heads and self.decays_apart else 2
+
+    @property
+    def decays_apart(self) -> bool:
+        """Whether some weight decay is applied after the gradients are projected."""
+        return self.norms == "decay"
 
     def epsilon(self, task: int) -> float:
         """The threshold of a task."""

@@ -157,13 +157,17 @@ class Scaffold(ClientSumMethod):
     """
 
     name: ClassVar[str] = "scaffold"
-    revision: ClassVar[int] = 2
     compiles: ClassVar[bool] = True
     only_mean: ClassVar[str] = "its server adds up what clients keep, which no aggregate of models protects"
     client_half = ScaffoldClient
     server_half = ScaffoldServer
 
     eta_g: float = knob(1.0, above=0)
+
+    @property
+    def revision(self) -> int:  # type: ignore[override]
+        """2 with frozen heads, whose rows at rest keep their c_k when classes come back; else 1."""
+        return 2 if self.frozen_heads else 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
