@@ -66,13 +66,18 @@ def ordered(arguments: list[str]) -> list[str]:
 
 
 def _require_plain_choice(override: str) -> None:
-    """Raise a `UserError` for a group whose choice is a mapping or a list, and for logging into the working folder."""
+    """Raise a `UserError` for a group's choice that is no text, and for keys of Hydra's that do harm."""
     key, _, value = override.partition("=")
     key = key.lstrip("+")
     if key == "hydra.verbose" and re.fullmatch(r"-?\d+(\.\d+)?|null|", value):
         raise UserError(f"{override} has the wrong type", "true, false, or the name of a logger such as hydra")
     if key in _LOGGING and value not in ("none", "disabled"):
         raise UserError(f"{key}={value} would write into the working folder", "run.log in the run's folder has it all")
+    if key == "hydra.output_subdir" and value != "null":
+        raise UserError(f"{key}={value} would write into the working folder", "config.yaml in the run's folder has it")
+    if key == "hydra.mode":
+        # Hydra would sweep, and nobody would hear how the jobs ended.
+        raise UserError(f"{override} is not how fcl-bench starts a sweep", "-m for a sweep, nothing for a run")
     # All that Hydra's parser does not read as a text; Hydra would report it in its own words.
     if key in groups() and re.match(r"[{[]|(null|true|false|[-+]?(\d+(\.\d*)?(e[-+]?\d+)?|inf|nan))$", value, re.I):
         raise UserError(f"{override} is no choice of the group {key}", choices(choices_of(key)))
