@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import shutil
 
 import numpy as np
@@ -114,6 +115,7 @@ def test_what_cannot_be_asked_is_told_in_a_line(digits, featured, command, tmp_p
     np.savez(tmp_path / "floats.npz", images=pixels[:3] / 255)
     (tmp_path / "bytes.npz").write_bytes(b"nonsense")
     (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "fifo")
     old = tmp_path / "old.safetensors"
     from safetensors.torch import load_file, save_file
 
@@ -135,7 +137,10 @@ def test_what_cannot_be_asked_is_told_in_a_line(digits, featured, command, tmp_p
         ((featured[0].folder, tmp_path / "images.npz"), "inputs are images, and the model was made on ready features"),
         ((old, "data=digits"), "does not say what it is: an older version"),
         ((tmp_path / "bytes.npz", "data=digits"), "holds no complete run"),
-        ((ours, "--to", tmp_path / "empty"), "cannot be written"),
+        ((ours, "--to", tmp_path / "empty"), "empty is a folder (a file, or no --to"),
+        ((ours, "--to", "."), "--to . is a folder"),
+        ((ours, "--to", ""), "--to is a folder"),
+        ((ours, "--to", tmp_path / "fifo"), "fifo is a FIFO"),
         ((ours, "--device", "tpu"), "device=tpu"),
     ):
         code, printed, told = command("predict", *typed)
@@ -144,3 +149,11 @@ def test_what_cannot_be_asked_is_told_in_a_line(digits, featured, command, tmp_p
         assert told.count("\n") == 1
         assert "Traceback" not in told
         assert not printed
+    assert (tmp_path / "fifo").is_fifo()
+
+
+def test_a_link_stays_and_the_file_that_it_leads_to_is_written(featured, command, tmp_path):
+    (tmp_path / "link.csv").symlink_to(tmp_path / "made.csv")
+    assert command("predict", "--to", tmp_path / "link.csv", featured[0].folder)[0] == 0
+    assert (tmp_path / "link.csv").is_symlink()
+    assert table((tmp_path / "made.csv").read_text())

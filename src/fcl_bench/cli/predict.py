@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import numpy as np
 
 from fcl_bench.cli.command import DONE, Parser
 from fcl_bench.errors import UserError
-from fcl_bench.files import csv_cell, replacing, user_path
+from fcl_bench.files import csv_cell, replacing, special, user_path
 
 if TYPE_CHECKING:
     from fcl_bench.execution.predicting import Model
@@ -167,6 +168,10 @@ def _written(to: str | None) -> Iterator[TextIO]:
         yield sys.stdout
         return
     path = user_path("--to", to)
+    if found := special(path):
+        raise UserError(f"--to {to} is {found}", "a file, or no --to for the terminal")
+    # A link stays, and the file that it leads to is written.
+    path = Path(os.path.realpath(path))
     try:
         with replacing(path) as temporary, temporary.open("w", newline="") as file:
             yield file
