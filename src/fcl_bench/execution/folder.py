@@ -19,7 +19,7 @@ from fcl_bench.engine.checkpoint import Checkpoint, read_json, write_json
 from fcl_bench.execution.model_file import write_model
 from fcl_bench.execution.record_form import misfit
 from fcl_bench.execution.run_json import Result, RunRecord
-from fcl_bench.files import csv_cell, file_checksum, json_hash, regular, replacing
+from fcl_bench.files import csv_cell, file_checksum, json_hash, regular, remove, replacing
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class RunFolder:
         kept = {"run.log", self.checkpoint.folder.name} if keep_checkpoint else {"run.log"}
         for entry in self.path.iterdir() if self.path.is_dir() else ():
             if entry.name not in kept:
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+                remove(entry)
 
     def remove_if_empty(self) -> None:
         """Delete the folder of a run that was refused before it had anything but its log."""
