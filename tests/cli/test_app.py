@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -14,6 +15,35 @@ from tests.conftest import write_features
 from tests.small_runs import interrupt_at
 
 SMALL = ("method.M=32", "method.rank=8", "tasks=2", "clients=2")
+
+
+def unread() -> TextIO:
+    """A stream whose reader has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return open(writer, "w")
+
+
+def full() -> TextIO:
+    return open("/dev/full", "w")
+
+
+@pytest.mark.parametrize("stream", [unread, full])
+@pytest.mark.parametrize(
+    "typed", [("clients=0",), ("-m", "method=stsa", "clients=0,-1"), ("show", "nothing")], ids=lambda typed: typed[0]
+)
+def test_the_exit_code_does_not_depend_on_who_reads_stderr(command, tmp_path, monkeypatch, stream, typed):
+    """`fcl-bench ... 2>&1 | head -1` ended with 0 for wrong input, and on a full disk with 1."""
+    with stream() as err:
+        monkeypatch.setattr(sys, "stderr", err)
+        assert command(*typed, *(() if typed[0] == "show" else (f"out={tmp_path}",)))[0] == 2
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_closed_stream_is_no_bug(command, monkeypatch, name):
+    """As `>&-` leaves it: Python has None in its place."""
+    monkeypatch.setattr(sys, name, None)
+    assert command("show")[0] == 0
 
 
 @pytest.mark.parametrize(

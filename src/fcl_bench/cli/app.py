@@ -14,6 +14,7 @@ from fcl_bench.cli.job import job, no_collection
 from fcl_bench.cli.overrides import COMMANDS, composition_error, ordered
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.sweeps.workers import spin_briefly
+from fcl_bench.tracking.console import say
 
 
 def main() -> int:
@@ -98,7 +99,7 @@ def _hydra(arguments: list[str]) -> int:
                 raise UserError(told, "hydra/launcher=parallel, processes or slurm") from error
             # submitit names the job on its first line, and gives the cluster's message on the second.
             told = " ".join(line.strip() for line in str(error).splitlines()[:2])
-            print(f"fcl-bench: the launcher stopped: {told}", file=sys.stderr)
+            say(f"fcl-bench: the launcher stopped: {told}", sys.stderr)
             return BUG
         if sweep.began:
             elsewhere = not codes
