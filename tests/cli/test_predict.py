@@ -127,6 +127,8 @@ def test_what_cannot_be_asked_is_told_in_a_line(digits, featured, command, tmp_p
         ((tmp_path / "empty",), "holds no complete run"),
         ((ours, "nope"), "nope is no file and no folder"),
         ((ours, "data=nope"), "data=nope is not known"),
+        *(((ours, f"data={odd}"), f"data={odd} is no choice") for odd in ("[1]", "1", "null", "{a:1}")),
+        ((ours, f"data={'x' * 300}"), "is not known (choices: "),
         ((ours, tmp_path / "empty"), "holds no images"),
         ((ours, tmp_path / "wide.npz"), "inputs have 5 features (the model's 64)"),
         ((ours, tmp_path / "labels.npz"), "labels of the shape (2,) for 3 samples"),

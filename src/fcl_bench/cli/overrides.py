@@ -6,11 +6,15 @@ import errno
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fcl_bench.cli.command import storage_error
 from fcl_bench.cli.knobs import choices_of, groups
 from fcl_bench.cli.suggestions import no_override, unknown_key, unknown_option
 from fcl_bench.errors import UserError, choices, first_line, installing
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 #: Words that may come first in place of keys -> the module whose `work` gets the arguments after the word.
 COMMANDS = {
@@ -113,6 +117,20 @@ def _quoted_path(override: str, sweep: bool) -> str:
         return f"{key}={value}"
     escaped = value.replace("'", "\\'")
     return f"{key}='{escaped}'"
+
+
+def composed_as_typed(overrides: list[str]) -> DictConfig:
+    """Return what Hydra composes of `overrides`, as `ordered` returns them. Raises a `UserError` if it can't."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from fcl_bench.composition import composed
+
+    try:
+        return composed(overrides)
+    # Hydra raises Python's own errors, too, such as for a choice whose name is too long for a file.
+    except (HydraException, OmegaConfBaseException, TypeError, ValueError, OSError) as error:
+        raise storage_error(error) or composition_error(error, overrides) from error
 
 
 def composition_error(error: Exception, typed: list[str]) -> UserError:

@@ -119,17 +119,10 @@ def _own(folder: Path | None) -> _Asked:
 
 
 def _data_set(name: str) -> _Asked:
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    from fcl_bench.cli.overrides import composition_error
-    from fcl_bench.composition import composed
+    from fcl_bench.cli.overrides import composed_as_typed, ordered
     from fcl_bench.config import load_settings
 
-    try:
-        test = load_settings(composed([f"data={name}"])).data.load().test
-    except (HydraException, OmegaConfBaseException) as error:
-        raise composition_error(error, [f"data={name}"]) from error
+    test = load_settings(composed_as_typed(ordered([f"data={name}"]))).data.load().test
     return _Asked(test.inputs, [str(index) for index in range(len(test))], test.labels)
 
 
