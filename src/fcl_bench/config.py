@@ -213,7 +213,9 @@ def _identity(choice: Any) -> dict[str, Any]:
     named = any(field.name == "name" for field in dataclasses.fields(choice))
     kind = type(choice).__qualname__ if named else choice.name
     revision = {"revision": choice.revision} if hasattr(choice, "revision") else {}
-    return {"choice": kind, **revision, **counting(choice)}
+    # Not where a file lies but what it holds determines the result.
+    contents = choice.contents() if hasattr(choice, "contents") else {}
+    return {"choice": kind, **revision, **counting(choice), **contents}
 
 
 def counting(choice: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -37,6 +38,20 @@ def test_the_exit_code_does_not_depend_on_who_reads_stderr(command, tmp_path, mo
     with stream() as err:
         monkeypatch.setattr(sys, "stderr", err)
         assert command(*typed, *(() if typed[0] == "show" else (f"out={tmp_path}",)))[0] == 2
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])
+def test_a_file_system_without_locks_is_told(command, tmp_path, monkeypatch, number):
+    """Such as NFS without its lock daemon."""
+
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    path = write_features(tmp_path / "f.npz")
+    code, _, err = command(f"out={tmp_path}/out", "data=features", f"data.path={path}", *SMALL)
+    assert (code, err.count("\n")) == (2, 1)
+    assert re.search(rf"writing failed, {tmp_path}/out/runs/.locks/\S+\.lock: {os.strerror(number)} \(out=FOLDER", err)
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr"])

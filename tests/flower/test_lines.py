@@ -120,6 +120,7 @@ def test_what_is_typed_at_a_node():
         (["clients=1,1"], "names a client twice"),
         (["clients=-1"], "clients=-1 names no clients"),
         (["clients=1", "link=lab"], "link=lab is no host:port"),
+        (["clients=1", "link=lab:99999"], "link=lab:99999 is no host:port"),
         (["clients=1", "--fast"], "--fast is no KEY=VALUE"),
         (["clients=1", "data.path=[a"], "has no value that YAML knows"),
     ],

@@ -249,6 +249,10 @@ class Method(ABC):
         """Whether an upload is nothing but the broadcast model after training, with the number of samples."""
         return False
 
+    def contents(self) -> Mapping[str, str]:
+        """By knobs that name a file, a hash of what it holds, which takes the path's place in the run's id."""
+        return {}
+
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:  # noqa: B027
         """Raise a `UserError` for knobs that this problem rules out, before any work is done."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +67,6 @@ def _frame(size: int, seed: int) -> torch.Tensor:
     return q * r.diagonal().sign()
 
 
-@lru_cache(maxsize=4)
 def read_anchors(path: str, key: str) -> torch.Tensor:
     """(C, d_e) in float32, row by row for the data set's classes 0, 1, ...
 

@@ -16,6 +16,7 @@ ends with the model that came into the round of the lowest total training loss, 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Augment
 from fcl_bench.errors import UserError
+from fcl_bench.files import content_hash
 from fcl_bench.methods.gradient.data_free import DataFreeClient, DataFreeMethod, DataFreeServer, made_prefix
 from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.protocol.expected import Expectation, real
@@ -285,6 +287,12 @@ class LANDER(DataFreeMethod):
     @property
     def returns(self) -> bool:
         return self.final == "best"
+
+    def contents(self) -> Mapping[str, str]:
+        if self.anchors == "random":
+            return {}
+        rows = read_anchors(self.anchors, "method.anchors")
+        return {"anchors": content_hash(rows.numpy().tobytes() + str(tuple(rows.shape)).encode()).hexdigest()}
 
     def build_network(self, problem: Problem) -> Network:
         if not self.maps:
