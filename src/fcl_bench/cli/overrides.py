@@ -27,6 +27,9 @@ SEE_HELP = "fcl-bench --help lists keys and choices"
 _PATHS = ("out", "data.path", "backbone.checkpoint", "cache.dir")
 #: Hydra's groups of which most choices write a log file.
 _LOGGING = ("hydra/job_logging", "hydra/hydra_logging")
+#: Hydra's keys for the working folder of a job, and the values that leave it where it is: a sweep would look for its
+#: jobs' reports elsewhere.
+_ELSEWHERE = {"hydra.job.chdir": ("false", "null"), "hydra.run.dir": (".",)}
 #: Hydra's options that are accepted, and whether a value follows.
 _OPTIONS = {
     **dict.fromkeys(("-m", "--multirun", "--hydra-help", "--resolve", "--run", "-r"), False),
@@ -79,6 +82,8 @@ def _require_plain_choice(override: str) -> None:
         raise UserError(f"{key}={value} would write into the working folder", "run.log in the run's folder has it all")
     if key == "hydra.output_subdir" and value != "null":
         raise UserError(f"{key}={value} would write into the working folder", "config.yaml in the run's folder has it")
+    if key in _ELSEWHERE and value not in _ELSEWHERE[key]:
+        raise UserError(f"{key}={value} would move what fcl-bench reads and writes", "out=FOLDER for what it writes")
     if key == "hydra.mode":
         # Hydra would sweep, and nobody would hear how the jobs ended.
         raise UserError(f"{override} is not how fcl-bench starts a sweep", "-m for a sweep, nothing for a run")
