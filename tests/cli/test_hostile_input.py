@@ -79,6 +79,7 @@ HOSTILE = [
     ("hydra.output_subdir=5", "hydra.output_subdir=5 would write into the working folder"),
     ("++hydra.output_subdir=.hydra", "would write into the working folder"),
     ("-m hydra.output_subdir=5 seed=0,1", "would write into the working folder"),
+    ("-m transport=in_process,ranks seed=0", "-m with transport=ranks: every rank would be a sweep of its own"),
     ("-m hydra.job.chdir=true seed=0,1", "hydra.job.chdir=true would move what fcl-bench reads and writes (out=FOLDER"),
     ("hydra.run.dir=there", "hydra.run.dir=there would move what"),
     ("hydra.mode=MULTIRUN seed=0,1", "hydra.mode=MULTIRUN is not how fcl-bench starts a sweep (-m for a sweep"),

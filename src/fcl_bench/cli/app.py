@@ -74,7 +74,7 @@ def _hydra(arguments: list[str]) -> int:
         codes.append(job(config))
 
     if {"-m", "--multirun"} & set(arguments):
-        if "transport=ranks" in arguments:
+        if any(re.match(r"\+*transport=.*\branks\b", argument) for argument in arguments):
             raise UserError("-m with transport=ranks: every rank would be a sweep of its own", "one torchrun per run")
         arguments = [*arguments, CALLBACK]
     sys.argv[1:] = arguments
