@@ -159,3 +159,18 @@ def test_a_link_stays_and_the_file_that_it_leads_to_is_written(featured, command
     assert command("predict", "--to", tmp_path / "link.csv", featured[0].folder)[0] == 0
     assert (tmp_path / "link.csv").is_symlink()
     assert table((tmp_path / "made.csv").read_text())
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.yaml", "partition.npz", "model.safetensors"])
+def test_a_damaged_run_is_told_and_not_trusted(featured, command, tmp_path, name):
+    """A model whose bits had changed predicted all the same; other files ended with a traceback."""
+    folder = shutil.copytree(featured[0].folder, tmp_path / "run")
+    content = bytearray((folder / name).read_bytes())
+    content[-100] ^= 1  # of the model a weight
+    (folder / name).write_bytes(content)
+    code, printed, told = command("predict", folder)
+    assert (code, printed, told.count("\n")) == (2, "", 1)
+    assert f"run folder {folder} is damaged: " in told
+    assert command("predict", folder, featured[1])[0] == (2 if name in ("run.json", "model.safetensors") else 0)
+    (folder / name).unlink()
+    assert command("predict", folder)[0] == 2

@@ -84,12 +84,14 @@ def parsed(arguments: list[str]) -> Any:
 
 def _model(given: str, out: str) -> tuple[Path, Path | None]:
     """Return the model's file and the run's folder; the folder is None for a model outside of a run."""
+    from fcl_bench.execution.folder import RunFolder
     from fcl_bench.results.finding import run_folder
 
     path = user_path("RUN", given)
     if path.suffix == ".safetensors" and path.is_file() and not (path.parent / "run.json").exists():
         return path, None
     folder = run_folder(given, out)
+    RunFolder(folder).verified(["model.safetensors"])
     return folder / "model.safetensors", folder
 
 
@@ -107,13 +109,14 @@ def _about(data: str | None, model: Model, folder: Path | None) -> _Asked:
 
 
 def _own(folder: Path | None) -> _Asked:
-    from fcl_bench.engine.checkpoint import read_json
+    from fcl_bench.execution.folder import RunFolder
     from fcl_bench.execution.tested import tested_samples
     from fcl_bench.recorded import resolved_config
 
     if folder is None:
         raise UserError("a model that is in no run's folder has no test samples", "DATA, such as data=digits")
-    record, config = read_json(folder / "run.json"), resolved_config(folder / "config.yaml")
+    record = RunFolder(folder).verified(["config.yaml", "partition.npz"])
+    config = resolved_config(folder / "config.yaml")
     inputs, labels, tasks, indices = tested_samples(folder, record, config)
     return _Asked(inputs, [str(index) for index in indices.tolist()], labels, tasks)
 
