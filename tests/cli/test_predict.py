@@ -120,6 +120,9 @@ def test_what_cannot_be_asked_is_told_in_a_line(digits, featured, command, tmp_p
     from safetensors.torch import load_file, save_file
 
     save_file(load_file(outcome.folder / "model.safetensors"), old)
+    odd = [tmp_path / f"odd{number}.safetensors" for number in range(3)]
+    for file, said in zip(odd, ("{", "[]", "{}"), strict=True):
+        save_file({}, file, metadata={"fcl_bench": said})
     ours = outcome.folder
     for typed, words in (
         ((), "the following arguments are required: RUN (fcl-bench predict --help"),
@@ -138,6 +141,7 @@ def test_what_cannot_be_asked_is_told_in_a_line(digits, featured, command, tmp_p
         ((ours, tmp_path / "floats.npz"), "of shape (3, 8, 8) and type float64 are neither images nor features"),
         ((featured[0].folder, tmp_path / "images.npz"), "inputs are images, and the model was made on ready features"),
         ((old, "data=digits"), "does not say what it is: an older version"),
+        *(((file, "data=digits"), "what it says of itself cannot be read") for file in odd),
         ((tmp_path / "bytes.npz", "data=digits"), "holds no complete run"),
         ((ours, "--to", tmp_path / "empty"), "empty is a folder (a file, or no --to"),
         ((ours, "--to", "."), "--to . is a folder"),
