@@ -127,25 +127,48 @@ def carried_out(task: Task, folder: Path, environment: dict[str, str], known: di
             # A shell that gets the signal, too, ends by it, whatever the command's own code is.
             line = f"exec {typed}" if is_cut else typed
             process = subprocess.Popen(
-                line, shell=True, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
+                line,
+                shell=True,
+                cwd=folder,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                # In the background of a script SIGINT is ignored, which child processes inherit.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
-            if is_cut:
-                while process.poll() is None and not list(folder.glob(task.interrupted)):
-                    time.sleep(0.05)
-                if process.returncode is None:  # else it ended by itself, which is told below
-                    os.killpg(process.pid, signal.SIGINT)
-            code = process.wait(PATIENCE)
+            try:
+                code = _code(process, folder, task.interrupted if is_cut else "")
+            finally:
+                if process.poll() is None:  # Ctrl-C reaches this script only
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
             log.seek(0)
             said = log.read()
         wanted = 130 if is_cut else task.code if number == len(task.commands) - 1 else 0
         if code != wanted:
-            raise RuntimeError(f"{task.name}: {typed} ended with {code}, not {wanted}:\n{said[-2000:]}")
+            ended = f"is not done after {PATIENCE} s" if code is None else f"ended with {code}, not {wanted}"
+            raise RuntimeError(f"{task.name}: {typed} {ended}:\n{said[-2000:]}")
     seconds, now = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
     if not re.search(task.says, said):
         raise RuntimeError(f"{task.name}: nothing like {task.says!r} in\n{said[-2000:]}")
     if found := re.search(r"run folder: (\S*stsa-digits\S*)", said):
         known["run"] = found[1]
     return seconds, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+
+
+def _code(process: subprocess.Popen[bytes], folder: Path, interrupted: str) -> int | None:
+    """The exit code of a command, which gets a Ctrl-C once there are files like these; None where it is given up."""
+    end = time.monotonic() + PATIENCE
+    if interrupted:
+        while process.poll() is None and not list(folder.glob(interrupted)) and time.monotonic() < end:
+            time.sleep(0.05)
+        if process.returncode is None:  # else it ended by itself
+            os.killpg(process.pid, signal.SIGINT)
+    try:
+        return process.wait(max(0.0, end - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def main() -> None:

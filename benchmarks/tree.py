@@ -18,21 +18,39 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from report import machine, table, write
 from safetensors.torch import load_file
-from scaling import METHODS, Size, arguments_of
+from scaling import Size, arguments_of
 
-CLASSES, WIDTH = 10, 128
-#: A method's overrides beside those of `scaling`, and bytes that a combined upload has beside those of a client's.
-MORE: dict[str, tuple[tuple[str, ...], int]] = {
-    "afl": ((), 8),
-    "fedran": (("method.rank=16",), 8 + 16),
-}
+CLASSES, WIDTH, RANK = 10, 128, 16
 MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a method's uploads take.
+
+    Attributes:
+        overrides: of the method, beside those of `scaling`.
+        upload: bytes on a float32 wire of an upload of so many samples.
+        combined: bytes that a combined upload has beside these.
+    """
+
+    overrides: tuple[str, ...]
+    upload: Callable[[int], int]
+    combined: int
+
+
+METHODS = {
+    "afl": Sent((), lambda n: 4 * (WIDTH**2 + WIDTH * CLASSES), 8),
+    # So many samples have no more directions, however many the rank allows.
+    "fedran": Sent((f"method.rank={RANK}",), lambda n: 4 * (min(n, RANK) * (WIDTH + 1) + WIDTH * CLASSES), 8 + 16),
+}
 
 
 @dataclass(frozen=True)
@@ -60,23 +78,39 @@ def on_paper(clients: int, fan_in: int) -> Paper:
     return Paper(tuple(sizes), count, sum(sizes))
 
 
-def path(clients: int, fan_in: int, upload: int, rate: float, take: float) -> float:
+def inside(name: str, clients: int, samples: int, fan_in: int) -> int:
+    """Bytes over all links above nodes in one round, by formula; each client has the same share of the samples."""
+    sent, found, below = METHODS[name], 0, 1
+    for size in on_paper(clients, fan_in).sizes:
+        below *= fan_in
+        for node in range(size):
+            own = min(below, clients - node * below)
+            # A single upload is passed on as it is; it is a combined one if there are several clients below.
+            found += sent.upload(samples * own // clients) + (sent.combined if own > 1 else 0)
+    return found
+
+
+def path(clients: int, fan_in: int, upload: int, rate: float, take: float, node: int | None = None) -> float:
     """Seconds from the clients' uploads to the end of the server's sums, where siblings work side by side.
 
     A node, as the server, receives its children's uploads over one link and takes in one after the other: each level
     costs f (b / rate + take), and a flat server K (b / rate + take).
+
+    Args:
+        upload: b, bytes of a client's upload.
+        node: bytes of what a node sends; None: as many.
     """
-    tree, seconds, below = on_paper(clients, fan_in), 0.0, clients
+    tree, seconds, below, size_of = on_paper(clients, fan_in), 0.0, clients, upload
     for size in tree.sizes:
-        seconds += min(fan_in, below) * (upload / rate + take)
-        below = size
-    return seconds + below * (upload / rate + take)
+        seconds += min(fan_in, below) * (size_of / rate + take)
+        below, size_of = size, upload if node is None else node
+    return seconds + below * (size_of / rate + take)
 
 
 def run(name: str, size: Size, folder: Path, *way: str) -> tuple[dict[str, Any], Any]:
     """The record of one run of the command, and its classifier."""
     out = folder / "out"
-    arguments = arguments_of(name, size, folder, out, *(MORE[name][0] or METHODS[name].overrides), *way)
+    arguments = arguments_of(name, size, folder, out, *METHODS[name].overrides, *way)
     done = subprocess.run([sys.executable, "-m", "fcl_bench", *arguments], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"fcl-bench {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
@@ -90,18 +124,18 @@ def measured(name: str, size: Size, fan_in: int, folder: Path, flat: dict[str, A
     """A run over the tree beside the flat one and its classifier: bytes, seconds and how far apart they end."""
     tree, V = run(name, size, folder, "transport=tree", f"transport.fan_in={fan_in}")
     levels, paper = tree["transport"]["levels"], on_paper(size.K, fan_in)
-    upload = flat["communication"]["up_max_bytes"]
-    inside = size.T * paper.inside * (upload + MORE[name][1])
+    sent, expected = sum(level["up_bytes"] for level in levels), size.T * inside(name, size.K, size.n, fan_in)
     taken = size.T * (size.K + paper.inside - paper.server)
     return {
         "method": name,
         "clients": size.K,
         "fan_in": fan_in,
-        "upload": upload,
+        "upload": flat["communication"]["up_max_bytes"],
+        "node": sent // sum(level["messages"] for level in levels) if levels else None,
         "server_bytes_flat": flat["communication"]["up_total_bytes"],
         "server_bytes": levels[-1]["up_bytes"] if levels else tree["communication"]["up_total_bytes"],
-        "inside": sum(level["up_bytes"] for level in levels),
-        "of_formula": sum(level["up_bytes"] for level in levels) / inside if inside else 1.0,
+        "inside": sent,
+        "of_formula": sent / expected if expected else 1.0,
         "server_seconds_flat": flat["runtime"]["server_seconds"],
         "server_seconds": tree["runtime"]["server_seconds"],
         "path_seconds": tree["transport"]["path_seconds"],
@@ -112,8 +146,10 @@ def measured(name: str, size: Size, fan_in: int, folder: Path, flat: dict[str, A
     }
 
 
-def paper_rows(clients: list[int], fan_ins: list[int], upload: int, rate: float, take: float) -> list[list[str]]:
-    """One row per number of clients and fan-in, with the flat server first."""
+def paper_rows(
+    clients: list[int], fan_ins: list[int], upload: int, node: int, rate: float, take: float
+) -> list[list[str]]:
+    """One row per number of clients and fan-in, with the flat server first; `upload`, `node`: as in `path`."""
     rows = []
     for K in clients:
         for fan_in in [K, *[f for f in fan_ins if f < K]]:
@@ -125,9 +161,9 @@ def paper_rows(clients: list[int], fan_ins: list[int], upload: int, rate: float,
                     str(len(tree.sizes)),
                     f"{sum(tree.sizes):,}",
                     f"{tree.server:,}",
-                    f"{tree.server * upload / MIB:,.1f}",
-                    f"{tree.inside * upload / MIB:,.1f}",
-                    f"{path(K, fan_in, upload, rate, take):,.2f}",
+                    f"{tree.server * (node if tree.sizes else upload) / MIB:,.1f}",
+                    f"{tree.inside * node / MIB:,.1f}",
+                    f"{path(K, fan_in, upload, rate, take, node):,.2f}",
                 ]
             )
     return rows
@@ -155,7 +191,7 @@ def run_row(found: dict[str, Any]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="runs of 100 clients only")
-    parser.add_argument("--methods", default=",".join(MORE), help=f"of {','.join(MORE)}")
+    parser.add_argument("--methods", default=",".join(METHODS), help=f"of {','.join(METHODS)}")
     parser.add_argument("--clients", default="100,1000,10000", help="of the runs")
     parser.add_argument("--fan-in", default="16,100", help="of the runs and on paper")
     parser.add_argument("--paper", action="store_true", help="no runs: the formulas, for --upload and --take")
@@ -165,7 +201,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="write the tables there, too; the numbers beside it as .json")
     chosen = parser.parse_args()
     names, fan_ins = chosen.methods.split(","), [int(f) for f in chosen.fan_in.split(",")]
-    if unknown := set(names) - set(MORE):
+    if unknown := set(names) - set(METHODS):
         parser.error(f"unknown: {', '.join(unknown)}")
     if min(fan_ins) < 2:
         parser.error("--fan-in: at least 2")
@@ -184,9 +220,11 @@ def main() -> None:
                     print(f"{name} {K} {fan_in}: {found[-1]['path_seconds']:.2f} s", file=sys.stderr, flush=True)
     largest = found[-1] if found else None
     upload = chosen.upload if largest is None else largest["upload"]
+    node = upload if largest is None or largest["node"] is None else largest["node"]
     take = chosen.take / 1e3 if largest is None else largest["take"]
-    paper = paper_rows([10**e for e in range(2, 7)], fan_ins, upload, chosen.rate, take)
-    told = f"Uploads of {upload:,} bytes, {chosen.rate / 1e6:g} MB/s, {1e3 * take:.2f} ms per upload."
+    paper = paper_rows([10**e for e in range(2, 7)], fan_ins, upload, node, chosen.rate, take)
+    sizes = f"Uploads of {upload:,} bytes, nodes' of {node:,}"
+    told = f"{sizes}, {chosen.rate / 1e6:g} MB/s, {1e3 * take:.2f} ms per upload."
     runs = [table(RUNS, [run_row(one) for one in found])] if found else []
     text = "\n\n".join([*runs, told, table(PAPER, paper)])
     print(text)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 #: Seconds that a command has between the signal that asks it to end and the one that ends it.
@@ -47,7 +49,7 @@ class Budget:
         return self._end - self._clock()
 
     def run(self, name: str, command: Sequence[str], least: float = 0.0) -> Outcome:
-        """Run a command until it ends or the budget does; it is asked to end as by Ctrl-C, and then has `GRACE`.
+        """Run a command until it ends or the budget does; it is asked to end by SIGTERM, and then has `GRACE`.
 
         Args:
             name: for the outcome.
@@ -57,7 +59,7 @@ class Budget:
         if self.left <= least:
             return Outcome(name, NOT_BEGUN, 0.0)
         begin = self._clock()
-        process = subprocess.Popen(command)
+        process = subprocess.Popen(command, start_new_session=True)
         try:
             process.wait(max(0.0, self.left))
         except subprocess.TimeoutExpired:
@@ -70,12 +72,13 @@ class Budget:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask a command to end, then end it and whatever it has started and left."""
     process.send_signal(signal.SIGTERM)
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(GRACE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def table(outcomes: Sequence[Outcome]) -> str:

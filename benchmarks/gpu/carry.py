@@ -111,15 +111,17 @@ def unpack(parts: list[Path], to: Path) -> list[str]:
     for path, own in files.items():
         own.sort(key=lambda piece: piece[0])
         size, digest = own[0][2]["size"], own[0][2]["sha256"]
-        if sum(piece["length"] for _, _, piece in own) < size:
-            missing.append(path)
-            continue
-        target = to / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with open(target, "wb") as file:
-            for _, piece, _ in own:
-                file.write(piece.read_bytes())
-        damaged = _hash(target) != digest
+        target, damaged = to / path, False
+        # A part that comes a second time, as after a call that broke off, brings pieces of files that are made.
+        if not (target.is_file() and _hash(target) == digest):
+            if sum(piece["length"] for _, _, piece in own) < size:
+                missing.append(path)
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with open(target, "wb") as file:
+                for _, piece, _ in own:
+                    file.write(piece.read_bytes())
+            damaged = _hash(target) != digest
         # Of a damaged file too: pieces of two packings would be put together again and again.
         for _, piece, _ in own:
             piece.unlink()

@@ -23,6 +23,17 @@ def composed(overrides: Iterable[str] = ()) -> DictConfig:
         return compose("config", overrides=list(overrides))
 
 
+def lay_over(config: DictConfig, overrides: Iterable[str]) -> None:
+    """Change `config`, as composed, as if these overrides of its keys (`beta=0.5`, no choices) had been among the last.
+
+    Hydra, too, changes keys when all choices are composed.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        OmegaConf.update(config, override.key_or_group, override.value())
+
+
 @functools.cache
 def register_presets() -> list[str]:
     """Make the presets in conf/experiment/settings choices of Hydra's group `experiment/preset`; their names.

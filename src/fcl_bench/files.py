@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import stat
 import tempfile
 import uuid
@@ -157,6 +158,14 @@ def writable(key: str, folder: Path) -> Path:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise UserError(f"{key}: {folder} cannot be written: {why}", "a folder that you may write to") from error
+
+
+def remove(path: Path) -> None:
+    """Delete a file, or a folder with all that it holds; of a symbolic link the link alone. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def remove_leftovers(path: Path) -> None:

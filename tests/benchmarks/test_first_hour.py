@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -41,6 +42,37 @@ def test_a_command_that_ends_before_it_is_interrupted_is_told(tmp_path):
     task = first_hour.Task("x", ("sh -c 'echo broken; exit 1'", "true"), "", interrupted="never")
     with pytest.raises(RuntimeError, match="ended with 1, not 130:\nbroken"):
         first_hour.carried_out(task, tmp_path, {"PATH": os.environ["PATH"]}, {})
+
+
+WAITING = """\
+import pathlib, sys, time
+try:
+    pathlib.Path("begun").touch()
+    time.sleep(3)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_a_script_in_the_background_interrupts_too(tmp_path):
+    """There, SIGINT is ignored, and child processes ignore it too unless somebody says otherwise."""
+    task = first_hour.Task(
+        "x", (f"{sys.executable} waits.py", "true"), "", interrupted="begun", writes={"waits.py": WAITING}
+    )
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        first_hour.carried_out(task, tmp_path, {"PATH": os.environ["PATH"]}, {})
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_command_that_hangs_is_given_up_and_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(first_hour, "PATIENCE", 0.5)
+    task = first_hour.Task("x", ("echo $$ > number; echo begun; exec sleep 20",), "")
+    with pytest.raises(RuntimeError, match="is not done after 0.5 s:\nbegun"):
+        first_hour.carried_out(task, tmp_path, {"PATH": os.environ["PATH"]}, {})
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "number").read_text()), 0)
 
 
 @pytest.mark.long

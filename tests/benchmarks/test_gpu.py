@@ -51,6 +51,16 @@ def test_a_command_that_does_not_end_is_killed(monkeypatch):
     assert found.seconds < 30
 
 
+def test_what_a_command_has_started_ends_with_it(tmp_path):
+    """pytest, for one, ends at once by SIGTERM, and leaves its child processes behind."""
+    file = tmp_path / "number"
+    left = "import subprocess, time; child = subprocess.Popen(['sleep', '60']);"
+    left += f" open({str(file)!r}, 'w').write(str(child.pid)); time.sleep(60)"
+    assert Budget(0.05).run("run", python(left)).state == CUT
+    state = Path(f"/proc/{file.read_text()}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
 # Parts ----------------------------------------------------------------------------------------------------------------
 
 
@@ -171,6 +181,8 @@ def test_parts_are_small_and_put_together_again(folder, tmp_path, capsys):
     assert carry.main(["unpack", str(parts[0]), "--to", str(there)]) == 0
     for name in ("a", "empty", "inner/b"):
         assert (there / "data" / name).read_bytes() == (folder / name).read_bytes()
+    # Once more: a call that broke off is made again.
+    assert carry.main(["unpack", str(parts[1]), "--to", str(there)]) == 0
     assert not list((there / carry.PIECES).iterdir())
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,9 @@ import torch
 from benchmarks.peers import __main__ as command
 from benchmarks.peers import borrowed, ours, plain
 from benchmarks.peers.__main__ import main
-from benchmarks.peers.measure import Failed, Measured
+from benchmarks.peers.measure import Child, Failed, Measured
 from benchmarks.peers.settings import ROWS, Statistics
+from benchmarks.peers.sides import SIDES
 from benchmarks.peers.table import disagreements, losses, markdown
 from benchmarks.peers.work import flat
 
@@ -83,6 +86,18 @@ def test_our_own_failure_is_a_line(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "measured", killed)
     with pytest.raises(SystemExit, match="exit code -9"):
         main(["--size", "smoke", "--rows", "stsa", "--out", str(tmp_path)])
+
+
+def test_a_side_that_is_killed_between_its_turns_is_left_out(monkeypatch):
+    """By the system, where memory is short: nothing that has been measured is lost."""
+    begun = subprocess.Popen
+    gone = [sys.executable, "-c", "print('{}')"]
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **named: begun(gone, **named))
+    with Child(SIDES["plain"], Path(), "smoke", "large", 1) as child:
+        child.answer()
+        child._process.wait()
+        with pytest.raises(Failed, match="a plain loop: not measured, exit code 0"):
+            child.ask("turn")
 
 
 def test_ours_keeps_freed_memory_as_the_command_does(monkeypatch):

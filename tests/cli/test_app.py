@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -14,6 +16,49 @@ from tests.conftest import write_features
 from tests.small_runs import interrupt_at
 
 SMALL = ("method.M=32", "method.rank=8", "tasks=2", "clients=2")
+
+
+def unread() -> TextIO:
+    """A stream whose reader has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return open(writer, "w")
+
+
+def full() -> TextIO:
+    return open("/dev/full", "w")
+
+
+@pytest.mark.parametrize("stream", [unread, full])
+@pytest.mark.parametrize(
+    "typed", [("clients=0",), ("-m", "method=stsa", "clients=0,-1"), ("show", "nothing")], ids=lambda typed: typed[0]
+)
+def test_the_exit_code_does_not_depend_on_who_reads_stderr(command, tmp_path, monkeypatch, stream, typed):
+    """`fcl-bench ... 2>&1 | head -1` ended with 0 for wrong input, and on a full disk with 1."""
+    with stream() as err:
+        monkeypatch.setattr(sys, "stderr", err)
+        assert command(*typed, *(() if typed[0] == "show" else (f"out={tmp_path}",)))[0] == 2
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])
+def test_a_file_system_without_locks_is_told(command, tmp_path, monkeypatch, number):
+    """Such as NFS without its lock daemon."""
+
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    path = write_features(tmp_path / "f.npz")
+    code, _, err = command(f"out={tmp_path}/out", "data=features", f"data.path={path}", *SMALL)
+    assert (code, err.count("\n")) == (2, 1)
+    assert re.search(rf"writing failed, {tmp_path}/out/runs/.locks/\S+\.lock: {os.strerror(number)} \(out=FOLDER", err)
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_closed_stream_is_no_bug(command, monkeypatch, name):
+    """As `>&-` leaves it: Python has None in its place."""
+    monkeypatch.setattr(sys, name, None)
+    assert command("show")[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import shutil
 
 import numpy as np
@@ -115,10 +116,14 @@ def test_what_cannot_be_asked_is_told_in_a_line(digits, featured, command, tmp_p
     np.savez(tmp_path / "floats.npz", images=pixels[:3] / 255)
     (tmp_path / "bytes.npz").write_bytes(b"nonsense")
     (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "fifo")
     old = tmp_path / "old.safetensors"
     from safetensors.torch import load_file, save_file
 
     save_file(load_file(outcome.folder / "model.safetensors"), old)
+    odd = [tmp_path / f"odd{number}.safetensors" for number in range(3)]
+    for file, said in zip(odd, ("{", "[]", "{}"), strict=True):
+        save_file({}, file, metadata={"fcl_bench": said})
     ours = outcome.folder
     for typed, words in (
         ((), "the following arguments are required: RUN (fcl-bench predict --help"),
@@ -126,6 +131,8 @@ def test_what_cannot_be_asked_is_told_in_a_line(digits, featured, command, tmp_p
         ((tmp_path / "empty",), "holds no complete run"),
         ((ours, "nope"), "nope is no file and no folder"),
         ((ours, "data=nope"), "data=nope is not known"),
+        *(((ours, f"data={odd}"), f"data={odd} is no choice") for odd in ("[1]", "1", "null", "{a:1}")),
+        ((ours, f"data={'x' * 300}"), "is not known (choices: "),
         ((ours, tmp_path / "empty"), "holds no images"),
         ((ours, tmp_path / "wide.npz"), "inputs have 5 features (the model's 64)"),
         ((ours, tmp_path / "hole.npz"), "inputs hold NaN or infinity in row 1 (every feature is a finite number)"),
@@ -136,8 +143,12 @@ def test_what_cannot_be_asked_is_told_in_a_line(digits, featured, command, tmp_p
         ((ours, tmp_path / "floats.npz"), "of shape (3, 8, 8) and type float64 are neither images nor features"),
         ((featured[0].folder, tmp_path / "images.npz"), "inputs are images, and the model was made on ready features"),
         ((old, "data=digits"), "does not say what it is: an older version"),
+        *(((file, "data=digits"), "what it says of itself cannot be read") for file in odd),
         ((tmp_path / "bytes.npz", "data=digits"), "holds no complete run"),
-        ((ours, "--to", tmp_path / "empty"), "cannot be written"),
+        ((ours, "--to", tmp_path / "empty"), "empty is a folder (a file, or no --to"),
+        ((ours, "--to", "."), "--to . is a folder"),
+        ((ours, "--to", ""), "--to is a folder"),
+        ((ours, "--to", tmp_path / "fifo"), "fifo is a FIFO"),
         ((ours, "--device", "tpu"), "device=tpu"),
     ):
         code, printed, told = command("predict", *typed)
@@ -146,3 +157,26 @@ def test_what_cannot_be_asked_is_told_in_a_line(digits, featured, command, tmp_p
         assert told.count("\n") == 1
         assert "Traceback" not in told
         assert not printed
+    assert (tmp_path / "fifo").is_fifo()
+
+
+def test_a_link_stays_and_the_file_that_it_leads_to_is_written(featured, command, tmp_path):
+    (tmp_path / "link.csv").symlink_to(tmp_path / "made.csv")
+    assert command("predict", "--to", tmp_path / "link.csv", featured[0].folder)[0] == 0
+    assert (tmp_path / "link.csv").is_symlink()
+    assert table((tmp_path / "made.csv").read_text())
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.yaml", "partition.npz", "model.safetensors"])
+def test_a_damaged_run_is_told_and_not_trusted(featured, command, tmp_path, name):
+    """A model whose bits had changed predicted all the same; other files ended with a traceback."""
+    folder = shutil.copytree(featured[0].folder, tmp_path / "run")
+    content = bytearray((folder / name).read_bytes())
+    content[-100] ^= 1  # of the model a weight
+    (folder / name).write_bytes(content)
+    code, printed, told = command("predict", folder)
+    assert (code, printed, told.count("\n")) == (2, "", 1)
+    assert f"run folder {folder} is damaged: " in told
+    assert command("predict", folder, featured[1])[0] == (2 if name in ("run.json", "model.safetensors") else 0)
+    (folder / name).unlink()
+    assert command("predict", folder)[0] == 2

@@ -67,6 +67,8 @@ def test_without_optuna_one_line_says_so(command, tmp_path, monkeypatch):
         ((*TYPED, "--trials", "0"), "--trials 0 is out of range"),
         ((*TYPED, "--metric", "A_avgg"), "did you mean A_avg"),
         ((*TYPED, "--study", "a/b"), "--study a/b is not a plain name"),
+        ((*TYPED, "--study", ".."), "--study .. is not a plain name"),
+        ((f"method={'x' * 300}", "method.gamma=log(1,2)"), "is not known (one of "),
         ((*TYPED, "--nope"), "unrecognized arguments: --nope"),
         (("method=stsa", "method.gamm=log(1,2)"), "unknown key method.gamm"),
         (("method=stsa", "method.gamma=log(1,2)", "clients=0"), "clients=0 is out of range"),

@@ -91,3 +91,20 @@ def test_the_noise_of_a_site_comes_from_a_secret_of_its_own(tmp_path, monkeypatc
     settings = settings_for(tmp_path / "known", *given, *whole)
     seeds = {_with_own_seed(settings, make_plan(settings).problem, {"id": run}).seed for run in ("one", "two", "one")}
     assert len(seeds) == 2
+
+
+def test_a_node_that_is_killed_while_it_makes_its_secret_makes_another(tmp_path, monkeypatch):
+    """It left an empty file, which the next node refused; so did one that read the file before it was written."""
+    settings = settings_for(tmp_path, *SMALL, *NOISE, "method=stsa", "method.M=8")
+    problem = make_plan(settings).problem
+
+    def killed(count: int) -> bytes:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fcl_bench.execution.site.secrets.token_bytes", killed)
+        with pytest.raises(KeyboardInterrupt):
+            _with_own_seed(settings, problem, {"id": "one"})
+    seed = _with_own_seed(settings, problem, {"id": "one"}).seed
+    assert _with_own_seed(settings, problem, {"id": "one"}).seed == seed
+    assert (tmp_path / "nodes" / "noise.secret").stat().st_mode & 0o777 == 0o600

@@ -322,6 +322,24 @@ def test_a_damaged_checkpoint_starts_over(finished, tmp_path, monkeypatch, victi
     assert "starting from the first task" in caplog.text
 
 
+def test_links_in_a_run_folder_are_deleted_and_what_they_lead_to_is_not(tmp_path):
+    """Such as a checkpoint that somebody has moved to another disk."""
+    few = ("method=stsa", "method.M=16", "tasks=2", "clients=2")
+    folder = run_in(tmp_path, *few).folder
+    for name in ("notes", "checkpoint"):
+        (tmp_path / name).mkdir()
+        (folder / name).symlink_to(tmp_path / name)
+    (tmp_path / "notes" / "mine").touch()
+    assert not run_in(tmp_path, *few, "force=true").was_complete
+    assert not {"notes", "checkpoint"} & {entry.name for entry in folder.iterdir()}
+    assert (tmp_path / "notes" / "mine").exists()
+    # Of a run that goes on, which needs its checkpoint until it is complete.
+    (folder / "run.json").unlink()
+    (folder / "checkpoint").symlink_to(tmp_path / "checkpoint")
+    run_in(tmp_path, *few)
+    assert not (folder / "checkpoint").is_symlink()
+
+
 def test_a_killed_run_leaves_nothing_half_trusted(finished, tmp_path):
     """kill -9 once the first checkpoint is there; the same command then ends like an uninterrupted one."""
     folder = tmp_path / "runs" / finished.folder.name

@@ -97,6 +97,14 @@ def test_states_come_back_with_their_layout_and_only_those_asked_for_stay(tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+def test_what_a_worker_that_was_killed_had_begun_to_write_goes(tmp_path):
+    """It may hold raw samples, and stayed until the run was complete."""
+    half = tmp_path / f".client-1-task-0-round-0-{'0' * 32}.state"
+    half.touch()
+    Versions(tmp_path).save(1, Tag(0, 0), {"x": torch.ones(1)})
+    assert [path.name for path in tmp_path.iterdir()] == ["client-1-task-0-round-0.state"]
+
+
 def test_what_is_typed_at_a_node():
     found = parsed(["link=lab.example:8000", "clients=[6,0,3]", "data.path=/own.npz", "cache.enabled=false", "out=o"])
     changes = {"data.path": "/own.npz", "cache.enabled": False}
@@ -112,6 +120,7 @@ def test_what_is_typed_at_a_node():
         (["clients=1,1"], "names a client twice"),
         (["clients=-1"], "clients=-1 names no clients"),
         (["clients=1", "link=lab"], "link=lab is no host:port"),
+        (["clients=1", "link=lab:99999"], "link=lab:99999 is no host:port"),
         (["clients=1", "--fast"], "--fast is no KEY=VALUE"),
         (["clients=1", "data.path=[a"], "has no value that YAML knows"),
     ],

@@ -68,6 +68,34 @@ def test_any_change_tells(out, change):
     assert not made_now(out).is_current()
 
 
+@pytest.mark.parametrize("suffix", [".py", ".yaml"])
+@pytest.mark.parametrize("function", ["fcl_bench.composition.config_dir", "fcl_bench.results.reference.folder"])
+def test_configurations_and_reference_results_count_as_code(out, monkeypatch, function, suffix):
+    """A changed preset, paper's note or reference run was passed over."""
+    (out / "beside").mkdir()
+    monkeypatch.setattr(function, lambda: out / "beside")
+    options = {"reference": []}
+    Made(out, options).note([out / "tables" / "t.csv"])
+    assert Made(out, options).is_current()
+    (out / "beside" / f"changed{suffix}").touch()
+    assert not Made(out, options).is_current()
+    made = Made(out, options)
+    made.note([out / "tables" / "t.csv"])
+    assert Made(out, options).is_current()
+    os.utime(out / "beside" / f"changed{suffix}", (1, 1))  # such as of an older version
+    assert not Made(out, options).is_current()
+
+
+def test_more_reports_of_a_sweep_tell(out):
+    """They decide which sweep is the latest, and which runs it has."""
+    jobs = out / "sweeps" / "one" / "jobs"
+    jobs.mkdir(parents=True)
+    os.utime(jobs, (1, 1))
+    noted(out)
+    (jobs / "0.json").write_text("{}")
+    assert not made_now(out).is_current()
+
+
 def test_a_run_that_comes_while_tables_are_written_is_not_in_them(out):
     """It was noted as one of theirs, and the next command did nothing."""
     made = made_now(out)

@@ -184,6 +184,23 @@ def test_tensorboard_has_a_point_a_task_whatever_was_interrupted(tmp_path, monke
     assert len(found.Scalars("record/metrics/A_T")) == 1
 
 
+def test_tensorboard_has_the_first_task_once_though_it_was_told_twice(tmp_path, monkeypatch):
+    """A run that is killed before its first checkpoint, or whose checkpoint is lost, starts from its first task."""
+    pytest.importorskip("tensorboard")
+    from fcl_bench.engine.checkpoint import Checkpoint
+
+    def killed(self: Checkpoint, *given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            tracked("tensorboard", tmp_path)
+    outcome = tracked("tensorboard", tmp_path)
+    points = events(tmp_path / "tensorboard" / outcome.folder.name).Scalars("task/accuracy")
+    assert [point.step for point in points] == list(range(TASKS))
+
+
 def test_mlflow_has_one_run_whatever_was_interrupted(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")

@@ -15,6 +15,7 @@ from fcl_bench.cli.job import job, no_collection
 from fcl_bench.cli.overrides import COMMANDS, composition_error, ordered
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.sweeps.workers import spin_briefly
+from fcl_bench.tracking.console import say
 
 
 def main() -> int:
@@ -77,7 +78,7 @@ def _hydra(arguments: list[str]) -> int:
         codes.append(job(config))
 
     if {"-m", "--multirun"} & set(arguments):
-        if "transport=ranks" in arguments:
+        if any(re.match(r"\+*transport=.*\branks\b", argument) for argument in arguments):
             raise UserError("-m with transport=ranks: every rank would be a sweep of its own", "one torchrun per run")
         arguments = [*arguments, CALLBACK]
     sys.argv[1:] = arguments
@@ -102,7 +103,7 @@ def _hydra(arguments: list[str]) -> int:
                 raise UserError(told, "hydra/launcher=parallel, processes or slurm") from error
             # submitit names the job on its first line, and gives the cluster's message on the second.
             told = " ".join(line.strip() for line in str(error).splitlines()[:2])
-            print(f"fcl-bench: the launcher stopped: {told}", file=sys.stderr)
+            say(f"fcl-bench: the launcher stopped: {told}", sys.stderr)
             return BUG
         if sweep.began:
             elsewhere = not codes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import os
 import signal
 import sys
 import threading
@@ -45,6 +46,9 @@ def run_command(name: str, work: Callable[[], int], when_interrupted: str = "") 
         work: the whole command, including the parsing of its arguments.
         when_interrupted: the message after an interruption, printed in parentheses.
     """
+    for stream_name in ("stdout", "stderr"):
+        if getattr(sys, stream_name) is None:  # closed (`>&-`)
+            setattr(sys, stream_name, open(os.devnull, "w"))  # noqa: SIM115  # as long as the process
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a character that the encoding lacks must not end it
@@ -55,10 +59,8 @@ def run_command(name: str, work: Callable[[], int], when_interrupted: str = "") 
         return code
     except KeyboardInterrupt as error:
         code = interrupted(error)
-        # A terminal that has hung up accepts no more lines.
-        with contextlib.suppress(OSError):
-            remedy = f" ({when_interrupted})" if when_interrupted else ""
-            print(f"{name}: {_ENDING.get(code - 128, 'interrupted')}{remedy}", file=sys.stderr, flush=True)
+        remedy = f" ({when_interrupted})" if when_interrupted else ""
+        _tell(f"{name}: {_ENDING.get(code - 128, 'interrupted')}{remedy}\n")
         return code
     except Exception as error:
         return report_failure(name, storage_error(error) or error)[0]
@@ -94,10 +96,18 @@ def report_failure(name: str, error: Exception) -> tuple[int, str]:
         drop_output()
         return DONE, ""
     if isinstance(error, UserError):
-        print(f"{name}: error: {error}", file=sys.stderr)
+        _tell(f"{name}: error: {error}\n")
         return USER_ERROR, str(error)
-    print(printable("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+    _tell(printable("".join(traceback.format_exception(error))))
     return BUG, f"{type(error).__name__}: {first_line(error)}"
+
+
+def _tell(text: str) -> None:
+    """Print on stderr; the exit code says the same where nobody can read it: a reader or terminal gone, a full disk."""
+    try:
+        print(text, end="", file=sys.stderr, flush=True)
+    except OSError:
+        drop_output(sys.stderr)
 
 
 def storage_error(error: Exception, remedy: str = "a folder with room to write") -> UserError | None:

@@ -129,22 +129,14 @@ def _names() -> list[str]:
 
 def _source(name: str, keys: list[str]) -> Source:
     """Return the source that `fcl-bench data=NAME data.KEY=VALUE ...` would use."""
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    from fcl_bench.cli.overrides import composition_error, ordered
-    from fcl_bench.composition import composed
+    from fcl_bench.cli.overrides import composed_as_typed, ordered
     from fcl_bench.config import load_settings
 
     require_choice("data", name, _names())
     for key in keys:
         if not key.lstrip("+").startswith("data."):
             raise UserError(f"{key} is no key of data", "data.KEY=VALUE, such as data.path=FOLDER")
-    overrides = [f"data={name}", *ordered(keys)]
-    try:
-        return load_settings(composed(overrides)).data
-    except (HydraException, OmegaConfBaseException) as error:
-        raise composition_error(error, overrides) from error
+    return load_settings(composed_as_typed([f"data={name}", *ordered(keys)])).data
 
 
 if __name__ == "__main__":

@@ -6,13 +6,17 @@ import errno
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from fcl_bench.cli.command import storage_error
 from fcl_bench.cli.knobs import choices_of, groups
 from fcl_bench.cli.suggestions import no_override, unknown_choice, unknown_key, unknown_option
 from fcl_bench.errors import UserError, choices, first_line, installing, require_choice
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 #: Words that may come first in place of keys -> the module whose `work` gets the arguments after the word.
 COMMANDS = {
@@ -25,6 +29,9 @@ SEE_HELP = "fcl-bench --help lists keys and choices"
 _PATHS = ("out", "data.path", "backbone.checkpoint", "cache.dir")
 #: Hydra's groups of which most choices write a log file.
 _LOGGING = ("hydra/job_logging", "hydra/hydra_logging")
+#: Hydra's keys for the working folder of a job, and the values that leave it where it is: a sweep would look for its
+#: jobs' reports elsewhere.
+_ELSEWHERE = {"hydra.job.chdir": ("false", "null"), "hydra.run.dir": (".",)}
 #: Hydra's options that are accepted, and whether a value follows.
 _OPTIONS = {
     **dict.fromkeys(("-m", "--multirun", "--hydra-help", "--resolve", "--run", "-r"), False),
@@ -76,13 +83,20 @@ def ordered(arguments: list[str]) -> list[str]:
 
 
 def _require_plain_choice(override: str) -> None:
-    """Raise a `UserError` for a group whose choice is a mapping or a list, and for logging into the working folder."""
+    """Raise a `UserError` for a group's choice that is no text, and for keys of Hydra's that do harm."""
     key, _, value = override.partition("=")
     key = key.lstrip("+")
     if key == "hydra.verbose" and re.fullmatch(r"-?\d+(\.\d+)?|null|", value):
         raise UserError(f"{override} has the wrong type", "true, false, or the name of a logger such as hydra")
     if key in _LOGGING and value not in ("none", "disabled"):
         raise UserError(f"{key}={value} would write into the working folder", "run.log in the run's folder has it all")
+    if key == "hydra.output_subdir" and value != "null":
+        raise UserError(f"{key}={value} would write into the working folder", "config.yaml in the run's folder has it")
+    if key in _ELSEWHERE and value not in _ELSEWHERE[key]:
+        raise UserError(f"{key}={value} would move what fcl-bench reads and writes", "out=FOLDER for what it writes")
+    if key == "hydra.mode":
+        # Hydra would sweep, and nobody would hear how the jobs ended.
+        raise UserError(f"{override} is not how fcl-bench starts a sweep", "-m for a sweep, nothing for a run")
     # All that Hydra's parser does not read as a text; Hydra would report it in its own words.
     if key in groups() and re.match(r"[{[]|(null|true|false|[-+]?(\d+(\.\d*)?(e[-+]?\d+)?|inf|nan))$", value, re.I):
         raise UserError(f"{override} is no choice of the group {key}", choices(choices_of(key)))
@@ -118,6 +132,20 @@ def _quoted_path(override: str, sweep: bool) -> str:
         return f"{key}={value}"
     escaped = value.replace("'", "\\'")
     return f"{key}='{escaped}'"
+
+
+def composed_as_typed(overrides: list[str]) -> DictConfig:
+    """Return what Hydra composes of `overrides`, as `ordered` returns them. Raises a `UserError` if it can't."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from fcl_bench.composition import composed
+
+    try:
+        return composed(overrides)
+    # Hydra raises Python's own errors, too, such as for a choice whose name is too long for a file.
+    except (HydraException, OmegaConfBaseException, TypeError, ValueError, OSError) as error:
+        raise storage_error(error) or composition_error(error, overrides) from error
 
 
 def composition_error(error: Exception, typed: list[str]) -> UserError:

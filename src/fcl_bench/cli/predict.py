@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import numpy as np
 
 from fcl_bench.cli.command import DONE, Parser
 from fcl_bench.errors import UserError
-from fcl_bench.files import csv_cell, replacing, user_path
+from fcl_bench.files import csv_cell, replacing, special, user_path
 
 if TYPE_CHECKING:
     from fcl_bench.execution.predicting import Model
@@ -83,12 +84,14 @@ def parsed(arguments: list[str]) -> Any:
 
 def _model(given: str, out: str) -> tuple[Path, Path | None]:
     """Return the model's file and the run's folder; the folder is None for a model outside of a run."""
+    from fcl_bench.execution.folder import RunFolder
     from fcl_bench.results.finding import run_folder
 
     path = user_path("RUN", given)
     if path.suffix == ".safetensors" and path.is_file() and not (path.parent / "run.json").exists():
         return path, None
     folder = run_folder(given, out)
+    RunFolder(folder).verified(["model.safetensors"])
     return folder / "model.safetensors", folder
 
 
@@ -106,29 +109,23 @@ def _about(data: str | None, model: Model, folder: Path | None) -> _Asked:
 
 
 def _own(folder: Path | None) -> _Asked:
-    from fcl_bench.engine.checkpoint import read_json
+    from fcl_bench.execution.folder import RunFolder
     from fcl_bench.execution.tested import tested_samples
     from fcl_bench.recorded import resolved_config
 
     if folder is None:
         raise UserError("a model that is in no run's folder has no test samples", "DATA, such as data=digits")
-    record, config = read_json(folder / "run.json"), resolved_config(folder / "config.yaml")
+    record = RunFolder(folder).verified(["config.yaml", "partition.npz"])
+    config = resolved_config(folder / "config.yaml")
     inputs, labels, tasks, indices = tested_samples(folder, record, config)
     return _Asked(inputs, [str(index) for index in indices.tolist()], labels, tasks)
 
 
 def _data_set(name: str) -> _Asked:
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    from fcl_bench.cli.overrides import composition_error
-    from fcl_bench.composition import composed
+    from fcl_bench.cli.overrides import composed_as_typed, ordered
     from fcl_bench.config import load_settings
 
-    try:
-        test = load_settings(composed([f"data={name}"])).data.load().test
-    except (HydraException, OmegaConfBaseException) as error:
-        raise composition_error(error, [f"data={name}"]) from error
+    test = load_settings(composed_as_typed(ordered([f"data={name}"]))).data.load().test
     return _Asked(test.inputs, [str(index) for index in range(len(test))], test.labels)
 
 
@@ -167,6 +164,10 @@ def _written(to: str | None) -> Iterator[TextIO]:
         yield sys.stdout
         return
     path = user_path("--to", to)
+    if found := special(path):
+        raise UserError(f"--to {to} is {found}", "a file, or no --to for the terminal")
+    # A link stays, and the file that it leads to is written.
+    path = Path(os.path.realpath(path))
     try:
         with replacing(path) as temporary, temporary.open("w", newline="") as file:
             yield file

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fcl_bench.cli.command import DONE, Parser
-from fcl_bench.cli.overrides import composition_error, ordered
+from fcl_bench.cli.overrides import composed_as_typed, ordered
 from fcl_bench.config import Settings, load_settings
 from fcl_bench.data.shared import sharing
 from fcl_bench.errors import UserError, require_choice
@@ -75,8 +75,10 @@ def work(arguments: list[str]) -> int:
     require_choice("--metric", options.metric, MEASURES)
     if options.trials < 1:
         raise UserError(f"--trials {options.trials} is out of range", "1 or more")
-    if options.study and not re.fullmatch(r"[\w.+-]+", options.study):
-        raise UserError(f"--study {options.study} is not a plain name", "letters, digits, -, _ and .")
+    if options.study and not re.fullmatch(r"\w[\w.+-]*", options.study):
+        raise UserError(
+            f"--study {options.study} is not a plain name", "a letter or digit, then letters, digits, -, _ and ."
+        )
     search = _search(options.overrides, options.metric, not options.no_pruning)
     require_optuna()
     # Everything is checked before the first trial, since a wrong key concerns all trials.
@@ -102,15 +104,7 @@ def _search(typed: list[str], metric: str, prune: bool) -> _Search:
 
 
 def _composed(overrides: list[str]) -> tuple[Settings, Tracking]:
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    from fcl_bench.composition import composed
-
-    try:
-        config = composed(overrides)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise composition_error(error, overrides) from error
+    config = composed_as_typed(overrides)
     return load_settings(config), load_tracking(config)
 
 

@@ -163,6 +163,8 @@ class Checkpoint:
 
     def remove(self) -> None:
         """Delete the checkpoint."""
+        if self.folder.is_symlink():  # of which rmtree deletes nothing
+            self.folder.unlink()
         shutil.rmtree(self.folder, ignore_errors=True)
         self._grown, self._tensors = {}, ""
 

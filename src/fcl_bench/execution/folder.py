@@ -16,10 +16,11 @@ from omegaconf import OmegaConf
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import Checkpoint, read_json, write_json
+from fcl_bench.errors import UserError, first_line
 from fcl_bench.execution.model_file import write_model
 from fcl_bench.execution.record_form import misfit
 from fcl_bench.execution.run_json import Result, RunRecord
-from fcl_bench.files import csv_cell, file_checksum, json_hash, regular, replacing
+from fcl_bench.files import csv_cell, file_checksum, json_hash, regular, remove, replacing
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,22 @@ class RunFolder:
         log.warning("run folder %s%s; %s", self.path, trouble, otherwise)
         return None
 
+    def verified(self, names: Iterable[str]) -> RunRecord:
+        """Return the record of a complete run, for whoever reads these files of it and no others.
+
+        Raises:
+            UserError: the record is damaged, or one of the files is damaged or not there.
+        """
+        try:
+            record = cast(RunRecord, read_json(self.path / "run.json"))
+            damaged = [name for name in names if file_checksum(self.path / name) != record["files"][name]]
+            trouble = f"{damaged[0]} does not match its checksum" if damaged else ""
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            trouble = first_line(error)
+        if trouble:
+            raise UserError(f"run folder {self.path} is damaged: {trouble}", "the run's command again redoes it")
+        return record
+
     def _holds(self, name: str, checksum: str, read: Container[str] | None) -> bool:
         """Return whether a file is as it was written. Raises OSError if it does not exist or is not a file."""
         if read is None or name in read:
@@ -97,7 +114,7 @@ class RunFolder:
         kept = {"run.log", self.checkpoint.folder.name} if keep_checkpoint else {"run.log"}
         for entry in self.path.iterdir() if self.path.is_dir() else ():
             if entry.name not in kept:
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+                remove(entry)
 
     def remove_if_empty(self) -> None:
         """Delete the folder of a run that was refused before it had anything but its log."""

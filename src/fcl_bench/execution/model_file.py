@@ -111,9 +111,14 @@ def read_model(path: Path, device: torch.device) -> tuple[dict[str, Any], dict[s
             f"{path} does not say what it is: an older version of fcl-bench wrote it",
             "force=true does the run again, with a model that does",
         )
-    said = json.loads(metadata[_KEY])
-    if said["format"] != FORMAT:
-        raise UserError(f"{path} is of format {said['format']}", f"a model of format {FORMAT}, as this version writes")
+    try:
+        said = json.loads(metadata[_KEY])
+        form = said["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        what = "what it says of itself cannot be read"
+        raise UserError(f"{path} is damaged: {what}", "the model.safetensors of a run") from error
+    if form != FORMAT:
+        raise UserError(f"{path} is of format {form}", f"a model of format {FORMAT}, as this version writes")
     return said, tensors
 
 

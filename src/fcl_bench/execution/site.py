@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.execution.clients import clients_of
 from fcl_bench.execution.inputs import require_range
 from fcl_bench.execution.plan import Plan, make_plan, problem_of, threads_of
-from fcl_bench.files import user_path, writable
+from fcl_bench.files import locked, user_path, writable
 from fcl_bench.protocol.problem import Problem
 
 log = logging.getLogger(__name__)
@@ -116,13 +116,25 @@ def _with_own_seed(settings: Settings, problem: Problem, run: Mapping[str, Any])
         return problem
     out = settings.scalars.out
     path = writable(f"out={out}", user_path("out", out) / "nodes") / "noise.secret"
-    with suppress(FileExistsError), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secrets.token_bytes(_SECRET))
+    with locked(path.with_name(f".{path.name}.lock"), f"making {path}"):  # nodes of one machine may share it
+        if not path.exists():
+            _make_secret(path)
     secret = path.read_bytes()
     if len(secret) != _SECRET:
         raise UserError(f"{path} is damaged", "remove it: the node then makes another one")
     mixed = hashlib.blake2b(str(run["id"]).encode(), digest_size=16, key=secret).digest()
     return dataclasses.replace(problem, seed=int.from_bytes(mixed, "little"))
+
+
+def _make_secret(path: Path) -> None:
+    """Make a node's secret, readable by its user alone; whole or not at all, should the node be killed meanwhile."""
+    made = path.with_name(f".{path.name}.new")
+    made.unlink(missing_ok=True)
+    with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secrets.token_bytes(_SECRET))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(made, path)
 
 
 def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

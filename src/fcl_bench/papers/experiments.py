@@ -46,13 +46,14 @@ def runs_of(experiment: str, profile: str = "full", typed: Sequence[str] = ()) -
     return [(f"experiment={experiment}", f"profile={profile}", *run) for run in combinations([*grid, *typed])]
 
 
-def grid_cells(experiment: str, profile: str = "full") -> list[tuple[str, ...]]:
+@functools.cache  # every printed number is looked for in all cells
+def grid_cells(experiment: str, profile: str = "full") -> tuple[tuple[str, ...], ...]:
     """Like `runs_of`, but for the first seed only: a cell is what is averaged over seeds.
 
     The cells of both profiles are in the same order, so that a run in miniature stands for a printed cell.
     """
     seeds = str(_grids(experiment)[profile].get("seed", 0))
-    return runs_of(experiment, profile, [f"seed={seeds.partition(',')[0]}"])
+    return tuple(runs_of(experiment, profile, [f"seed={seeds.partition(',')[0]}"]))
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import logging
@@ -11,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from fcl_bench.composition import composed
+from fcl_bench.composition import composed, lay_over
 from fcl_bench.config import GROUPS, Settings, load_settings, number_text, text
 from fcl_bench.errors import UserError
 from fcl_bench.recorded import resolved_config
@@ -30,6 +31,8 @@ NO_METHOD = "no such method here"
 _OURS = ": ours"
 #: Keys that do not affect the numbers.
 _INDIFFERENT = {"seed", "drift", "evaluate_rounds", "method.bounds", "method.theory"}
+#: An override that changes the value of a key that is there, and no choice of a group.
+_KEY = re.compile(rf"(?!({'|'.join((*GROUPS, 'experiment', 'profile', 'track'))})=|hydra\.)[\w.]+=")
 
 
 def words_without_key(setting: str) -> list[str]:
@@ -55,7 +58,16 @@ def overrides(cell: pd.Series) -> tuple[str, ...]:
 @functools.cache
 def settings_of(overrides: tuple[str, ...]) -> Settings:
     """Return the settings that Hydra composes of `overrides`. Raises a `UserError` for invalid values."""
-    return load_settings(composed(overrides))
+    keys = [override for override in overrides if _KEY.match(override)]
+    config = copy.deepcopy(_of_choices(tuple(override for override in overrides if override not in keys)))
+    lay_over(config, keys)
+    return load_settings(config)
+
+
+@functools.lru_cache(maxsize=64)  # neighbours in a grid differ in few choices
+def _of_choices(choices: tuple[str, ...]) -> DictConfig:
+    """Return what Hydra composes of choices; that takes many times as long as laying a cell's keys over it."""
+    return composed(choices)
 
 
 def comparable(settings: Settings) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fcl_bench.files import content_hash, locked, remove_leftovers, replacing
+from fcl_bench.files import content_hash, json_hash, locked, remove_leftovers, replacing
+
+_SOURCES = (".py", ".csv", ".yaml", ".html", ".css", ".js")
 
 
 class Made:
@@ -29,12 +31,11 @@ class Made:
         digest = content_hash()
         digest.update(json.dumps(counts, sort_keys=True, default=str).encode())
         self._note = out / "tables" / f".made-{digest.hexdigest()}.json"
-        package = Path(__file__).resolve().parents[1]
-        sources = [file for file in package.rglob("*") if file.suffix in (".py", ".csv", ".html", ".css", ".js")]
         self._sources = {
             "runs": {file.parent.name: _stamp(file) for file in sorted(out.glob("runs/*/run.json"))},
-            "sweeps": sorted(folder.name for folder in out.glob("sweeps/*")),
-            "code": max(file.stat().st_mtime_ns for file in sources),
+            # The time of a sweep's reports, which decides which sweep is the latest, and tells of more of them.
+            "sweeps": {folder.name: _stamp(folder / "jobs") for folder in sorted(out.glob("sweeps/*"))},
+            "code": json_hash({str(file): _stamp(file) for file in _code(options.get("reference"))}),
         }
 
     def is_current(self) -> bool:
@@ -57,6 +58,23 @@ class Made:
 
     def _state(self, files: list[str]) -> dict[str, Any]:
         return {"files": {name: _stamp(self._out / name) for name in files}, **self._sources}
+
+
+def _code(reference: object) -> list[Path]:
+    """Return the files on which tables depend: the package, the configurations that it composes, reference results.
+
+    Args:
+        reference: the option of this name; None: none are shown.
+    """
+    # Imported only here, since the help of the command needs nothing of it, and reference results import torch.
+    from fcl_bench.composition import config_dir
+
+    folders = {Path(__file__).resolve().parents[1], config_dir()}
+    if reference is not None:
+        from fcl_bench.results.reference import folder
+
+        folders.add(folder())
+    return sorted({file for place in folders for file in place.rglob("*") if file.suffix in _SOURCES})
 
 
 def _stamp(file: Path) -> list[int] | None:

@@ -19,7 +19,7 @@ from hydra.experimental.callback import Callback
 
 from fcl_bench.composition import combinations
 from fcl_bench.data.shared import stop_sharing
-from fcl_bench.errors import UserError, printable
+from fcl_bench.errors import UserError
 from fcl_bench.execution.screen import ScreenConsole
 from fcl_bench.sweeps.composing import Explain, jobs_that_compose
 from fcl_bench.sweeps.jobs import DONE, FAILED, RUNNING, WAITING, JobReport, output_path, read_reports, write_report
@@ -155,7 +155,7 @@ class Sweep:
             output = str(self._shown / "jobs" / "{}.log") if self.folds else ""
             told = ["failed, with the command that repeats each:", *failures(reports, output)]
             say("\n".join(told), self._screen)
-            print(f"fcl-bench: {count[FAILED]} of {len(reports)} runs failed", file=self._err)
+            say(f"fcl-bench: {count[FAILED]} of {len(reports)} runs failed", self._err)
 
     def _results(self, reports: list[JobReport]) -> None:
         """Print the table of results, and the command that makes tables and figures of exactly these runs."""
@@ -200,7 +200,7 @@ class Sweep:
             self._line_at = time.monotonic()
             line = end_line(report, self.total, keys, elsewhere=self.workers is None)
             if report.status == FAILED:
-                print(printable(f"fcl-bench: {line}"), file=self._err, flush=True)
+                say(f"fcl-bench: {line}", self._err)
             else:
                 say(line + ("" if live else f"  [{status}]"), self._screen)
         if self._stop.is_set():
@@ -211,7 +211,7 @@ class Sweep:
             print(line[: _columns(self._err) - 1], end="", file=self._err, flush=True)
         elif time.monotonic() - self._line_at >= _LINE_SECONDS:
             self._line_at = time.monotonic()
-            print(f"sweep: {status}{at}", file=self._err, flush=True)
+            say(f"sweep: {status}{at}", self._err)
 
 
 #: The current sweep; Hydra makes its callbacks itself from the configuration, so that they find the sweep only here.

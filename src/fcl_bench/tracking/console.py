@@ -30,7 +30,9 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 def drop_output(stream: TextIO | None = None) -> None:
     """Go on without the reader of stdout or of another stream, which has gone, since a sweep has more runs to do."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, (stream or sys.stdout).fileno())
+    os.close(nowhere)
 
 
 @contextmanager

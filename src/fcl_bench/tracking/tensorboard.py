@@ -29,8 +29,8 @@ class TensorBoard:
         folder = writable(f"track.dir={self.dir}", user_path("track.dir", self.dir)) / run.label
         if run.fresh:
             shutil.rmtree(folder, ignore_errors=True)
-        # Points that a killed process wrote before it kept its checkpoint are written again, so purge them.
-        return _Events(writer(str(folder), purge_step=run.tasks_done or None), run)
+        # Points that a killed process wrote before it kept its checkpoint are written again, so purge them: at 0, all.
+        return _Events(writer(str(folder), purge_step=run.tasks_done), run)
 
 
 class _Events(Tracker):

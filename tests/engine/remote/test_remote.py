@@ -151,6 +151,20 @@ def test_a_run_whose_clients_lost_what_they_kept_stops_with_a_line(damage, tmp_p
         made("scaffold", Remotes(tmp_path)).restore(state, tensors)
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_processes_forget_what_clients_kept_when_the_run_is_complete(tmp_path, caplog, gone):
+    """On disks of their own, which the server's process does not see, it stayed there for good."""
+    remotes = Remotes(tmp_path)
+    federation = made("scaffold", remotes)
+    federation.run(lambda run: run.save())
+    assert list(tmp_path.glob("*/process-1"))
+    if gone:
+        remotes.post.gone.add(1)
+    federation.transport.forget()
+    assert not tmp_path.exists()  # of one folder, whichever deletes it
+    assert ("process 1 could not be told that the run is complete: its cable was cut" in caplog.text) == gone
+
+
 def test_a_process_keeps_its_last_two_saves(tmp_path):
     """The server may be killed before it has its own."""
     keeper = Keeper(tmp_path, "a run", "one")

@@ -13,7 +13,7 @@ from pathlib import Path
 from fcl_bench.engine.blob import packed, unpacked
 from fcl_bench.engine.flower.turns import Tag
 from fcl_bench.errors import UserError
-from fcl_bench.files import content_hash, replacing
+from fcl_bench.files import content_hash, remove_leftovers, replacing
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.problem import State
 
@@ -52,6 +52,7 @@ class Versions:
         """Save a client's state after a turn."""
         path = self._path(client, tag)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        remove_leftovers(path)  # of a worker that was killed in the same turn
         blob = packed(Message(state))
         with replacing(path) as temporary:
             temporary.write_bytes(content_hash(blob).hexdigest().encode() + blob)

@@ -55,6 +55,9 @@ class Host:
         elif request.kind == "restore":
             self.restore(dict(request.message))
             yield said("restored")
+        elif request.kind == "forget":
+            self.forget()
+            yield said("forgotten")
         else:
             raise ValueError(f"{request.kind} is nothing that a process of clients does")
 
@@ -70,6 +73,10 @@ class Host:
     def save(self, tag: str) -> None:
         """Keep the clients' states on this process's disk."""
         self._keeper.save(tag, self.own, self.node.state_dict())
+
+    def forget(self) -> None:
+        """Delete what the clients kept on this process's disk, which the server's process may not see."""
+        self._keeper.forget()
 
     def restore(self, states: dict[str, torch.Tensor]) -> None:
         """Go on from what the server's checkpoint says of these clients."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -18,6 +19,8 @@ from fcl_bench.engine.remote.replies import Said, heard, reply_heard, said
 from fcl_bench.engine.remote.waiting import MOST, OwnTurns
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
+
+log = logging.getLogger(__name__)
 
 
 class Gone(Exception):
@@ -155,6 +158,18 @@ class Remote:
             self._hear_or_end(process, "restored")
         if self._local is not None:
             self._local.restore(dict(states_of(states, self._local.own)))
+
+    def forget(self) -> None:
+        """The run is complete: every process deletes what its clients kept. One that is gone keeps it."""
+        for process in sorted({home for home in self._homes if home >= 0}):
+            try:
+                self._ask(process, "forget")
+                self._hear(process, "forgotten")
+            except Gone as error:
+                name = self._post.names[process]
+                log.warning("%s could not be told that the run is complete: %s", name, error)
+        if self._local is not None:
+            self._local.forget()
 
     def _to_take_back(self, processes: Sequence[int]) -> list[int]:
         return [client for process in processes for client in self._refused.pop(process, ())]

@@ -75,6 +75,8 @@ class ServersRank(Link):
         self._peers = {rank: Peer(rank, rank_name(rank), share) for rank in range(1, where.size)}
         self.names = [rank_name(rank) for rank in range(where.size)]
         self._censuses: list[Census] = []
+        #: Of the last federation, the method's own.
+        self._remote: Remote | None = None
 
     def send(self, process: int, request: bytes) -> None:
         """See `Post`."""
@@ -108,7 +110,8 @@ class ServersRank(Link):
         local = Host(rank_name(0), clients, own, samples, Keeper(keep, clients.run, "rank-0"))
         for rank in self._peers:
             self._hear(rank, "opened")
-        return Remote(clients, self, [place or -1 for place in places], local, share_of(self._size))
+        self._remote = Remote(clients, self, [place or -1 for place in places], local, share_of(self._size))
+        return self._remote
 
     def batches(self, extractor: Extractor, side: str, split: Split, start: int) -> Iterator[torch.Tensor]:
         batch = extractor.batch
@@ -132,6 +135,11 @@ class ServersRank(Link):
             self._ask(rank, said("network", Message(dict(network))))
         for rank in self._peers:
             self._hear(rank, "taken")
+
+    def complete(self) -> None:
+        """See `Link`. Ranks on other machines have folders of their own."""
+        if self._remote is not None:
+            self._remote.forget()
 
     def about(self) -> dict[str, Any]:
         return {
