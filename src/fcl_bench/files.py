@@ -176,13 +176,20 @@ def remove_leftovers(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path, what: str) -> Iterator[None]:
-    """The lock at `path`, held for the block and freed even if the process dies; says so when it has to wait."""
+    """The lock at `path`, held for the block and freed even if the process dies; says so when it has to wait.
+
+    Raises:
+        OSError: the file system has no locks, or nothing can be written there.
+    """
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=1)
-    except Timeout:
-        log.info("another process is %s; waiting for it", what)
-        lock.acquire()
+        try:
+            lock.acquire(timeout=1)
+        except Timeout:
+            log.info("another process is %s; waiting for it", what)
+            lock.acquire()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error  # flock's own has no name
     try:
         yield
     finally:

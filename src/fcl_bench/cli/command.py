@@ -23,10 +23,12 @@ _ENDING: dict[int, str] = {signal.SIGTERM: "terminated"}
 if hasattr(signal, "SIGHUP"):  # not on Windows
     _ENDING[signal.SIGHUP] = "hung up"
 
-#: The operating system's messages for storage that is full or closed, whichever library reports it.
+#: The operating system's messages for storage that is full, closed or without locks, whichever library reports it.
 _STORAGE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
     *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY),
+    # Of network file systems: no locks, and a folder that the server has lost.
+    *(errno.ENOLCK, errno.ENOTSUP, errno.ESTALE),
 }
 
 

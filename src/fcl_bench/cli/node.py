@@ -112,7 +112,8 @@ def parsed(arguments: Sequence[str]) -> NodeArguments:
     clients = [int(number) for number in found.pop("clients").strip("[]").split(",")]
     if len(set(clients)) < len(clients):
         raise UserError(f"clients={','.join(map(str, clients))} names a client twice", "each once")
-    if not re.fullmatch(r"[^\s:]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", found.get("link", "localhost:8000")):
+    link = re.fullmatch(r"(?:[^\s:]+|\[[0-9a-fA-F:]+\]):(\d{1,5})", found.get("link", "localhost:8000"), re.ASCII)
+    if link is None or not 0 < int(link[1]) < 2**16:
         raise UserError(f"link={found['link']} is no host:port", "such as link=localhost:8000")
     return NodeArguments(sorted(clients), **found, changes=changes)
 

@@ -384,10 +384,6 @@ class FedProTIP(ProjectedMethod):
         return self.projects_heads(recurring) or self.tip is not None
 
     @property
-    def decays_apart(self) -> bool:
-        return super().decays_apart or not self.projected_decay
-
-    @property
     def projects_average(self) -> bool:
         return self.projected_decay or self.projection == "global"
 

@@ -89,12 +89,8 @@ class ProjectedMethod(GradientMethod):
     @property
     def revision(self) -> int:  # type: ignore[override]
         """3 if weight decay reached rows at rest before, which only classes that come back show; else 2."""
-        return 3 if self.frozen_heads and self.decays_apart else 2
-
-    @property
-    def decays_apart(self) -> bool:
-        """Whether some weight decay is applied after the gradients are projected."""
-        return self.norms == "decay"
+        decayed = self.norms == "decay" or not self.projects_average
+        return 3 if self.frozen_heads and decayed else 2
 
     def epsilon(self, task: int) -> float:
         """The threshold of a task."""
