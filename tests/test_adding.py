@@ -104,5 +104,5 @@ def test_a_data_set_that_extends_one_of_ours_needs_another_name(tmp_path, monkey
     mine = (f"data._target_={module}.Mine", "method=fedncm", "tasks=2", "clients=2", f"out={tmp_path / 'out'}")
     code, _, err = command(*mine)
     assert (code, err.count("\n")) == (2, 1)
-    assert f"{module}.Mine has the name digits of fcl_bench.data.sources.digits.Digits (a name of its own, such" in err
+    assert f"{module}.Mine has the name digits of fcl_bench.data.sources.digits.Digits (data.name=my_digits)" in err
     assert command(*mine, "data.name=mine")[0] == 0

@@ -34,8 +34,8 @@ def test_the_page_has_the_expected_shares_of_lone_samples(samples):
     shares = [f"{expected_share(samples, beta):.1f}" for beta in PRINTED[samples]]
     for found, printed in zip(shares, PRINTED[samples].values(), strict=True):
         assert abs(float(found) - float(printed)) <= 0.15
-    first, second, third = PRINTED[samples].values()
-    assert f"{first}, {second} and {third} %" in (REPOSITORY / "docs" / "privacy.md").read_text()
+    row = " | ".join(f"{share} %" for share in PRINTED[samples].values())
+    assert f"| {row} |" in (REPOSITORY / "docs" / "privacy.md").read_text()
 
 
 @pytest.mark.parametrize("beta", [0.1, 1.0])

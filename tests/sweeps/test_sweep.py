@@ -143,14 +143,14 @@ def test_a_job_that_meets_its_time_limit_too_often_is_no_bug(command, tmp_path, 
 
 def test_a_killed_worker_is_told_with_its_command(command, tmp_path, plain_environment):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    deadly = ("data._target_=tests.sweeps.sweep_cases.Deadly", "seed=0,1", f"out={tmp_path}")
+    deadly = ("data._target_=tests.sweeps.sweep_cases.Deadly", "data.name=deadly", "seed=0,1", f"out={tmp_path}")
     code, out, err = command("-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *deadly)
     assert code == 1
     assert "the launcher stopped: " in err
     assert "Traceback" not in err
     assert "its process ended without a word: killed, or out of memory" in out
     # Both die, and either may be the first.
-    commands = {f"    fcl-bench data._target_=tests.sweeps.sweep_cases.Deadly seed={k} out={tmp_path}" for k in (0, 1)}
+    commands = {f"    fcl-bench {deadly[0]} {deadly[1]} seed={seed} {deadly[3]}" for seed in (0, 1)}
     assert commands & set(out.splitlines())
 
 

@@ -178,9 +178,10 @@ def _require_own_names(settings: Settings) -> None:
             continue
         path = yaml.load(file.read_text(), Loader=YAML_LOADER).get("_target_")
         if path is not None and target_class(group, path) is not kind:
+            given = any(field.name == "name" for field in dataclasses.fields(choice))
             raise UserError(
                 f"{group}._target_={kind.__module__}.{kind.__qualname__} has the name {name} of {path}",
-                f"a name of its own, such as my_{name}",
+                f"{group}.name=my_{name}" if given else f"a name of its own, such as my_{name}",
             )
 
 
