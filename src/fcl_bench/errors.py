@@ -4,6 +4,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterable
+from typing import Any
 
 #: The largest number of characters of a word, and of a whole message, that are printed.
 _WORD, _MESSAGE = 240, 2000
@@ -80,3 +81,14 @@ def require_memory(key: str, size: int, what: str) -> None:
 def first_line(error: BaseException) -> str:
     """The first line of a library's message, or the error's type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, in words: its type, and a tensor's or an array's shape."""
+    if value is None:
+        return "None"
+    kind = type(value).__name__.removeprefix("nd")  # an ndarray is an array
+    words = f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        words += f" {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+    return words

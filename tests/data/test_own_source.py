@@ -44,16 +44,22 @@ def test_a_feature_that_is_no_number_is_blamed_on_the_data():
 
 
 WRONG = {
-    "nothing": (None, "Mine.load returned NoneType (a Dataset"),
-    "two sides": ((RIGHT, RIGHT), "Mine.load returned tuple (a Dataset"),
-    "pairs": (Dataset("mine", (X, LABELS), RIGHT), "Mine.load: train is tuple (a Split"),
-    "list of labels": (replace(RIGHT, labels=LABELS.tolist()), "train.labels is list (an array (n,) of int64)"),
-    "names": (replace(RIGHT, labels=LABELS.astype(str)), "train.labels is ndarray (6,) of <U21 (an array (n,)"),
-    "shares": (replace(RIGHT, labels=LABELS / 2), "train.labels is ndarray (6,) of float64 (an array (n,) of int64)"),
+    "nothing": (None, "Mine.load returned None (a Dataset"),
+    "two sides": ((RIGHT, RIGHT), "Mine.load returned a tuple (a Dataset"),
+    "pairs": (Dataset("mine", (X, LABELS), RIGHT), "Mine.load: train is a tuple (a Split"),
+    "list of labels": (replace(RIGHT, labels=LABELS.tolist()), "train.labels is a list (an array (n,) of int64)"),
+    "names": (replace(RIGHT, labels=LABELS.astype(str)), "train.labels is an array (6,) of <U21 (an array (n,)"),
+    "shares": (
+        replace(RIGHT, labels=LABELS / 2),
+        "train.labels is an array (6,) of float64 (an array (n,) of int64)",
+    ),
     "below zero": (replace(RIGHT, labels=LABELS - 1), "train.labels holds -1 (numbers from 0 on)"),
     "fewer labels": (replace(RIGHT, labels=LABELS[:5]), "Mine.load: train has 5 labels and 6 inputs (as many of each)"),
-    "list of rows": (replace(RIGHT, inputs=X.tolist()), "train.inputs is list (features, an array (n, d)"),
-    "one number each": (replace(RIGHT, inputs=X[:, 0]), "train.inputs is ndarray (6,) of float64 (features, an array"),
+    "list of rows": (replace(RIGHT, inputs=X.tolist()), "train.inputs is a list (features, an array (n, d)"),
+    "one number each": (
+        replace(RIGHT, inputs=X[:, 0]),
+        "train.inputs is an array (6,) of float64 (features, an array",
+    ),
     "pixels alone": (replace(RIGHT, inputs=np.zeros((6, 8, 8))), "or images, such as ArrayImages(pixels))"),
     "fewer domains": (replace(RIGHT, domains=LABELS[1:]), "train has 6 labels and 5 domains (as many of each)"),
     "other width": (Dataset("mine", RIGHT, replace(RIGHT, inputs=X[:, :1])), "2 features in train and 1 in test (the"),

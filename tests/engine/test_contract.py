@@ -39,7 +39,7 @@ CLOSED_FORM_SLIPS = {
     "number kept": (("**of), state", "**of), {'seen': 3}"), "the state has seen, which is an int (a tensor, such as"),
     "array sent": (
         (UPLOAD, '"C": sums.numpy()}'),
-        "the message has C, which is a ndarray (16, 5) of float64 (a tensor",
+        "the message has C, which is an array (16, 5) of float64 (a tensor",
     ),
     "NaN sent": (
         (UPLOAD, '"C": sums / 0 * 0}'),

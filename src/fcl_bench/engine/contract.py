@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fcl_bench.errors import UserError
+from fcl_bench.errors import UserError, kind_of
 from fcl_bench.protocol.expected import Expectation, Expected
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Server
@@ -29,7 +29,7 @@ def turn_of(half: Client, returned: Any, samples: int) -> tuple[Message, State]:
     """
     where = f"{_name(half)}.update"
     if not isinstance(returned, tuple) or len(returned) != 2:
-        raise UserError(f"{where} returned {_kind(returned)}", "the upload and the new state: return message, state")
+        raise UserError(f"{where} returned {kind_of(returned)}", "the upload and the new state: return message, state")
     made, state = returned
     _require_message(where, made)
     for field in ("sums_of", "moments_of"):
@@ -74,10 +74,10 @@ def expectation_of(server: Server, task: Task, round_: int) -> Expectation:
     expected, where = server.expects(task, round_), f"{_name(server)}.expects"
     remedy = 'a mapping of names to what each is, such as {"G": gram_matrix(M)}'
     if not isinstance(expected, Mapping):
-        raise UserError(f"{where} returned {_kind(expected)}", remedy)
+        raise UserError(f"{where} returned {kind_of(expected)}", remedy)
     for name, wanted in expected.items():
         if not isinstance(wanted, Expected):
-            raise UserError(f"{where}: {name} is {_kind(wanted)}", remedy)
+            raise UserError(f"{where}: {name} is {kind_of(wanted)}", remedy)
     return expected
 
 
@@ -111,7 +111,7 @@ def answer_of(server: Server, prediction: Any, samples: int, task: Task) -> Pred
     """
     where = f"{_name(server)}.classify"
     if not isinstance(prediction, Prediction):
-        raise UserError(f"{where} returned {_kind(prediction)}", "a Prediction, such as Prediction(scores)")
+        raise UserError(f"{where} returned {kind_of(prediction)}", "a Prediction, such as Prediction(scores)")
     tasks = prediction.tasks
     _require_scores(f"{where}: scores", prediction.scores, (samples, task.columns_seen))
     if tasks is not None:
@@ -119,7 +119,7 @@ def answer_of(server: Server, prediction: Any, samples: int, task: Task) -> Pred
         if not whole or (samples and not 0 <= int(tasks.min()) <= int(tasks.max()) <= task.index):
             last = "" if not whole or not samples else f" {int(tasks.min())} to {int(tasks.max())}"
             raise UserError(
-                f"{where}: tasks is {_kind(tasks)}{last} after task {task.index}",
+                f"{where}: tasks is {kind_of(tasks)}{last} after task {task.index}",
                 f"None, or int64 numbers ({samples},) from 0 to {task.index}",
             )
     return prediction
@@ -139,16 +139,16 @@ def report_of(server: Server) -> dict[str, Any]:
 
 def _require_message(where: str, message: Any) -> None:
     if not isinstance(message, Message):
-        raise UserError(f"{where} returned {_kind(message)}", "a Message of named tensors")
+        raise UserError(f"{where} returned {kind_of(message)}", "a Message of named tensors")
     _require_tensors(f"{where}: the message", message.tensors)
 
 
 def _require_tensors(where: str, tensors: Any) -> None:
     if not isinstance(tensors, Mapping):
-        raise UserError(f"{where} is {_kind(tensors)}", "a mapping of names to tensors, such as {}")
+        raise UserError(f"{where} is {kind_of(tensors)}", "a mapping of names to tensors, such as {}")
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
-            raise UserError(f"{where} has {name}, which is {_kind(tensor)}", "a tensor, such as torch.tensor(3)")
+            raise UserError(f"{where} has {name}, which is {kind_of(tensor)}", "a tensor, such as torch.tensor(3)")
 
 
 def _require_groups(where: str, name: str, which: Any, samples: int) -> None:
@@ -158,7 +158,7 @@ def _require_groups(where: str, name: str, which: Any, samples: int) -> None:
     whole = isinstance(which, torch.Tensor) and which.ndim == 1 and not which.is_floating_point()
     if not whole or len(which) < samples:
         raise UserError(
-            f"{where}: {name} is {_kind(which)}",
+            f"{where}: {name} is {kind_of(which)}",
             f"None, or a whole number for each of the {samples} samples",
         )
 
@@ -166,19 +166,8 @@ def _require_groups(where: str, name: str, which: Any, samples: int) -> None:
 def _require_scores(where: str, scores: Any, shape: tuple[int, int]) -> None:
     wanted = f"floating-point numbers {shape}, a row per test sample and a column per class seen so far"
     if not isinstance(scores, torch.Tensor) or not scores.is_floating_point() or scores.shape != shape:
-        raise UserError(f"{where} is {_kind(scores)}", wanted)
+        raise UserError(f"{where} is {kind_of(scores)}", wanted)
 
 
 def _name(half: object) -> str:
     return type(half).__name__
-
-
-def _kind(value: Any) -> str:
-    """What a value is, in words: its type, and a tensor's or an array's shape."""
-    if value is None:
-        return "None"
-    kind = type(value).__name__
-    words = f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        words += f" {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
-    return words

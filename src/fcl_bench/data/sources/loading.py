@@ -9,7 +9,7 @@ import numpy as np
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.shared import described, is_sharing, shared, state_of
 from fcl_bench.data.sources.base import Dataset, Source, Split
-from fcl_bench.errors import UserError
+from fcl_bench.errors import UserError, kind_of
 
 #: Bytes to locate one image on the disk: at most a path.
 _PLACE = 500
@@ -27,11 +27,11 @@ def loaded(source: Source) -> Dataset:
 def _sound(source: Source) -> Dataset:
     dataset, where = source.load(), f"{type(source).__name__}.load"
     if not isinstance(dataset, Dataset):
-        raise UserError(f"{where} returned {_kind(dataset)}", "a Dataset, such as Dataset(self.name, train, test)")
+        raise UserError(f"{where} returned {kind_of(dataset)}", "a Dataset, such as Dataset(self.name, train, test)")
     for side in ("train", "test"):
         split, own = getattr(dataset, side), f"{where}: {side}"
         if not isinstance(split, Split):
-            raise UserError(f"{own} is {_kind(split)}", "a Split, such as Split(labels, inputs, fingerprint)")
+            raise UserError(f"{own} is {kind_of(split)}", "a Split, such as Split(labels, inputs, fingerprint)")
         _require_numbers(f"{own}.labels", split.labels)
         _require_inputs(f"{own}.inputs", split.inputs)
         sizes = {"inputs": len(split.inputs)}
@@ -51,7 +51,7 @@ def _sound(source: Source) -> Dataset:
 def _require_numbers(where: str, values: Any) -> None:
     """Raise a `UserError` unless these are the numbers of samples' classes or domains."""
     if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iu":
-        raise UserError(f"{where} is {_kind(values)}", "an array (n,) of int64")
+        raise UserError(f"{where} is {kind_of(values)}", "an array (n,) of int64")
     if len(values) and values.min() < 0:
         raise UserError(f"{where} holds {values.min()}", "numbers from 0 on")
 
@@ -63,15 +63,9 @@ def _require_inputs(where: str, inputs: Any) -> None:
         right = hasattr(inputs, "fingerprint")
     if not right:
         raise UserError(
-            f"{where} is {_kind(inputs)}",
+            f"{where} is {kind_of(inputs)}",
             "features, an array (n, d) of numbers; or images, such as ArrayImages(pixels)",
         )
-
-
-def _kind(value: Any) -> str:
-    """What a value is, in words: its type, and an array's shape."""
-    kind = type(value).__name__
-    return f"{kind} {tuple(value.shape)} of {value.dtype}" if hasattr(value, "dtype") else kind
 
 
 def _key(source: Source) -> list[Any] | None:
