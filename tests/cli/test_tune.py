@@ -33,7 +33,16 @@ def test_ranges_as_they_are_typed(typed, found):
 
 @pytest.mark.parametrize(
     "typed",
-    ["a=log(0,1)", "a=log(1,0.1)", "a=int(0.5,2)", "a=uniform(1)", "a=log(1,x)", "a=uniform(2,2)", "a=int(1,inf)"],
+    [
+        "a=log(0,1)",
+        "a=log(1,0.1)",
+        "a=int(0.5,2)",
+        "a=uniform(1)",
+        "a=log(1,x)",
+        "a=uniform(2,2)",
+        "a=int(1,inf)",
+        "a=log(1,inf)",
+    ],
 )
 def test_what_is_no_range_is_told(typed):
     with pytest.raises(UserError, match="is no range"):
@@ -47,6 +56,8 @@ def test_values_are_in_their_ranges():
     assert Range("int_log", ("8", "512")).asked(trial, "b") == "64"
     assert Range("choice", ("x", "y")).asked(trial, "c") == "x"
     assert Range("uniform", ("0", "1")).asked(trial, "d") == "0.5"
+    assert Range("uniform", ("0.1234", "0.1235")).asked(optuna.trial.FixedTrial({"a": 0.123456}), "a") == "0.1235"
+    assert Range("log", ("0.123451", "0.123456")).asked(optuna.trial.FixedTrial({"a": 0.123456}), "a") == "0.123456"
 
 
 def test_without_optuna_one_line_says_so(command, tmp_path, monkeypatch):

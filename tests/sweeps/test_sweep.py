@@ -304,6 +304,9 @@ def test_reports_read_back(tmp_path):
         write_report(tmp_path, report)
     assert list(read_reports(tmp_path).values()) == written[::-1]
     assert read_reports(tmp_path / "nowhere") == {}
+    (tmp_path / "jobs" / "2.json").write_bytes(b'{"number": 2, \xff')
+    (tmp_path / "jobs" / "3.json").write_text("[]")
+    assert list(read_reports(tmp_path)) == [10]
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["every report", "the last one of each job"])

@@ -79,6 +79,14 @@ def reported(sweep: Path, report: JobReport) -> Iterator[None]:
 
 
 def read_reports(sweep: Path) -> dict[int, JobReport]:
-    """Return job number -> report, for every report so far."""
-    reports = (JobReport(**json.loads(path.read_text())) for path in (sweep / "jobs").glob("[0-9]*.json"))
-    return dict(sorted((report.number, report) for report in reports))
+    """Return job number -> report, for every report so far that can be read."""
+    reports = map(_read_report, (sweep / "jobs").glob("[0-9]*.json"))
+    return dict(sorted((report.number, report) for report in reports if report is not None))
+
+
+def _read_report(path: Path) -> JobReport | None:
+    """Return the report; None if the file is damaged, as if the job had not started."""
+    try:
+        return JobReport(**json.loads(path.read_text()))
+    except (ValueError, TypeError):
+        return None

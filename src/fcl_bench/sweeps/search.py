@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,13 +31,18 @@ class Range:
     values: tuple[str, ...]
 
     def asked(self, trial: Any, key: str) -> str:
-        """Return the value that Optuna suggests, as it is typed; numbers have three significant digits."""
+        """Return the value that Optuna suggests, as it is typed.
+
+        A number has three significant digits, or as many as it needs to stay in a narrow range.
+        """
         if self.kind == "choice":
             return str(trial.suggest_categorical(key, list(self.values)))
         low, high = map(float, self.values)
         if self.kind.startswith("int"):
             return str(trial.suggest_int(key, int(low), int(high), log=self.kind == "int_log"))
-        return f"{trial.suggest_float(key, low, high, log=self.kind == 'log'):.3g}"
+        value = trial.suggest_float(key, low, high, log=self.kind == "log")
+        rounded = (f"{value:.{digits}g}" for digits in range(3, 18))  # 17 digits are the value itself
+        return next(text for text in rounded if low <= float(text) <= high)
 
     @property
     def least(self) -> str:
@@ -62,9 +68,11 @@ def parse_range(override: str) -> tuple[str, Range] | None:
         low, high = map(float, values)
     except ValueError as error:
         raise UserError(f"{override} is no range", _FORMS) from error
-    whole = low.is_integer() and high.is_integer() if abs(low) + abs(high) < float("inf") else False
-    if not low < high or (kind.endswith("log") and low <= 0) or (kind.startswith("int") and not whole):
-        raise UserError(f"{override} is no range", f"the smaller end first, above 0 for log, whole for int: {_FORMS}")
+    numbers = low < high < inf and low > -inf
+    whole = numbers and low.is_integer() and high.is_integer()
+    if not numbers or (kind.endswith("log") and low <= 0) or (kind.startswith("int") and not whole):
+        ends = "two finite ends, the smaller first, above 0 for log, whole for int"
+        raise UserError(f"{override} is no range", f"{ends}: {_FORMS}")
     return key, Range(kind, values)
 
 
