@@ -93,6 +93,16 @@ def test_the_ceiling_is_a_dotted_line_and_what_sent_nothing_is_no_point(tmp_path
     assert legend(figure)[-2:] == ["joint (ceiling)", "Pareto front"]
 
 
+def test_a_bar_that_reaches_below_zero_leaves_the_layout_alone(tmp_path):
+    """One standard deviation of 0.1 and 4 MiB is more than their mean; a log axis has no place for its end."""
+    runs = [{"seed": seed, "up_max_mib": size} for seed, size in enumerate((0.1, 4.0))]
+    figure = figure_of(*runs, {"method": "afl"})
+    figure.savefig(tmp_path / "figure.png")  # Matplotlib warns where it gives up the layout, and warnings are errors
+    [bars] = [container.lines[2] for container in figure.axes[0].containers if container.lines[2]]
+    [bar] = bars[0].get_segments()
+    assert bar[:, 0] == pytest.approx([0.001 * 2.05, 2.05 + 3.9 / np.sqrt(2)])
+
+
 def test_a_ceiling_alone_is_a_picture_too(tmp_path):
     figure_of({"method": "joint", "up_max_mib": 0.0}).savefig(tmp_path / "figure.png")
 

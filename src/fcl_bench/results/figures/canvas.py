@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from numpy.typing import ArrayLike
 
 from fcl_bench.config import text
 from fcl_bench.results.figures.style import CHARACTERS, SMALL_SIZE, TEXT_SIZE, TITLE_SIZE, WIDTH_INCHES, Look
@@ -79,7 +80,10 @@ def percent_axes(panels: Sequence[Axes]) -> None:
 
 
 def share(panels: Sequence[Axes], least: float = -np.inf, most: float = np.inf) -> None:
-    """Give all panels the same vertical axis, a little longer than what they show, within these bounds."""
+    """Give all panels the same vertical axis, a little longer than what they show, within these bounds.
+
+    Horizontal axes have to have their limits before.
+    """
     ends = [end for axes in panels for end in axes.dataLim.intervaly if np.isfinite(end)]
     if not ends:
         return
@@ -89,9 +93,15 @@ def share(panels: Sequence[Axes], least: float = -np.inf, most: float = np.inf) 
     for axes in panels:
         axes.set_ylim(*limits)
         for line in axes.lines:
-            heights = np.asarray(line.get_ydata(), dtype=float)
             # A marker at 100 is drawn whole; a bar that reaches beyond is clipped.
-            line.set_clip_on(bool(np.any(heights < limits[0]) or np.any(heights > limits[1])))
+            beyond = (_beyond(line.get_xdata(), axes.get_xlim()), _beyond(line.get_ydata(), limits))
+            line.set_clip_on(any(beyond))
+
+
+def _beyond(values: ArrayLike, limits: tuple[float, float]) -> bool:
+    """Return whether any value lies outside the limits; one that is missing does not."""
+    numbers = np.asarray(values, dtype=float)
+    return bool(np.any(numbers < limits[0]) or np.any(numbers > limits[1]))
 
 
 def ticks(axes: Axes, values: Sequence[float], log_base: float | None = None) -> None:

@@ -19,7 +19,7 @@ from fcl_bench.results.figures.canvas import (
     share,
     title,
 )
-from fcl_bench.results.figures.costs import COSTS, log_costs
+from fcl_bench.results.figures.costs import COSTS, log_bars, log_costs
 from fcl_bench.results.figures.curves import coincidences, draw_curves, references
 from fcl_bench.results.figures.selection import lines, named_looks, names, panels, seeds_told, shared, styles
 from fcl_bench.results.figures.style import CEILING_LOOKS, SMALL_SIZE, Look
@@ -54,11 +54,11 @@ def comparison(summary: pd.DataFrame, folders: Mapping[str, Path], reference: st
         alike += draw_curves(upper, panel, folders, looks, base.get(panel.title))
         title(upper, panel.title, columns)
         _costs(lower, panel.rows, looks)
-    (share if reference else percent_axes)(above)
-    percent_axes(below)
     rivals = rows[~rows["method"].isin(CEILINGS)]
     for axes in below:
         log_costs(axes, rivals["up_max_mib_mean"])
+    (share if reference else percent_axes)(above)
+    percent_axes(below)
     above[0].set_ylabel(accuracy_axis(reference))
     below[0].set_ylabel(ACCURACIES["A_avg"])
     # The label is a third as long as the width: with more than two panels, only one of them has it.
@@ -85,5 +85,7 @@ def _costs(axes: Axes, rows: pd.DataFrame, looks: Mapping[str, Look]) -> None:
         elif size > 0 and pd.notna(height):
             bars = [row[f"{name}_std"] for name in ("A_avg", "up_max_mib")]
             up, across = (None if pd.isna(bar) or bar == 0 else bar for bar in bars)
+            if across is not None:
+                across = log_bars(pd.Series([size]), pd.Series([across]))
             axes.errorbar(size, height, up, across, capsize=2, **{**looks[row["label"]], "linestyle": "none"})
     axes.tick_params(labelsize=SMALL_SIZE)

@@ -83,9 +83,9 @@ def accuracy_against_cost(summary: pd.DataFrame, name: str) -> Drawing:
         axes.set_ylabel(ACCURACIES[measure])
         axes.grid(alpha=0.3, which="both")
         axes.set_xlabel(axis)
+    log_costs(grid[0], rivals[f"{cost}_mean"])
     for first in range(len(ACCURACIES)):
         percent_axes(grid[first :: len(ACCURACIES)])
-    log_costs(grid[0], rivals[f"{cost}_mean"])
     called = names(rivals, "family")
     named = {_legend(called[family], numeric[family]): look for family, look in looks.items()}
     there = [method for method in CEILINGS if method in set(rows["method"])]
@@ -130,10 +130,9 @@ def _draw(
     others = signature(rows, numeric[:-1])
     for _, line in rows.groupby(others, sort=False):
         x, y = line[f"{cost}_mean"], line[f"{measure}_mean"]
-        spreads = [line[f"{key}_std"].fillna(0) for key in (measure, cost)]
+        up, across = (line[f"{key}_std"].fillna(0) for key in (measure, cost))
         # Bytes are often the same for every seed; then there is no bar, since its ends would lie on the point.
-        up, across = (spread if spread.any() else None for spread in spreads)
-        axes.errorbar(x, y, up, across, capsize=2, **look)
+        axes.errorbar(x, y, up if up.any() else None, log_bars(x, across) if across.any() else None, capsize=2, **look)
         if numeric and annotate:
             # A curve that rises with cost leaves room below its points, and for the other knobs left of the first one.
             note = {"textcoords": "offset points", "color": look["color"], **ANNOTATION}
@@ -141,6 +140,15 @@ def _draw(
                 axes.annotate(text(value), (size, accuracy), (6, -12), **note)
             if others.nunique() <= _MOST_NAMED:
                 axes.annotate(", ".join(told(line, numeric[:-1])), (x.iloc[0], y.iloc[0]), (-7, -3), ha="right", **note)
+
+
+def log_bars(middle: pd.Series, spread: pd.Series) -> np.ndarray:
+    """Return how far bars reach to the left and to the right on a log axis, (2, n).
+
+    A bar of one standard deviation may reach below zero, which a log axis does not have: Matplotlib then draws the
+    figure without a layout. Such a bar ends at a thousandth of its middle, left of the axis.
+    """
+    return np.stack([np.minimum(spread, 0.999 * middle), spread])
 
 
 def log_costs(axes: Axes, sizes: pd.Series, named: bool = True) -> None:
