@@ -50,6 +50,7 @@ BAD_INPUT = [
     ("secagg=true", "unknown key secagg (did you mean secure?"),
     ("method.rnk=5", "unknown key method.rnk (did you mean method.rank"),
     ("+method.rnk=5", "unknown key method.rnk"),
+    ("+method.rank=5", "+method.rank: the configuration has this key already (method.rank=VALUE, without the +)"),
     ("+sed=1", "unknown key sed (did you mean seed"),
     ("+wire.type=float32", "unknown key wire.type"),
     ("wire.type=float32", "unknown key wire.type (did you mean wire.dtype"),

@@ -179,6 +179,8 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
         return _unknown_choice(file.parent.name, file.stem)
     if found := re.search(r"Could not override '([^']+)'", text):
         return _unknown_key(found[1], typed)
+    if found := re.search(r"Could not append to config. An item is already at '([^']+)'", text):
+        return UserError(f"+{found[1]}: the configuration has this key already", f"{found[1]}=VALUE, without the +")
     if found := re.search(r"Ambiguous value for argument '([^']*)'", text):
         return UserError(f"{found[1]} names several values", "-m runs each of them; a list is written key=[a,b]")
     if isinstance(error, OverrideParseException):
