@@ -152,6 +152,13 @@ def test_small_sizes_keep_three_digits():
     assert [text for text, _ in column(summary, "upload (MiB)")] == ["0.000977", "0.0312", "1.50", "40.80"]
 
 
+@pytest.mark.parametrize("kept", [0.0, 2.0])
+def test_the_note_explains_what_is_shown_and_nothing_else(kept):
+    sheet = summary_sheet(summary_of({"client_storage_mib": kept}))
+    assert ("kept by a client (MiB)" in sheet.headers) == ("Kept by a client: " in sheet.notes[-1]) == (kept > 0)
+    assert "Upload: " in sheet.notes[-1]
+
+
 def test_a_narrow_terminal_goes_without_the_last_columns_and_is_told():
     summary = summary_of({"fedran_mib": 1.0}, {"beta": 1.0})
     sheet = summary_sheet(summary)

@@ -270,6 +270,14 @@ def test_the_command_of_a_failure_is_what_a_shell_reads_back(report):
     assert (failures([report]) == []) == (report.status != FAILED)
 
 
+def test_a_reason_stands_once_above_the_commands_of_its_failures():
+    failed = [JobReport(n, [f"seed={n}"], FAILED, 2, reason) for n, reason in enumerate(("why", "else", "why"))]
+    assert failures(failed) == [
+        *("  why", "    fcl-bench seed=0", "    fcl-bench seed=2"),
+        *("  else", "    fcl-bench seed=1"),
+    ]
+
+
 @pytest.mark.parametrize(("side_by_side", "status", "code"), [(2, FAILED, 1), (None, RUNNING, None)])
 def test_a_job_without_an_end_has_failed_unless_it_runs_elsewhere(tmp_path, side_by_side, status, code):
     write_report(tmp_path, JobReport(0, ["seed=0"]))

@@ -112,17 +112,17 @@ def results_table(reports: Iterable[JobReport], keys: set[str]) -> tuple[Table, 
 
 
 def failures(reports: Iterable[JobReport], output: str = "") -> list[str]:
-    """Return two lines for each failed job: the reason, and the command that repeats it.
+    """Return each reason for which jobs failed, and below it the commands that repeat these jobs.
 
     Args:
         output: the path of a job's output, with `{}` for its number; it is named for jobs that met a bug.
     """
-    failed = [report for report in reports if report.status == FAILED]
-    lines = []
-    for report in failed:
-        where = f"; its traceback is in {output.format(report.number)}" if output and report.code == 1 else ""
-        lines += [f"  {report.reason}{where}", f"    {report.command}"]
-    return lines
+    commands: dict[str, list[str]] = {}
+    for report in reports:
+        if report.status == FAILED:
+            where = f"; its traceback is in {output.format(report.number)}" if output and report.code == 1 else ""
+            commands.setdefault(f"  {report.reason}{where}", []).append(f"    {report.command}")
+    return [line for reason, found in commands.items() for line in (reason, *found)]
 
 
 def unheard(reports: Iterable[JobReport]) -> list[str]:

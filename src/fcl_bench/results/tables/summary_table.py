@@ -23,12 +23,15 @@ _SHOWN = (
     *("told_percent", "synthetic_images", "sample_gradients", "reconstructed_images"),
     *("seconds_per_task", "fedran_mib", "stsa_mib"),
 )
-SUMMARY_NOTE = (
-    "Mean ± standard deviation over n seeds. Upload: measured, of the busiest client and task. Uploads / raw samples: "
-    "of everyone, against the same samples sent as they are. Kept by a client: the most that one client held between "
-    "its turns. Samples told alone: training samples that were the only one of a sum or a covariance that was sent. "
-    f"In each setting the best accuracy is bold and the second underlined ({CEILING}, the ceiling, aside)."
-)
+#: What the note below the table says of a measure if it is shown.
+_NOTES = {
+    "up_max_mib": "Upload: measured, of the busiest client and task.",
+    "times_raw": "Uploads / raw samples: of everyone, against the same samples sent as they are.",
+    "client_storage_mib": "Kept by a client: the most that one client held between its turns.",
+    "told_percent": (
+        "Samples told alone: training samples that were the only one of a sum or a covariance that was sent."
+    ),
+}
 
 
 def constants(summary: pd.DataFrame) -> list[str]:
@@ -63,7 +66,18 @@ def summary_sheet(summary: pd.DataFrame, measures: Sequence[Measure] = ()) -> Sh
         rows.append(cells)
     headers = [*varying, "method", "n", *(measure.header for measure in shown)]
     return Sheet(
-        "Summary", headers, rows, headers.index("n"), [*constants(summary), SUMMARY_NOTE], tuple(range(len(varying)))
+        "Summary", headers, rows, headers.index("n"), [*constants(summary), _note(shown)], tuple(range(len(varying)))
+    )
+
+
+def _note(shown: Sequence[Measure]) -> str:
+    """Return what the numbers are: means, the measures that need words, and marks."""
+    return " ".join(
+        [
+            "Mean ± standard deviation over n seeds.",
+            *(_NOTES[measure.name] for measure in shown if measure.name in _NOTES),
+            f"In each setting the best accuracy is bold and the second underlined ({CEILING}, the ceiling, aside).",
+        ]
     )
 
 
