@@ -39,10 +39,11 @@ def table(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_the_runs_own_test_samples_by_default(digits, command):
+@pytest.mark.parametrize("typed", ["--out={}", "out={}"])
+def test_the_runs_own_test_samples_by_default(digits, command, typed):
     outcome, _, labels = digits
     out = outcome.folder.parent.parent
-    code, printed, told = command("predict", outcome.record["run_id"], "--out", out)
+    code, printed, told = command("predict", outcome.record["run_id"], typed.format(out), "device=cpu")
     assert code == 0
     rows = table(printed)
     assert [int(row["label"]) for row in rows] == labels.tolist()

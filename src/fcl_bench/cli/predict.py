@@ -77,9 +77,14 @@ def parsed(arguments: list[str]) -> Any:
     )
     parser.add_argument("data", metavar="DATA", nargs="?", help=data)
     parser.add_argument("--to", metavar="FILE", help="write the table there (default: to the terminal)")
-    parser.add_argument("--out", default="outputs", metavar="FOLDER", help="where runs are looked for by id (outputs)")
-    parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:N (auto)")
-    return parser.parse_intermixed_args(arguments)
+    where = "where runs are looked for by id (outputs); out=FOLDER is the same"
+    parser.add_argument("--out", default="outputs", metavar="FOLDER", help=where)
+    parser.add_argument(
+        "--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:N (auto); or device=NAME"
+    )
+    # Both are keys of a run, and a user types them as for a run.
+    as_options = [f"--{typed}" if typed.startswith(("out=", "device=")) else typed for typed in arguments]
+    return parser.parse_intermixed_args(as_options)
 
 
 def _model(given: str, out: str) -> tuple[Path, Path | None]:
