@@ -104,7 +104,7 @@ closed-form: $(VENV)/.run
 	$(BIN)/fcl-tables --where data=features --where wire.factors=int8 --where split.imbalance=0.1 --name long-tail
 	$(BIN)/fcl-tables --where data=digits --where wire.factors=int8 --name closed-form-digits
 
-# Does the runs of docs/training.md and writes their tables: about three hours on two cores.
+# Does the runs of docs/training_study.md and writes their tables: about three hours on two cores.
 CIFAR100 ?= ../shared/data/cifar100
 SMALL := data=cifar100 data.path=$(CIFAR100) data.classes=25 data.per_class=300 tasks=5 backbone=tiny backbone.width=16
 TRAIN := $(BIN)/fcl-bench -m $(SMALL) seed=0,1,2 drift=20 method.training.rounds=10 method.training.epochs=2 \
