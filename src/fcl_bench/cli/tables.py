@@ -185,10 +185,7 @@ def _written(files: list[Path]) -> str:
 def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> list[Path]:
     """Show the runs as a table on the screen and write the files of tables and figures; return the files' paths."""
     from fcl_bench.results.collect import mixed
-    from fcl_bench.results.figures.costs import accuracy_against_cost, compared
-    from fcl_bench.results.figures.figure_files import figure_files
     from fcl_bench.results.figures.figure_set import FIGURES, figure_set
-    from fcl_bench.results.figures.style import drawn
     from fcl_bench.results.page.page import html_page
     from fcl_bench.results.summarise import summarise, told_apart, used_runs
     from fcl_bench.results.tables.markup import table_files
@@ -208,24 +205,47 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
     contents: dict[str, str | bytes] = dict(table_files(whole, arguments.format, summary_page))
     for name, table in parts.items():
         contents |= {f"{name}.{suffix}": content for suffix, content in table_files(table, arguments.format).items()}
-    if len(rivals := compared(summary)):
-        contents |= figure_files(accuracy_against_cost(rivals, "bytes"))
     wanted = FIGURES if arguments.figures is None else arguments.figures
     is_drawn = arguments.html or arguments.figures is not None
     figures = figure_set(frame, out / "runs", wanted, arguments.difference_to) if is_drawn else {}
     if arguments.figures is not None:
         _require_figures(arguments.figures, figures, arguments.reference is not None)
-        for name, figure in figures.items():
-            contents |= {f"{name}.{suffix}": content for suffix, content in figure_files(figure).items()}
+    drawn, svgs = _pictures(figures, summary, every_kind=arguments.figures is not None)
+    contents |= drawn
     if arguments.html:
         sheets = {table.name: table.sheet for table in (whole, *parts.values())}
-        drawings = {name: drawn(figure, "svg") for name, figure in figures.items()}
-        captions = {name: figure.caption for name, figure in figures.items()}
+        told = {name: figure.caption for name, figure in figures.items()}
         charts, plotly = _charts(frame, out / "runs")
-        contents["html"] = html_page(arguments.name, sheets, drawings, captions, charts, plotly)
+        contents["html"] = html_page(arguments.name, sheets, svgs, told, charts, plotly)
     files = _write(out / "tables", {f"{arguments.name}.{suffix}": content for suffix, content in contents.items()})
     _show(summary, whole.sheet)
     return files
+
+
+def _pictures(
+    figures: Mapping[str, Drawing], summary: pd.DataFrame, every_kind: bool
+) -> tuple[dict[str, str | bytes], dict[str, bytes]]:
+    """Return suffix -> content of the figures' files and of the summary's own picture, and each figure in svg.
+
+    Args:
+        every_kind: whether the figures have files; else only the page shows them, in svg.
+    """
+    from fcl_bench.results.figures.costs import accuracy_against_cost, compared
+    from fcl_bench.results.figures.figure_files import captions, pictures
+    from fcl_bench.results.figures.style import KINDS
+
+    drawn = {name: pictures(figure, KINDS if every_kind else ("svg",)) for name, figure in figures.items()}
+    contents: dict[str, str | bytes] = {}
+    for name, figure in figures.items() if every_kind else ():
+        contents.update((f"{name}.{kind}", content) for kind, content in drawn[name].items())
+        contents.update((f"{name}.{kind}", content) for kind, content in captions(figure).items())
+    if len(rivals := compared(summary)):
+        own = accuracy_against_cost(rivals, "bytes")
+        # The figure of this name is the same picture.
+        is_there = every_kind and "accuracy_against_bytes" in drawn
+        contents |= drawn["accuracy_against_bytes"] if is_there else pictures(own)
+        contents |= captions(own)
+    return contents, {name: found["svg"] for name, found in drawn.items()}
 
 
 def _charts(frame: pd.DataFrame, folder: Path) -> tuple[list[dict[str, Any]], str | None]:

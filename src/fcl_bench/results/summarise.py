@@ -39,7 +39,8 @@ def setting(frame: pd.DataFrame) -> list[str]:
     """Return the columns that describe the problem: the whole configuration except the method."""
     results = {"label", "family", "n", "seeds", "run_ids", *RUN_COLUMNS, *MEASURES}
     results |= {f"{measure}_{part}" for measure in MEASURES for part in ("mean", "std")}
-    rest = [column for column in frame if column not in (*results, *_PRIMARY, "method", *knobs(frame))]
+    others = {*results, *_PRIMARY, "method", *knobs(frame)}
+    rest = [column for column in frame if column not in others]
     rest = [column for column in rest if not by_task(re.sub("_(mean|std)$", "", column))]
     return [column for column in _PRIMARY if column in frame] + rest
 
