@@ -9,6 +9,7 @@ import textwrap
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.own_methods import own_method
 
 PAGE = (REPOSITORY / "docs" / "adding.md").read_text()
 #: Runs of indented lines, blank ones among them.
@@ -36,17 +37,12 @@ def block_with(text: str) -> str:
 )
 def test_a_method_of_the_page_runs_as_it_stands(name, code, knobs, overrides, tmp_path, monkeypatch, command):
     source = block_with(code)
-    (tmp_path / f"added_{name}.py").write_text(source)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    kind = re.findall(r"^class (\w+)\(", source, flags=re.M)[-1]
-    folder = tmp_path / "conf" / "method"
-    folder.mkdir(parents=True)
-    (folder / f"{name}.yaml").write_text(f"# From the page\n_target_: added_{name}.{kind}\n{knobs}")
+    own_method(tmp_path, monkeypatch, source, re.findall(r"^class (\w+)\(", source, flags=re.M)[-1], knobs)
     found = {
         "my_method": ("--config-dir", str(tmp_path / "conf")),
         "memory": (f"hydra.searchpath=[file://{tmp_path / 'conf'}]",),
     }[name]
-    code, _, err = command(*found, f"method={name}", "tasks=3", "clients=3", f"out={tmp_path / 'out'}", *overrides)
+    code, _, err = command(*found, "method=mine", "tasks=3", "clients=3", f"out={tmp_path / 'out'}", *overrides)
     assert (code, err) == (0, "")
     [file] = (tmp_path / "out" / "runs").glob(f"{name}-*/run.json")
     record = json.loads(file.read_text())
@@ -83,16 +79,12 @@ def test_a_class_that_lacks_something_is_refused_before_anything_is_written(
 ):
     source = block_with("class MyClient(")
     assert source.count(right) == 1
-    module = f"lacking_{tmp_path.name}"
-    (tmp_path / f"{module}.py").write_text(source.replace(right, wrong))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "conf" / "method").mkdir(parents=True)
-    (tmp_path / "conf" / "method" / "mine.yaml").write_text(f"# Mine\n_target_: {module}.MyMethod\nM: 64\nridge: 1\n")
+    path = own_method(tmp_path, monkeypatch, source.replace(right, wrong), "MyMethod", "M: 64\nridge: 1\n")
     found, out = ("--config-dir", str(tmp_path / "conf")), tmp_path / "out"
     code, _, err = command(*found, "method=mine", f"out={out}")
     assert code == 2
     [line] = err.splitlines()
-    assert f"method._target_={module}.MyMethod{told}" in line
+    assert f"method._target_={path}{told}" in line
     assert not out.exists()
 
 

@@ -8,6 +8,7 @@ import torch
 from fcl_bench.engine.contract import participants_of, require_unchanged, versions
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.method import Client, Server
+from tests.own_methods import own_method
 from tests.test_adding import FINETUNE, TRAINING, block_with
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -121,14 +122,9 @@ def test_a_slip_in_a_method_that_trains_is_one_line(slip, told, tmp_path, monkey
 def refused(code, kind, knobs, slip, told, tmp_path, monkeypatch, command, *overrides):
     right, wrong = slip
     assert code.count(right) == 1
-    # Each module has a name of its own, since modules stay imported.
-    module = f"slip_{tmp_path.name}"
-    (tmp_path / f"{module}.py").write_text(code.replace(right, wrong))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "conf" / "method").mkdir(parents=True)
-    (tmp_path / "conf" / "method" / "slip.yaml").write_text(f"# A slip\n_target_: {module}.{kind}\n{knobs}")
+    own_method(tmp_path, monkeypatch, code.replace(right, wrong), kind, knobs)
     conf, out = ("--config-dir", str(tmp_path / "conf")), tmp_path / "out"
-    status, _, err = command(*conf, "method=slip", "tasks=2", "clients=2", f"out={out}", *overrides)
+    status, _, err = command(*conf, "method=mine", "tasks=2", "clients=2", f"out={out}", *overrides)
     assert status == 2
     [line] = err.splitlines()
     assert line.startswith("fcl-bench: error: ")

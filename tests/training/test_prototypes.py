@@ -49,7 +49,7 @@ def network(sizes: list[int], seed: int = 3) -> PrototypeNetwork:
 
 def test_new_prototypes_follow_from_the_seed_and_are_small():
     ours, again, other = network([500, 2]), network([500, 2]), network([500, 2], seed=4)
-    weights = ours.heads[0].weight
+    weights = ours.heads[0].weight.detach()
     assert [name for name, _ in ours.named_parameters()] == ["heads.0.weight", "heads.1.weight"]
     assert torch.equal(weights, again.heads[0].weight)
     assert not torch.equal(weights, other.heads[0].weight)

@@ -1,0 +1,27 @@
+"""A method of an author's own, in a module and a YAML outside of the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+def own_method(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, kind: str, knobs: str) -> str:
+    """Write module and YAML below `folder`, so that `--config-dir FOLDER/conf method=mine` finds them.
+
+    Args:
+        source: the code of the module; its name differs from folder to folder, since modules stay imported.
+        kind: the method's class in it.
+        knobs: the YAML's keys.
+
+    Returns:
+        the class's path, as `_target_` has it.
+    """
+    module = f"own_{folder.name}"
+    (folder / f"{module}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(folder))
+    (folder / "conf" / "method").mkdir(parents=True)
+    path = f"{module}.{kind}"
+    (folder / "conf" / "method" / "mine.yaml").write_text(f"# Mine\n_target_: {path}\n{knobs}")
+    return path
