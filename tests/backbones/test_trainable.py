@@ -258,6 +258,13 @@ def test_tiny_halves_large_images_once_more(size, sides):
     assert Tiny(size=24).trainable(images(size), seed=0).size == 24
 
 
+@pytest.mark.parametrize(("width", "heads"), [(1, 1), (4, 2), (7, 2), (11, 4), (13, 4), (16, 8)])
+def test_a_tiny_transformer_has_heads_of_any_width(width, heads):
+    body = Tiny(width=width, architecture="vit").trainable(images(8), seed=0).build()
+    assert {module.num_heads for module in body.modules() if hasattr(module, "num_heads")} == {heads}
+    assert body(torch.zeros(2, 3, 8, 8)).shape == (2, 8 * width)
+
+
 def test_the_identity_of_a_plain_network_names_no_new_knobs(tmp_path):
     """Feature caches made before the knobs existed stay valid."""
     path, model = checkpoint(tmp_path, RESNET)

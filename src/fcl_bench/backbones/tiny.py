@@ -99,7 +99,7 @@ def _shorter_side(dataset: Dataset) -> int:
 
 
 def _transformer(width: int, size: int) -> nn.Module:
-    """Images (b, 3, size, size) to features (b, 8 width), by 4 x 4 patches and heads of dimension 16 or less."""
+    """Images (b, 3, size, size) to features (b, 8 width), by 4 x 4 patches and heads of about 16 features."""
     from timm.models.vision_transformer import VisionTransformer
 
     if size % _PATCHES:
@@ -108,7 +108,7 @@ def _transformer(width: int, size: int) -> nn.Module:
             f"backbone.size={_PATCHES * -(-size // _PATCHES)}, to which they are resized",
         )
     dimension = 8 * width
-    heads = max(1, dimension // 16)
+    heads = next(heads for heads in range(max(1, dimension // 16), 0, -1) if dimension % heads == 0)
     return VisionTransformer(
         img_size=size, patch_size=size // _PATCHES, embed_dim=dimension, depth=4, num_heads=heads, num_classes=0
     )

@@ -32,14 +32,13 @@ def within_scatter(G: torch.Tensor, S: torch.Tensor, n: torch.Tensor) -> torch.T
     return add_gram(scatter, (S[:, held].to(scatter) / n[held].to(scatter).sqrt()).T, -1)
 
 
-def contradiction(scatter: torch.Tensor, G: torch.Tensor, rounding: float) -> str:
-    """An error text if the scatter matrix of `G` has an eigenvalue below zero by more than rounding; "" otherwise.
+def contradiction(scatter: torch.Tensor, noise: float) -> str:
+    """An error text if the scatter matrix has an eigenvalue below zero by more than rounding; "" otherwise.
 
     Args:
-        scatter: (M, M) as `within_scatter` made it of G.
-        rounding: relative error of G's entries; see `linalg.solve.relative_rounding`.
+        scatter: (M, M) as `within_scatter` made it.
+        noise: its absolute error, in the Frobenius norm (`noise_of`).
     """
-    noise = noise_of(G, rounding)
     if noise == 0:
         return ""
     shifted = scatter.clone()
@@ -87,6 +86,13 @@ def solve_discriminant(
     return solve_symmetric(Sigma, means, rounding, shift)
 
 
-def noise_of(G: torch.Tensor, rounding: float) -> float:
-    """The absolute error, in the Frobenius norm, of a matrix that is a difference of terms of the size of G."""
-    return (rounding + len(G) * torch.finfo(torch.float64).eps) * float(torch.linalg.matrix_norm(G.to(torch.float64)))
+def noise_of(G: torch.Tensor, rounding: float, before: float = 0.0) -> float:
+    """The absolute error, in the Frobenius norm, of a matrix that is a difference of terms of the size of G.
+
+    Args:
+        G: (M, M).
+        rounding: relative error of its entries; see `linalg.solve.relative_rounding`.
+        before: the norm of a matrix, rounded alike, that G was made of by a difference; 0: there is none.
+    """
+    size = before + float(torch.linalg.matrix_norm(G.to(torch.float64)))
+    return (rounding + len(G) * torch.finfo(torch.float64).eps) * size

@@ -2,8 +2,8 @@
 
 The rule depends on the images' bytes alone. In each class the distinct images are sorted by their hashes (BLAKE2b, 128
 bits, of the encoded file), and the first ones are test images, until these are a fifth of the class: n/5 rounded to the
-nearest number, at least one. Equal images stay together, so no test image is trained on. Neither a seed nor the order
-of the files matters, so a parquet file and a folder with the same image files give the same cut.
+nearest number, at least one. Equal images of a class stay together. Neither a seed nor the order of the files matters,
+so a parquet file and a folder with the same image files give the same cut.
 """
 
 from __future__ import annotations

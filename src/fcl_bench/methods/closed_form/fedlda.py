@@ -81,6 +81,7 @@ class FedLDAServer(DiscriminantServer):
     Attributes:
         grams: (maps, M, M) sum of (h - o)(h - o)'; B is the class sums of h - o, too.
         offset: o (M,), what clients subtract; None: nothing.
+        uncentred: (maps,) the norm of each Gram matrix before the offset was taken out of it; 0 if it never was.
         shares: the share of the identity in the covariance of each map, as last solved.
     """
 
@@ -91,6 +92,7 @@ class FedLDAServer(DiscriminantServer):
         M = self.dimension // method.maps
         self.grams = self.zeros(method.maps, M, M)
         self.offset: torch.Tensor | None = None
+        self.uncentred = torch.zeros(method.maps, dtype=torch.float64)
         self.shares: list[float] = []
         self._task = self._stage = 0
         #: The sums of the stage `offset`: of h, and the number of samples.
@@ -159,6 +161,8 @@ class FedLDAServer(DiscriminantServer):
         """Make the grand mean so far the offset: sum (h - o)(h - o)' = G - N o o'."""
         N = int(self.n.sum())
         self.offset = self.B.sum(dim=1) / max(N, 1)
+        # What rounding did to these sums stays in the difference, which may be far smaller.
+        self.uncentred = torch.linalg.matrix_norm(self.grams.double()).cpu()
         for G, own in zip(self.grams, self.offset.split(self.grams.shape[-1]), strict=True):
             add_gram(G, own.unsqueeze(0), -N)
         self.B -= torch.outer(self.offset, self.n.to(self.offset))
@@ -167,18 +171,21 @@ class FedLDAServer(DiscriminantServer):
         """The discriminants of each map; the largest condition number, and the first trouble."""
         maps = self.method.maps
         parts = self.B.chunk(maps), self.means().to(torch.float64).chunk(maps)
-        solved = [self._discriminants(G, S, means) for G, S, means in zip(self.grams, *parts, strict=True)]
+        rounding = relative_rounding(self.problem.dtype, self.problem.wire.dtype)
+        noises = [noise_of(G, rounding, own) for G, own in zip(self.grams, self.uncentred.tolist(), strict=True)]
+        solved = [self._discriminants(*given) for given in zip(self.grams, *parts, noises, strict=True)]
         self.shares = [share for share, _ in solved]
         found = [solution for _, solution in solved]
         trouble = next((solution.trouble for solution in found if solution.trouble), "")
         W = torch.cat([solution.W for solution in found]).to(self.B)
         return Solution(W, max(solution.condition for solution in found), trouble)
 
-    def _discriminants(self, G: torch.Tensor, S: torch.Tensor, means: torch.Tensor) -> tuple[float, Solution]:
-        """The share of the identity, and W (M, C) of one map."""
-        rounding = relative_rounding(self.problem.dtype, self.problem.wire.dtype)
+    def _discriminants(
+        self, G: torch.Tensor, S: torch.Tensor, means: torch.Tensor, noise: float
+    ) -> tuple[float, Solution]:
+        """The share of the identity, and W (M, C) of one map, whose scatter matrix is off by `noise`."""
         scatter = self.denoised(within_scatter(G, S, self.n), self.uploads)
-        if objection := contradiction(scatter, G, rounding):
+        if objection := contradiction(scatter, noise):
             kind, _, _ = objection.partition(":")
             self.notices.tell(kind, f"{self.method.name}, {self.B.shape[1]} classes seen: {objection}")
         N, C = int(self.n.sum()), int((self.n > 0).sum())
@@ -191,7 +198,7 @@ class FedLDAServer(DiscriminantServer):
             share = float(self.method.shrinkage)
         mean = self.method.shrinkage == "oas" or self.method.target == "mean"
         level = trace / len(Sigma) if mean else 1.0
-        return share, solve_discriminant(Sigma, means, share, level, noise_of(G, rounding) / freedom)
+        return share, solve_discriminant(Sigma, means, share, level, noise / freedom)
 
     def biases(self) -> torch.Tensor:
         """-mu_c'w_c / 2 + log prior_c, less o'w_c: (C,), and (maps, C) with several maps."""
@@ -207,11 +214,12 @@ class FedLDAServer(DiscriminantServer):
 
     def statistics(self) -> dict[str, torch.Tensor]:
         offset = {} if self.offset is None else {"offset": self.offset}
-        return {**super().statistics(), "G": self.grams, **offset}
+        return {**super().statistics(), "G": self.grams, "uncentred": self.uncentred, **offset}
 
     def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
         super().load_statistics(state)
         self.grams = state["G"].to(self.grams)
+        self.uncentred = state.get("uncentred", self.uncentred)
         self.offset = state["offset"].to(self.grams) if "offset" in state else None
 
 
@@ -240,6 +248,11 @@ class FedLDA(DiscriminantMethod):
     divide: str = knob("N-C", choices=("N-C", "N"))
     prior: str = knob("uniform", choices=("uniform", "counts"))
     centre: str = knob("none", choices=("none", "later_tasks", "all_tasks"))
+
+    @property
+    def revision(self) -> int:  # type: ignore[override]
+        """2 if the first task's sums come without an offset, since what rounding did to them now counts; else 1."""
+        return 2 if self.centre == "later_tasks" else 1
 
     @property
     def summands(self) -> Mapping[str, str]:
