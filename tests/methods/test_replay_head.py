@@ -8,6 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from fcl_bench.errors import UserError
+from fcl_bench.methods.gradient.fedlwf import FedLwF
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.joint_training import JointTraining
 from fcl_bench.methods.gradient.replay_head import MOMENTS, Gaussian
@@ -65,6 +66,16 @@ def test_its_stage_has_the_bytes_of_the_formulas():
             told = int((np.bincount(labels.numpy() - 2 * row.task, minlength=2) > 1).sum())
             square = d * d * told if covariance == "full" else d * c
             assert row.up_bytes == 4 * (c + d * c + square)
+
+
+def test_its_stage_sends_nothing_but_the_model_to_clients_that_did_not_train():
+    """Half of the clients train in a round; everyone is asked for moments, and no teacher goes with it."""
+    tasks, sent = feature_tasks(0, [2, 2, 2], [[9, 6, 5, 7], [8, 4, 7, 6], [6, 6, 6, 6]]), []
+    for kind in (FineTune, FedLwF):
+        method = kind(training(rounds=1, fraction=0.5), on="features", replay_head="gaussian", loss_over="task")
+        rows = learnt(method, feature_problem(), tasks).state.ledger.uploads
+        sent.append([row.down_bytes for row in rows if row.stage == MOMENTS])
+    assert sent[0] == sent[1]
 
 
 def test_a_new_task_predicts_by_its_trained_heads_until_its_moments_are_in():

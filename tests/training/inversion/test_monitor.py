@@ -104,7 +104,22 @@ def test_versions_tell_models_apart():
     run(best, [[0.5, 0.4], [0.3, 0.3]])
     assert (best.last_version, best.best_version) == (1, 3)
     best.begin(2)
-    assert (best.last_version, best.best_version) == (3, 3)
+    assert (best.last_version, best.best_version) == (3, 0)
+
+
+def test_a_task_without_gradients_has_no_best_model():
+    """The old model of the next task is then the last one, which has all heads, and not that of two tasks ago."""
+    best = BestModels()
+    run(best, [[0.5, 0.4]])
+    best.begin(1)
+    assert number(best.last) == 0.0
+    best.begin(2)
+    assert best.last is None
+    for rule in (("never", "gradients"), ("once", "task")):
+        best = BestModels(*rule)
+        run(best, [[0.5], [0.6]])
+        best.begin(2)
+        assert number(best.best) == 1.0
 
 
 def test_a_model_is_copied():

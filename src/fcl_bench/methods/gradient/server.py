@@ -112,7 +112,8 @@ class GradientServer(Half, Server):
         state = {name: value.clone() for name, value in self.network.state().items()}
         changing = self.network.changing().keys()
         heads = self.heads.to_message()
-        extra = self.extra_broadcast()
+        # Moments are taken of the model alone, also by clients that have not trained in this task.
+        extra = {} if self.stage == MOMENTS else self.extra_broadcast()
         if self.stage != MODEL:
             # The task's last model: named by the task, since it is sent in every such stage and counts once.
             # Before the task's first round of the model there is none.

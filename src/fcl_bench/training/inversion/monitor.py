@@ -69,6 +69,9 @@ class BestModels:
             self._shift()
         if self._resets == "task" or (self._resets == "once" and task == 1):
             self.performance = 0.0
+        if self._resets == self._shifts == "task":
+            # A task without gradients has no best model, and the one of the task before is not its.
+            self.best, self.best_version = None, 0
 
     def gradients_came(self) -> None:
         """A round brought gradients, and so the monitor has other images."""
