@@ -108,6 +108,8 @@ SHARED_HEAD = {
     "finetune": FineTune(training=training(momentum=0.9)),
     "fot": FOT(training=training(momentum=0.9), frozen_stages=1, columns=32),
     "fedprotip": FedProTIP(training=training(momentum=0.9), frozen_stages=1, columns=32, threshold=0.3, tip=None),
+    # It decays weights that have no gradient.
+    "finetune, frozen heads, adamw": FineTune(training=training(optimizer="adamw", lr=0.01), frozen_heads=True),
 }
 
 

@@ -207,7 +207,6 @@ def test_a_pool_goes_round_in_shuffled_passes_whatever_the_batches_are(size):
     passes = [tuple(labels[begin : begin + 7]) for begin in range(0, 7 * 12, 7)]
     assert all(sorted(one) == list(range(0, 70, 10)) for one in passes)
     assert len(set(passes)) > 8
-    assert source.batches_per_pass(size) == int(np.ceil(7 / size))
 
 
 def test_pools_images_are_what_the_network_sees_of_bytes():

@@ -74,6 +74,15 @@ class Objective:
                 if parameter.grad is not None:
                     parameter.grad[rows] = 0
 
+    def held(self, network: Network) -> list[tuple[torch.nn.Parameter, list[int], torch.Tensor]]:
+        """The rows that rest, with their values: for an optimiser that moves weights without a gradient (AdamW)."""
+        return [
+            (parameter, rows, parameter.detach()[rows].clone())
+            for head, rows in self.resting.items()
+            for parameter in network.heads[head].parameters()
+            if parameter.requires_grad and rows
+        ]
+
     def pull(self) -> tuple[Mapping[str, torch.Tensor], float, float | None] | None:
         """What `direction` adds to the gradients if it is strength (w - centre), then clipping: for `side_by_side`.
 

@@ -106,7 +106,8 @@ class Trainer:
         """A step for every batch of every epoch; returns the last loss, 0 without a batch."""
         knobs, loss = self.training, torch.zeros((), device=self._device)
         weights = [weight for group in optimiser.param_groups for weight in group["params"]]
-        decay = 0.0 if knobs.optimizer == "adamw" else knobs.weight_decay
+        # AdamW decays weights by itself, whatever their gradients are.
+        decay, held = (0.0, objective.held(network)) if knobs.optimizer == "adamw" else (knobs.weight_decay, [])
         for _ in range(knobs.epochs):
             for inputs, labels in samples.batches(knobs.batch_size, self.augment, generator):
                 batch = self.standardise(inputs)
@@ -121,6 +122,8 @@ class Trainer:
                 add_weight_decay(weights, decay)
                 objective.direction(network)
                 optimiser.step()
+                for parameter, rows, values in held:
+                    parameter.data[rows] = values
         return loss if linear is None else linear.loss()
 
     @torch.inference_mode()

@@ -46,10 +46,6 @@ class ImagePool:
         images = self._augment(self._images.index_select(0, chosen), self._generator)
         return self._standardise(images), self._labels[chosen]
 
-    def batches_per_pass(self, count: int) -> int:
-        """How many batches of `count` a pass has, the last one perhaps smaller."""
-        return -(-len(self._labels) // count)
-
 
 class GeneratedImages:
     """Images that a client draws from a generator that was sent, new ones in every batch.

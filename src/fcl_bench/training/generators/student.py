@@ -18,7 +18,8 @@ def reinitialised(network: N) -> N:
     student = copy.deepcopy(network)
     for module in student.modules():
         renew = getattr(module, "reset_parameters", None)
-        if callable(renew):
+        # torch warns of a head without classes, which has nothing to renew.
+        if callable(renew) and any(own.numel() for own in module.parameters(recurse=False)):
             renew()
     for name, value in student.named_parameters():
         # Parameters that never train are not learnt anew.
