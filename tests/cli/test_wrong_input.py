@@ -73,6 +73,12 @@ BAD_INPUT = [
         "method=afl method.rank=3",
         "unknown key method.rank: it belongs to centred_sketch, fedran, lorm, pilora (method=afl has M, ",
     ),
+    # Choices that another one brings.
+    ("experiment=stsa_table1 method.rank=3", " (method=stsa has M, "),
+    ("data=sites partition.min_size=0", " (partition=iid has no keys)"),
+    ("data=cifar100 backbone.width=3", " (backbone=resnet18 has name, "),
+    ("profile=quick backbone.pretrained=true", " (backbone=tiny has width, "),
+    ("method=stsa method.training.lr=1", " (method=stsa has M, "),
     ("data.path={}/good.npz", "(did you mean data=features data.path="),
     ("data=cifar100 data.path={}/good.npz", "is an .npz file, and data=cifar100 reads a folder"),
     ("hydra.verbose=1", "hydra.verbose=1 has the wrong type (true, false, or the name of a logger"),
@@ -242,6 +248,13 @@ def test_wrong_input_is_one_line_exit_2_and_nothing_written(command, inputs, typ
     assert told in line
     assert line.endswith(")")
     assert {path for path in written(inputs) - before if not path.endswith((".log", ".lock"))} == set()
+
+
+def test_a_key_that_no_run_of_a_sweep_has_names_the_first_choice(command, tmp_path):
+    code, _, err = command("-m", "method=stsa,afl", "method.rank=3", f"out={tmp_path}")
+    assert code == 2
+    assert "unknown key method.rank: it belongs to centred_sketch, " in err
+    assert "(method=stsa has M, " in err
 
 
 def test_the_table_of_wrong_input_is_long_enough():
