@@ -201,7 +201,13 @@ def _unknown_choice(group: str, choice: str) -> UserError:
 
 def _unknown_key(key: str, typed: list[str]) -> UserError:
     """Name the choice that lacks `key`, the choices that have it, and the existing keys."""
-    top, chosen = _composed(_choosing(typed))
+    from hydra.errors import HydraException
+
+    try:
+        top, chosen = _composed(_choosing(typed))
+    except HydraException:
+        # The overrides of a sweep's run do not say in which folder (--config-dir) a choice of one's own is.
+        return UserError(f"unknown key {key}", SEE_HELP)
     known, beside = _dotted(top), _keys_beside(key, top)
     if key in known:
         return UserError(f"{key} takes no new keys in this form", f"+{key}.KEY=VALUE")
@@ -210,14 +216,19 @@ def _unknown_key(key: str, typed: list[str]) -> UserError:
 
 
 def _choosing(typed: list[str]) -> list[str]:
-    """Return the arguments that choose, with the first choice of those that a sweep goes through (`method=stsa,afl`).
+    """Return the arguments that choose, with the first choice of those that a sweep goes through (`method=stsa,afl`),
+    and where there are choices outside of `conf/`.
 
     A sweep of which no run composes ends with the error of the first.
     """
     made = []
-    for text in typed:
-        key, _, value = text.lstrip("+").partition("=")
-        if key in (*groups(), _PRESET) and "(" not in value:
+    for text, following in zip(typed, [*typed[1:], ""], strict=True):
+        key, has_value, value = text.lstrip("+").partition("=")
+        if key in ("--config-dir", "-cd"):
+            made.append(f"hydra.searchpath=['file://{os.path.abspath(value if has_value else following)}']")
+        elif key == "hydra.searchpath":
+            made.append(text)
+        elif key in (*groups(), _PRESET) and "(" not in value:
             made.append(text if "[" in value else text.partition(",")[0])
     return made
 
