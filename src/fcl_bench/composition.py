@@ -13,14 +13,19 @@ from omegaconf import DictConfig, OmegaConf
 from fcl_bench.config import GROUPS, YAML_LOADER
 
 
-def composed(overrides: Iterable[str] = ()) -> DictConfig:
-    """The configuration that Hydra composes from `overrides`, typed as after `fcl-bench`. Raises Hydra's own errors."""
+def composed(overrides: Iterable[str] = (), with_hydra: bool = False) -> DictConfig:
+    """The configuration that Hydra composes from `overrides`, typed as after `fcl-bench`. Raises Hydra's own errors.
+
+    Args:
+        overrides: keys and choices.
+        with_hydra: keep Hydra's own keys, below `hydra`; `hydra.runtime.choices` has the choice of each group.
+    """
     # Imported only here and in the functions below: not every command composes, and Hydra takes a while to load.
     from hydra import compose, initialize_config_dir
 
     register_presets()
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return compose("config", overrides=list(overrides))
+        return compose("config", overrides=list(overrides), return_hydra_config=with_hydra)
 
 
 def lay_over(config: DictConfig, overrides: Iterable[str]) -> None:

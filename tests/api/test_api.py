@@ -171,6 +171,9 @@ def test_a_sweep_has_a_row_for_every_combination(out, made):
 def test_a_sweep_of_one_method_that_fails_throughout(out):
     frame = fcl_bench.sweep("stsa", beta=[-1, 0], out=out)
     assert list(frame["error"].str.contains("is out of range")) == [True, True]
+    assert frame[["data", "A_avg", "up_max_mib", "run_id", "path"]].isna().all(axis=None)
+    assert np.isnan(frame.groupby("beta")["A_avg"].mean()).all()
+    assert {"A_T", "error"} <= set(fcl_bench.sweep(seed=[], out=out))
 
 
 def test_runs_are_selected_as_by_fcl_tables(made, out):

@@ -106,6 +106,15 @@ def test_features_and_their_own_labels(featured, command):
     assert command("predict", outcome.folder)[1] == printed  # its own test set
 
 
+def test_a_data_set_with_its_keys(featured, command):
+    outcome, file = featured
+    expected = [row["class"] for row in table(command("predict", outcome.folder, file)[1])]
+    for typed in (("data=features", f"data.path={file}"), (f"data.path={file}", "data=features")):
+        code, printed, told = command("predict", outcome.folder, *typed)
+        assert code == 0, told
+        assert [row["class"] for row in table(printed)] == expected
+
+
 def test_what_cannot_be_asked_is_told_in_a_line(digits, featured, command, tmp_path):
     outcome, pixels, _ = digits
     np.savez(tmp_path / "wide.npz", x=np.zeros((3, 5)))
@@ -132,6 +141,10 @@ def test_what_cannot_be_asked_is_told_in_a_line(digits, featured, command, tmp_p
         ((tmp_path / "empty",), "holds no complete run"),
         ((ours, "nope"), "nope is no file and no folder"),
         ((ours, "data=nope"), "data=nope is not known"),
+        ((ours, "data=features"), "data=features needs data.path"),
+        ((ours, "data=features", "data.pth=x"), "unknown key data.pth (did you mean data.path"),
+        ((ours, "data.path=x"), "data.path=x needs a data set beside it (data=NAME, such as "),
+        ((ours, "images.npz", "data.path=x"), "data.path=x needs a data set beside it"),
         *(((ours, f"data={odd}"), f"data={odd} is no choice") for odd in ("[1]", "1", "null", "{a:1}")),
         ((ours, f"data={'x' * 300}"), "is not known (choices: "),
         ((ours, tmp_path / "empty"), "holds no images"),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from itertools import takewhile
 
+import numpy as np
 import pytest
 import yaml
 from omegaconf import OmegaConf
@@ -18,6 +19,7 @@ from fcl_bench.cli.suggestions import meant
 from fcl_bench.composition import composed, config_dir
 from fcl_bench.config import GROUPS, load_settings
 from fcl_bench.execution.plan import make_plan
+from tests.conftest import write_features
 
 CHOICES = [(group, name) for group in groups() for name in choices_of(group) if group not in WHOLE_RUNS]
 
@@ -112,6 +114,22 @@ def test_the_commands_that_are_shown_compose(group, command):
         settings = load_settings(composed([word for word in words if "=" in word]))
         if group in ("noise", "secure"):  # which do not suit every method
             make_plan(settings)
+
+
+@pytest.mark.parametrize("choice", ["backbone=identity", "data=features", "data=sites", "split=given"])
+def test_the_commands_for_files_of_ones_own_fit_these(choice, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_features(tmp_path / "FEATURES.npz")
+    numbers = np.arange(8)
+    np.savez("TEST.npz", x=np.eye(8), column=numbers % 4, task=numbers % 4 // 2)
+    words = shlex.split(command("show", choice)[1].partition("example:")[2])[1:]
+    settings = load_settings(composed(words))
+    group, _, name = choice.partition("=")
+    assert getattr(settings, group).name == name
+    if settings.transport.name == "flower":  # whose plan asks the nodes
+        assert len(settings.split.cut(settings.data.load(), settings.scalars.tasks, 0).tasks) == 2
+    else:
+        make_plan(settings)
 
 
 def test_what_is_meant_by_a_word_is_a_key():

@@ -25,6 +25,8 @@ def inputs(tmp_path):
     (tmp_path / "weights.bin").write_bytes(b"x")
     (tmp_path / "weights.safetensors").write_bytes(b"not weights")
     (tmp_path / "file").write_text("a file, not a folder")
+    (tmp_path / "own" / "method").mkdir(parents=True)
+    (tmp_path / "own" / "method" / "ours.yaml").write_text("defaults:\n  - stsa\n\nours: 1\n")
     (tmp_path / "broken" / "method").mkdir(parents=True)
     (tmp_path / "broken" / "method" / "tab.yaml").write_text("M: 1\n\tridge: 2\n")
     (tmp_path / "broken" / "method" / "twice.yaml").write_text("M: 1\nM: 2\n")
@@ -73,6 +75,12 @@ BAD_INPUT = [
         "method=afl method.rank=3",
         "unknown key method.rank: it belongs to centred_sketch, fedran, lorm, pilora (method=afl has M, ",
     ),
+    # Choices that another one brings.
+    ("experiment=stsa_table1 method.rank=3", " (method=stsa has M, "),
+    ("data=sites partition.min_size=0", " (partition=iid has no keys)"),
+    ("data=cifar100 backbone.width=3", " (backbone=resnet18 has name, "),
+    ("profile=quick backbone.pretrained=true", " (backbone=tiny has width, "),
+    ("method=stsa method.training.lr=1", " (method=stsa has M, "),
     ("data.path={}/good.npz", "(did you mean data=features data.path="),
     ("data=cifar100 data.path={}/good.npz", "is an .npz file, and data=cifar100 reads a folder"),
     ("hydra.verbose=1", "hydra.verbose=1 has the wrong type (true, false, or the name of a logger"),
@@ -86,6 +94,9 @@ BAD_INPUT = [
     ("--cfg jobs", "--cfg=jobs is not known (did you mean job? choices: all, hydra, job)"),
     ("--config-dir", "--config-dir needs a value (such as --config-dir VALUE)"),
     ("--config-dir {}/broken method=tab", "broken/method/tab.yaml, line 2, column 1: found character"),
+    ("--config-dir {}/own method=ours method.rank=3", " (method=ours has M, activation, gamma, scale_scores, ours)"),
+    ("--config-dir={}/own method=ours method.our=3", "unknown key method.our (did you mean method.ours or "),
+    ("hydra.searchpath=[file://{}/own] method=ours method.our=3", "(did you mean method.ours or "),
     (
         "--config-dir {}/broken method=twice",
         "broken/method/twice.yaml, line 2, column 1: found duplicate key M (a YAML",
@@ -242,6 +253,19 @@ def test_wrong_input_is_one_line_exit_2_and_nothing_written(command, inputs, typ
     assert told in line
     assert line.endswith(")")
     assert {path for path in written(inputs) - before if not path.endswith((".log", ".lock"))} == set()
+
+
+def test_a_key_that_no_run_of_a_sweep_has_names_the_first_choice(command, tmp_path):
+    code, _, err = command("-m", "method=stsa,afl", "method.rank=3", f"out={tmp_path}")
+    assert code == 2
+    assert "unknown key method.rank: it belongs to centred_sketch, " in err
+    assert "(method=stsa has M, " in err
+
+
+def test_a_sweep_over_a_choice_of_ones_own_tells_an_unknown_key_in_a_line(command, inputs):
+    code, _, err = command("-m", "--config-dir", inputs / "own", "method=ours,afl", "method.our=3", f"out={inputs}/o")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "unknown key method.our" in err
 
 
 def test_the_table_of_wrong_input_is_long_enough():

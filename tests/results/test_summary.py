@@ -144,6 +144,7 @@ def test_best_and_second_are_marked_in_each_setting_and_the_ceiling_aside():
     page = markdown(summary)
     assert "**71.00**" in page
     assert page.count("<u>70.00</u>") == 2
+    assert "(joint and joint_training, the ceilings, aside)" in page
 
 
 def test_small_sizes_keep_three_digits():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
 from rich.console import Console
 
 from fcl_bench.sweeps.jobs import DONE, FAILED, JobReport
@@ -31,6 +34,19 @@ def test_the_table_has_mean_deviation_and_best_of_each_setting():
     only_seeds = [report_of(n, f"seed={n}") for n in range(3)]
     assert shown(only_seeds) == [["all runs", "3", "91.00 ± 1.00", "81.00 ± 1.00", "82.00 (2)", "2"]]
     assert results_table([JobReport(0, [], FAILED, 2)], set()) is None
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_ceiling_is_not_the_best(command, feature_file, tmp_path):
+    small = ("data=features", f"data.path={feature_file}", f"out={tmp_path}", "tasks=2", "clients=2", "device=cpu")
+    out = command("-m", "method=joint,afl,fedncm", *small)[1]
+    assert re.search(r"^highest mean A_T \(joint aside\): method=(afl|fedncm)$", out, flags=re.MULTILINE)
+    methods = ("stsa", "afl", "joint")
+    reports = [report_of(n, f"method={method}", method=method) for n, method in enumerate(methods)]
+    assert results_table(reports, {"method"})[1] == "highest mean A_T (joint aside): method=afl"
+    assert results_table(reports[1:], {"method"})[1] == ""
+    ceilings = [report_of(n, f"beta={n}", method="joint") for n in range(2)]
+    assert results_table(ceilings, {"beta"})[1] == "highest mean A_T: beta=1"
 
 
 def test_a_list_in_brackets_is_shown_as_it_was_typed(capsys):

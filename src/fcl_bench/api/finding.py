@@ -15,7 +15,7 @@ from fcl_bench.results.collect import collect, selected
 from fcl_bench.results.finding import run_folder
 
 #: The columns that come first, in this order.
-_FIRST = (
+FIRST = (
     *("method", "data", "beta", "clients", "tasks", "seed"),
     *("A_avg", "A_T", "forgetting", "up_max_mib", "seconds_per_task", "error"),
 )
@@ -37,7 +37,7 @@ def runs(out: str | Path = "outputs", **where: Any) -> pd.DataFrame:
     folder = user_path("out", str(out)) / "runs"
     frame = collect(folder)
     if frame.empty:
-        return pd.DataFrame(columns=[*_FIRST[:-1], "run_id", "path"])
+        return pd.DataFrame(columns=[*FIRST[:-1], "run_id", "path"])
     frame["path"] = [str(folder / name) for name in frame["folder"]]
     return arranged(selected(frame, [f"{key}={_values(value)}" for key, value in where.items()]))
 
@@ -57,7 +57,7 @@ def load(run: str | Path, out: str | Path = "outputs") -> Run:
 
 def arranged(frame: pd.DataFrame, first: Iterable[str] = ()) -> pd.DataFrame:
     """Return `frame` with the most important columns first, and with rows numbered from 0."""
-    front = [column for column in dict.fromkeys((*first, *_FIRST)) if column in frame]
+    front = [column for column in dict.fromkeys((*first, *FIRST)) if column in frame]
     return frame[[*front, *(column for column in frame if column not in front)]].reset_index(drop=True)
 
 

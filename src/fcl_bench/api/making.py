@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
 
 from fcl_bench.api.composing import Overrides, settings_of, typed
-from fcl_bench.api.finding import arranged
+from fcl_bench.api.finding import FIRST, arranged
 from fcl_bench.api.recorded import Run
 from fcl_bench.cli.job import storage_error
 from fcl_bench.data.shared import sharing
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.results.collect import frame_of, run_row
+from fcl_bench.results.measures import MEASURES
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +59,11 @@ def sweep(*methods: str, overrides: Overrides = (), **keys: Any) -> pd.DataFrame
             job = dict(zip(axes, values, strict=True))
             shown = {key: value for key, value in job.items() if _swept(keys[key])}
             rows.append({**shown, **_row(overrides, job)})
-    return arranged(frame_of(rows), first=[key for key in axes if _swept(keys[key])])
+    frame = frame_of(rows)
+    # Where no run was made, these columns are there as well, and empty.
+    absent = [name for name in dict.fromkeys((*FIRST, *MEASURES, "run_id", "path")) if name not in frame]
+    frame = frame.assign(**{name: math.nan if name in MEASURES else None for name in absent})
+    return arranged(frame, first=[key for key in axes if _swept(keys[key])])
 
 
 def _with_method(method: Any, keys: dict[str, Any]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def carry_out(config: Any, report: JobReport) -> int:
         else:
             outcome = run(settings, tracking)
             report.run, report.was_complete = str(outcome.folder), outcome.was_complete
-            report.result = _result(outcome.record)
+            report.result, report.method = _result(outcome.record), outcome.record["method"]
             if outcome.was_complete:
                 say("this run is complete already; its record follows (force=true repeats the run)")
             print_record(outcome.record, report.run)

@@ -27,6 +27,8 @@ COMMANDS = {
 SEE_HELP = "fcl-bench --help lists keys and choices"
 #: Keys whose values are paths.
 _PATHS = ("out", "data.path", "backbone.checkpoint", "cache.dir")
+#: The group of the presets that a run of an experiment's grid consists of.
+_PRESET = "experiment/preset"
 #: Hydra's groups of which most choices write a log file.
 _LOGGING = ("hydra/job_logging", "hydra/hydra_logging")
 #: Hydra's keys for the working folder of a job, and the values that leave it where it is: a sweep would look for its
@@ -199,16 +201,40 @@ def _unknown_choice(group: str, choice: str) -> UserError:
 
 def _unknown_key(key: str, typed: list[str]) -> UserError:
     """Name the choice that lacks `key`, the choices that have it, and the existing keys."""
-    chosen = [text for text in typed if text.partition("=")[0] in groups() and "," not in text]
-    top = _composed(chosen)
+    from hydra.errors import HydraException
+
+    try:
+        top, chosen = _composed(_choosing(typed))
+    except HydraException:
+        # The overrides of a sweep's run do not say in which folder (--config-dir) a choice of one's own is.
+        return UserError(f"unknown key {key}", SEE_HELP)
     known, beside = _dotted(top), _keys_beside(key, top)
     if key in known:
         return UserError(f"{key} takes no new keys in this form", f"+{key}.KEY=VALUE")
-    return unknown_key(key, [*known, *groups()], beside, typed)
+    value = next((text.partition("=")[2] for text in typed if text.lstrip("+").partition("=")[0] == key), "")
+    return unknown_key(key, value, [*known, *groups()], beside, chosen)
 
 
-def _composed(chosen: list[str]) -> Any:
-    """Return the configuration of these choices as mappings and lists; that of the defaults if they do not compose."""
+def _choosing(typed: list[str]) -> list[str]:
+    """Return the arguments that choose, with the first choice of those that a sweep goes through (`method=stsa,afl`),
+    and where there are choices outside of `conf/`.
+
+    A sweep of which no run composes ends with the error of the first.
+    """
+    made = []
+    for text, following in zip(typed, [*typed[1:], ""], strict=True):
+        key, has_value, value = text.lstrip("+").partition("=")
+        if key in ("--config-dir", "-cd"):
+            made.append(f"hydra.searchpath=['file://{os.path.abspath(value if has_value else following)}']")
+        elif key == "hydra.searchpath":
+            made.append(text)
+        elif key in (*groups(), _PRESET) and "(" not in value:
+            made.append(text if "[" in value else text.partition(",")[0])
+    return made
+
+
+def _composed(chosen: list[str]) -> tuple[Any, dict[str, str]]:
+    """Return the configuration of these choices as mappings and lists, and the choice of each group in it."""
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
@@ -218,9 +244,10 @@ def _composed(chosen: list[str]) -> Any:
     before = hydra.hydra
     hydra.clear()
     try:
-        return OmegaConf.to_container(composed(chosen))
+        top: Any = OmegaConf.to_container(composed(chosen, with_hydra=True))
     finally:
         hydra.hydra = before
+    return top, top.pop("hydra")["runtime"]["choices"]
 
 
 def _dotted(node: Any, prefix: str = "") -> list[str]:
@@ -232,11 +259,11 @@ def _dotted(node: Any, prefix: str = "") -> list[str]:
 
 
 def _keys_beside(key: str, top: Any) -> list[str]:
-    """Return the keys that share the parent of `key`; the top-level keys if the parent does not exist."""
+    """Return the keys that share the parent of `key`, or the nearest part above it that exists."""
     parent = key.rpartition(".")[0]
     node = top
     for part in parent.split(".") if parent else ():
         node = node.get(part) if isinstance(node, dict) else None
     if not isinstance(node, dict):
-        return list(top)
+        return _keys_beside(parent, top)
     return [f"{parent}.{name}" if parent else name for name in node if name != "_target_"]

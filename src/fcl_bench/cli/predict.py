@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,7 +46,7 @@ def work(arguments: list[str]) -> int:
 
     path, folder = _model(asked.run, asked.out)
     model = Model(path, asked.device)
-    about = _about(asked.data, model, folder)
+    about = _about(asked.data, asked.keys, model, folder)
     labels, scores = model.answers(about.inputs, about.tasks)
     name_of = dict(zip(model.labels.tolist(), model.class_names.tolist(), strict=True))
     given = (name_of[label] for label in labels.tolist())
@@ -73,7 +74,8 @@ def parsed(arguments: list[str]) -> Any:
     parser.add_argument("run", metavar="RUN", help="folder or id of a run, or its model.safetensors")
     data = (
         "an .npz file (x_test or images or features; y_test or labels if known), an .npy file, an image, a folder of "
-        "images or with a folder per class, or data=NAME for the test samples of a data set; default: the run's own"
+        "images or with a folder per class, or data=NAME for the test samples of a data set, with its keys as a run "
+        "takes them (data.path=FOLDER); default: the run's own"
     )
     parser.add_argument("data", metavar="DATA", nargs="?", help=data)
     parser.add_argument("--to", metavar="FILE", help="write the table there (default: to the terminal)")
@@ -82,9 +84,13 @@ def parsed(arguments: list[str]) -> Any:
     parser.add_argument(
         "--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:N (auto); or device=NAME"
     )
-    # Both are keys of a run, and a user types them as for a run.
-    as_options = [f"--{typed}" if typed.startswith(("out=", "device=")) else typed for typed in arguments]
-    return parser.parse_intermixed_args(as_options)
+    # All these are keys of a run, and a user types them as for a run, wherever they stand.
+    keys = [typed for typed in arguments if re.match(r"data\.[\w.]+=", typed)]
+    others = [typed for typed in arguments if typed not in keys]
+    as_options = [f"--{typed}" if typed.startswith(("out=", "device=")) else typed for typed in others]
+    asked = parser.parse_intermixed_args(as_options)
+    asked.keys = keys
+    return asked
 
 
 def _model(given: str, out: str) -> tuple[Path, Path | None]:
@@ -100,11 +106,13 @@ def _model(given: str, out: str) -> tuple[Path, Path | None]:
     return folder / "model.safetensors", folder
 
 
-def _about(data: str | None, model: Model, folder: Path | None) -> _Asked:
+def _about(data: str | None, keys: list[str], model: Model, folder: Path | None) -> _Asked:
+    if data is not None and data.startswith("data="):
+        return _data_set(data, keys)
+    if keys:
+        raise UserError(f"{keys[0]} needs a data set beside it", f"data=NAME, such as data=imagefolder {keys[0]}")
     if data is None:
         return _own(folder)
-    if data.startswith("data="):
-        return _data_set(data.removeprefix("data="))
     path = user_path("DATA", data)
     if path.is_dir():
         return _folder(path, model)
@@ -126,11 +134,11 @@ def _own(folder: Path | None) -> _Asked:
     return _Asked(inputs, [str(index) for index in indices.tolist()], labels, tasks)
 
 
-def _data_set(name: str) -> _Asked:
+def _data_set(data: str, keys: list[str]) -> _Asked:
     from fcl_bench.cli.overrides import composed_as_typed, ordered
     from fcl_bench.config import load_settings
 
-    test = load_settings(composed_as_typed(ordered([f"data={name}"]))).data.load().test
+    test = load_settings(composed_as_typed(ordered([data, *keys]))).data.load().test
     return _Asked(test.inputs, [str(index) for index in range(len(test))], test.labels)
 
 

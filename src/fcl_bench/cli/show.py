@@ -16,16 +16,21 @@ USAGE = """usage: fcl-bench show                 the groups
        fcl-bench show GROUP=CHOICE    its keys with their defaults, its paper, its cost, a command
        fcl-bench show KEY             what a key is, and which choices have it
 """
+#: A run whose samples stay at their sites, with the server's test samples.
+_SITES = "fcl-bench transport=flower data=sites data.path=TEST.npz method=afl clients=3 tasks=2"
 #: Commands of choices that need more than `group=choice`.
 _EXAMPLES = {
+    "backbone=identity": "fcl-bench data=features data.path=FEATURES.npz backbone=identity",
     "backbone=timm": "fcl-bench data=cifar100 backbone=timm backbone.name=resnet50.a1_in1k",
     "data=features": "fcl-bench data=features data.path=FEATURES.npz",
     "data=imagefolder": "fcl-bench data=imagefolder data.path=FOLDER",
     "data=domainnet": "fcl-bench data=domainnet tasks=6",
+    "data=sites": _SITES,
     "faults=listed": "fcl-bench faults=listed 'faults.late=[3@0]'",
     "noise=gaussian": "fcl-bench method=stsa noise=gaussian noise.epsilon=8",
     "secure=sums": "fcl-bench method=stsa secure=sums",
     "split=domain_incremental": "fcl-bench data=vtab split=domain_incremental",
+    "split=given": f"{_SITES} split=given",
     "transport=flower": "fcl-bench transport=flower transport.link=localhost:8000",
     "transport=ranks": "torchrun --nproc-per-node 2 -m fcl_bench transport=ranks",
 }

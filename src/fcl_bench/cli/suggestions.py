@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from fcl_bench.cli.knobs import WHOLE_RUNS, choices_of, default_choices, groups, keys_ending, owners, top_level
+from fcl_bench.cli.knobs import WHOLE_RUNS, choices_of, groups, keys_ending, owners, top_level
 from fcl_bench.errors import UserError, choices
 
 #: Words of papers and other tools -> our keys for them; a key with the same name as the word is suggested after these.
@@ -61,20 +61,20 @@ def unknown_choice(group: str, choice: str, options: Collection[str]) -> UserErr
     return UserError(told, listed)
 
 
-def unknown_key(key: str, known: Sequence[str], beside: Sequence[str], typed: Collection[str]) -> UserError:
+def unknown_key(
+    key: str, value: str, known: Sequence[str], beside: Sequence[str], chosen: Mapping[str, str]
+) -> UserError:
     """Return the error for a key that the composed configuration does not have.
 
     Args:
-        key: as typed, without its value.
+        key, value: as typed.
         known: every key of the configuration that is composed without it, dotted, and its groups.
         beside: the keys that share the key's parent.
-        typed: all arguments; they say which choices were made.
+        chosen: group -> its choice in that configuration, whether it was typed or came with another.
     """
-    pairs = [text.lstrip("+").partition("=") for text in typed]
-    chosen = {group: choice for group, _, choice in pairs if group in groups()}
     group, _, below = key.partition(".")
     if below and group in groups() and group not in WHOLE_RUNS and (having := owners(group, below)):
-        return _of_others(group, key, having, chosen, beside, next((value for k, _, value in pairs if k == key), ""))
+        return _of_others(group, key, value, having, chosen[group], beside)
     likely = meant(key)
     if here := [candidate for candidate in likely if candidate in known][:_MOST]:
         return UserError(f"unknown key {key}", f"did you mean {' or '.join(here)}?")
@@ -83,8 +83,7 @@ def unknown_key(key: str, known: Sequence[str], beside: Sequence[str], typed: Co
         group, _, below = first.partition(".")
         having = owners(group, below) if group in groups() else []
         return UserError(
-            f"unknown key {key}",
-            f"did you mean {first}? {_listed(having)}; {_which(group, chosen)} does not",
+            f"unknown key {key}", f"did you mean {first}? {_listed(having)}; {group}={chosen.get(group)} does not"
         )
     return UserError(f"unknown key {key}", choices(beside, key))
 
@@ -121,20 +120,13 @@ def no_override(argument: str, value: str | None, commands: Collection[str], oth
     return UserError(told, f"{near.partition('?')[0]}?" if near.startswith("did you mean") else otherwise)
 
 
-def _of_others(
-    group: str, key: str, having: list[str], chosen: dict[str, str], beside: Sequence[str], value: str
-) -> UserError:
-    """Return the error for a key that other choices of its group have."""
+def _of_others(group: str, key: str, value: str, having: list[str], choice: str, beside: Sequence[str]) -> UserError:
+    """Return the error for a key that other choices of its group have, and `choice` lacks."""
     own = ", ".join(name.removeprefix(f"{group}.") for name in beside) or "no keys"
-    remedy = f"{_which(group, chosen)} has {own}"
+    remedy = f"{group}={choice} has {own}"
     if key == "data.path" and value.endswith(".npz"):
         remedy = f"did you mean data=features data.path={value}? {remedy}"
     return UserError(f"unknown key {key}: it belongs to {_names(having)}", remedy)
-
-
-def _which(group: str, chosen: dict[str, str]) -> str:
-    """Return the choice of `group` that applies, as far as the arguments say."""
-    return f"{group}={chosen.get(group) or default_choices().get(group)}"
 
 
 def _listed(having: list[str]) -> str:

@@ -32,6 +32,7 @@ class JobReport:
         run: the run's folder.
         result: the accuracies in percent and the upload in MiB of a complete run; None where not defined.
         warnings: the run's warnings, each text once.
+        method: the method of a complete run.
     """
 
     number: int
@@ -44,6 +45,7 @@ class JobReport:
     run: str = ""
     result: dict[str, float | None] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    method: str = ""
 
     @property
     def command(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -75,7 +75,7 @@ def end_line(report: JobReport, total: int | None, keys: set[str], elsewhere: bo
 
 def results_table(reports: Iterable[JobReport], keys: set[str]) -> tuple[Table, str] | None:
     """Return a table with one row per setting (the varying keys except the seed), in the order of the jobs, and a line
-    with the best; None if nothing was measured.
+    with the best of those that compete; None if nothing was measured.
 
     Cells are means over the seeds with the standard deviation (n - 1), with the best run's A_T beside them.
     """
@@ -101,14 +101,28 @@ def results_table(reports: Iterable[JobReport], keys: set[str]) -> tuple[Table, 
     ]
     left_out = f" ({len(rows) - _MOST} more settings are in the tables)" if len(rows) > _MOST else ""
     title = f"Results, mean over the seeds{left_out}"
-    highest = max(settings, key=lambda name: _value(settings[name], "A_T"))
-    line = f"highest mean A_T: {highest}" if len(settings) > 1 and _value(settings[highest], "A_T") > -1 else ""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for number, header in enumerate(headers):
         table.add_column(header, justify="left" if number == 0 else "right", overflow="fold")
     for name, *numbers in rows[:_MOST]:
         table.add_row(Text(name), *numbers)  # a list in brackets, such as presets, is no markup
-    return table, line
+    return table, _highest(settings)
+
+
+def _highest(settings: Mapping[str, list[JobReport]]) -> str:
+    """Return a line with the best setting; "" if fewer than two compete. Ceilings compete only with each other."""
+    # Imported only now: it brings pandas, which the rest of a sweep does without.
+    from fcl_bench.results.summarise import CEILINGS
+
+    aside = {found[0].method for found in settings.values()} & set(CEILINGS)
+    rivals = [name for name, found in settings.items() if found[0].method not in aside]
+    if not rivals:
+        rivals, aside = list(settings), set()
+    highest = max(rivals, key=lambda name: _value(settings[name], "A_T"))
+    if len(rivals) < 2 or _value(settings[highest], "A_T") < 0:
+        return ""
+    left_out = f" ({' and '.join(sorted(aside))} aside)" if aside else ""
+    return f"highest mean A_T{left_out}: {highest}"
 
 
 def failures(reports: Iterable[JobReport], output: str = "") -> list[str]:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fcl_bench.config import text
 from fcl_bench.results.measures import MEASURES, Measure
-from fcl_bench.results.summarise import CEILING, CEILINGS, knobs, setting, signature, varying_setting
+from fcl_bench.results.summarise import CEILINGS, knobs, setting, signature, varying_setting
 from fcl_bench.results.tables.cells import Cell, Sheet, Table, best_and_second, decimals, mean_cell, value_cell
 from fcl_bench.results.tables.markup import markdown_table
 
@@ -76,7 +76,8 @@ def _note(shown: Sequence[Measure]) -> str:
         [
             "Mean ± standard deviation over n seeds.",
             *(_NOTES[measure.name] for measure in shown if measure.name in _NOTES),
-            f"In each setting the best accuracy is bold and the second underlined ({CEILING}, the ceiling, aside).",
+            "In each setting the best accuracy is bold and the second underlined"
+            f" ({' and '.join(CEILINGS)}, the ceilings, aside).",
         ]
     )
 
