@@ -186,11 +186,7 @@ def mixed(frame: pd.DataFrame) -> list[str]:
 
 
 def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    identity = dict(record.get("features") or {})
-    if record.get("draws_weights"):
-        identity.pop("weights", None)  # they differ between seeds, over which runs are averaged
-    features = content_hash()
-    features.update(json.dumps(identity, sort_keys=True).encode())
+    features = content_hash(json.dumps(_features(record, config), sort_keys=True).encode())
     return {
         "method": record["method"],
         **dict(_flat(config.get("method", {}), "method.")),
@@ -217,6 +213,25 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
         "features": features.hexdigest()[:8],
         "data_fingerprint": str(record.get("data_fingerprint"))[:8],
     }
+
+
+def _features(record: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what determines a run's features, the same for all seeds of one configuration."""
+    identity = dict(record.get("features") or {})
+    if record.get("draws_weights"):
+        identity.pop("weights", None)  # they differ between seeds, over which runs are averaged
+        # The hash of all weights told the source of those that are not drawn. An entry is added only where there is a
+        # source, since the fingerprints of networks from scratch stand in the reference tables.
+        backbone = config.get("backbone", {})
+        if backbone.get("pretrained"):
+            identity["pretrained"] = True
+        if given := record.get("checkpoint") or backbone.get("checkpoint"):  # older runs have the path alone
+            identity["checkpoint"] = given
+    precision = (record.get("precision") or {}).get("features")
+    if record.get("adapt", "none") != "none" and precision not in (None, "float32"):
+        # The features come from the adapted network, and `features` describes the one that adaptation began with.
+        identity["precision"] = precision
+    return identity
 
 
 def measured(record: Mapping[str, Any], single: Collection[str] = ()) -> dict[str, Any]:
