@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 #: Columns that tell runs of one configuration apart. Every other column is a measure or part of the configuration.
-RUN_COLUMNS = ("seed", "run_id", "folder", "profile", "experiment", "git_commit", "written")
+RUN_COLUMNS = ("seed", "run_id", "folder", "profile", "experiment", "evaluate_rounds", "git_commit", "written")
 
 #: The parts of the configuration that the record holds; knobs of a group's choice that matter are columns too.
 _RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks")
@@ -87,6 +87,7 @@ def run_row(folder: Path, record: Mapping[str, Any], single: Collection[str] = (
     """
     run = {"seed": record["seed"], "run_id": record["run_id"], "folder": folder.name}
     run |= {"profile": record.get("profile", "full"), "experiment": record.get("experiment")}
+    run |= {"evaluate_rounds": (record.get("rounds") or {}).get("every", 0)}
     run |= {"git_commit": record["environment"].get("git_commit")}
     run |= {"written": (folder / "run.json").stat().st_mtime}
     return {**_configuration(record, resolved_config(folder / "config.yaml")), **measured(record, single), **run}
