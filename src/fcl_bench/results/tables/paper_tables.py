@@ -89,7 +89,7 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
         if not state and quick:
             stands = stand_ins(cell, settings_of(overrides(cell)))
             state = "" if stands else NO_EXPERIMENT
-            differences = {index: [] for _, settings in stands for index in matcher.exactly(settings)}
+            differences = {index: [] for _, settings in stands for index in matcher.exactly(settings, cell["metric"])}
             command = {"command": f"fcl-bench {shlex.join(stands[0][0])}" if stands else NOTHING}
         elif not state:
             differences = matcher.differences(cell)

@@ -1,0 +1,48 @@
+"""Which runs stand beside a printed number where several of one seed could, and how their lines are marked."""
+
+from __future__ import annotations
+
+import pytest
+
+from fcl_bench.papers.matching import Matcher, settings_of
+from fcl_bench.results.collect import collect
+from fcl_bench.results.summarise import used_runs
+from tests.results.test_paper_tables import OURS, cell, table_of
+from tests.small_runs import run_in
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+SMALL = ("method=fedran", "method.M=32", "method.rank=8", "tasks=2", "clients=2", "beta=0.1")
+TRAINED = ("method.on=features", "method.training.rounds=3", "method.training.epochs=1")
+
+
+def runs_in(out):
+    return used_runs(collect(out / "runs"))
+
+
+def test_writing_predictions_down_is_no_other_setting(tmp_path):
+    run_in(tmp_path, *SMALL, "predictions=true")
+    assert table_of(runs_in(tmp_path), tmp_path / "runs", cell()).values[f"{OURS} n"].tolist() == [1]
+
+
+def test_the_best_of_other_rounds_than_the_papers_is_not_compared(tmp_path):
+    """The best of every second round is another choice on test data; the last round's accuracy is the same."""
+    for seed, every in ((0, 1), (1, 2), (2, 0)):
+        run_in(
+            tmp_path, "method=finetune", *TRAINED, "tasks=1", "clients=2", f"evaluate_rounds={every}", f"seed={seed}"
+        )
+    runs, matched = runs_in(tmp_path), " ".join([*TRAINED, "evaluate_rounds=1"])
+    said = {"method": "finetune", "tasks": "1", "setting": matched}
+    best, last = (table_of(runs, tmp_path / "runs", cell(metric=name, **said)) for name in ("A_T_best", "A_T"))
+    assert (best.values[f"{OURS} n"].tolist(), last.values[f"{OURS} n"].tolist()) == ([1], [3])
+    assert best.runs.set_index("seed")["differs"].to_dict() == {
+        0: "nothing",
+        1: "evaluate_rounds=1, here 2",
+        2: "evaluate_rounds=1, here nothing",
+    }
+    matcher = Matcher(runs, tmp_path / "runs")
+    wanted = settings_of(
+        ("method=finetune", "data=digits", "backbone=pixels", "tasks=1", "clients=2", *matched.split())
+    )
+    found = {metric: runs.loc[matcher.exactly(wanted, metric), "seed"].tolist() for metric in ("A_T_best", "A_T")}
+    assert found == {"A_T_best": [0], "A_T": [0, 1, 2]}
