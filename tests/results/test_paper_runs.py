@@ -46,3 +46,17 @@ def test_the_best_of_other_rounds_than_the_papers_is_not_compared(tmp_path):
     )
     found = {metric: runs.loc[matcher.exactly(wanted, metric), "seed"].tolist() for metric in ("A_T_best", "A_T")}
     assert found == {"A_T_best": [0], "A_T": [0, 1, 2]}
+
+
+def test_a_seed_that_was_run_with_and_without_bounds_counts_once(tmp_path):
+    for bounds, seed in (("false", 0), ("true", 0), ("false", 1)):
+        run_in(tmp_path, *SMALL, f"method.bounds={bounds}", f"seed={seed}")
+    runs = runs_in(tmp_path)
+    runs.loc[~runs["method.bounds"] & (runs["seed"] == 0), "A_avg"] = 0.0
+    newest = runs[runs["method.bounds"] | (runs["seed"] == 1)]
+    table = table_of(runs, tmp_path / "runs", cell())
+    assert table.values[f"{OURS} n"].tolist() == [2]
+    assert table.values[f"{OURS} mean"].tolist() == [newest["A_avg"].mean()]
+    told = table.runs.set_index("run_id")
+    assert set(told.index[told["used"]]) == set(newest["run_id"])
+    assert told.loc[~told["used"], "differs"].tolist() == ["nothing; a newer run of its seed counts"]

@@ -94,14 +94,18 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
         elif not state:
             differences = matcher.differences(cell)
         found = groups_of(differences, runs, [key for key in STATED if not cell[key]]) or {"": []}
-        for at, indices in found.items():
+        used: set[Any] = set()
+        for at, matching in found.items():
+            indices = _newest(runs.loc[matching])
+            used.update(indices)
             line = {"cell": position, "at": _where(cell, at), "state": state or (HAS_RUNS if indices else NOT_RUN)}
             counted = {"nominal": nominal(cell), "as_sent": as_sent(cell)}
             lines.append(line | command | counted | _ours(cell, runs.loc[indices]))
         for index, differing in differences.items():
             known = {key: cell[key] for key in ("row", "column", "metric")}
             known |= {key: runs.loc[index, key] for key in ("run_id", "seed", "device", "protocol")}
-            behind.append({**known, "used": not differing, "differs": "; ".join(differing) or "nothing"})
+            nothing = "nothing" if index in used else "nothing; a newer run of its seed counts"
+            behind.append({**known, "used": index in used, "differs": "; ".join(differing) or nothing})
     title, said = f"{paper}, {table}", notes(paper, table, cells["metric"].isin(SIZES).any())
     if quick:
         title, said = f"{title}, in miniature", [MINIATURE, *said]
@@ -114,6 +118,14 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
         paper_values(whole, frame),
         pd.DataFrame(behind, columns=list(_RUNS)),
     )
+
+
+def _newest(runs: pd.DataFrame) -> list[Any]:
+    """Return the index of the newest run of each seed: runs that differ in keys that are free measure the same."""
+    if runs.empty:
+        return []
+    newest = runs.sort_values("written", kind="stable").drop_duplicates(["device", "protocol", "seed"], keep="last")
+    return list(newest.index.sort_values())
 
 
 def _where(cell: pd.Series, at: str) -> str:
