@@ -60,3 +60,24 @@ def test_a_seed_that_was_run_with_and_without_bounds_counts_once(tmp_path):
     told = table.runs.set_index("run_id")
     assert set(told.index[told["used"]]) == set(newest["run_id"])
     assert told.loc[~told["used"], "differs"].tolist() == ["nothing; a newer run of its seed counts"]
+
+
+def test_lines_of_different_settings_do_not_compete(tmp_path):
+    """The paper leaves beta open: ours at two values is no contest, nor is the printed number beside each of them."""
+    for rank, beta in ((8, 0.1), (8, 1), (16, 0.1)):
+        run_in(tmp_path, *SMALL, f"method.rank={rank}", f"beta={beta}")
+    runs = runs_in(tmp_path)
+    runs["A_avg"] = runs["method.rank"].map({8: 50.0, 16: 40.0}) + 40 * (runs["beta"] == 1)
+
+    def marks(*cells):
+        sheet = table_of(runs, tmp_path / "runs", *cells).sheet
+        columns = [sheet.headers.index(header) for header in ("where", "printed", f"{OURS} (n)")]
+        return [(row[columns[0]].text, *(row[column].mark for column in columns[1:])) for row in sheet.rows]
+
+    wide, narrow = (cell(beta="", row=str(r), setting=f"method.M=32 method.rank={r}", value=str(r)) for r in (8, 16))
+    assert marks(wide) == [("beta 0.1", "", ""), ("beta 1", "", "")]
+    assert marks(wide, narrow) == [
+        ("beta 0.1", "underline", "bold"),
+        ("beta 1", "underline", ""),
+        ("beta 0.1", "bold", "underline"),
+    ]

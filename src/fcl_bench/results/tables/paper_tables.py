@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fcl_bench.config import text
 from fcl_bench.engine.checkpoint import read_json
 from fcl_bench.errors import UserError, choices
 from fcl_bench.papers.experiments import MINIATURE, stand_ins
@@ -93,12 +94,15 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
             command = {"command": f"fcl-bench {shlex.join(stands[0][0])}" if stands else NOTHING}
         elif not state:
             differences = matcher.differences(cell)
-        found = groups_of(differences, runs, [key for key in STATED if not cell[key]]) or {"": []}
+        left_open = [key for key in STATED if not cell[key]]
+        found = groups_of(differences, runs, left_open) or {"": []}
         used: set[Any] = set()
         for at, matching in found.items():
             indices = _newest(runs.loc[matching])
             used.update(indices)
-            line = {"cell": position, "at": _where(cell, at), "state": state or (HAS_RUNS if indices else NOT_RUN)}
+            chosen = [text(runs.loc[indices[0], key]) for key in left_open] if indices else []
+            line = {"cell": position, "at": _where(cell, at), "open": ", ".join(chosen)}
+            line |= {"state": state or (HAS_RUNS if indices else NOT_RUN)}
             counted = {"nominal": nominal(cell), "as_sent": as_sent(cell)}
             lines.append(line | command | counted | _ours(cell, runs.loc[indices]))
         for index, differing in differences.items():
@@ -111,7 +115,7 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
         title, said = f"{title}, in miniature", [MINIATURE, *said]
     # It is NaN where nothing is counted.
     frame = pd.DataFrame(lines).astype({"nominal": float, "as_sent": float})
-    whole = cells.loc[frame.pop("cell")].reset_index(drop=True)
+    whole = cells.loc[frame["cell"]].reset_index(drop=True)
     return Table(
         "-".join(re.findall(r"\w+", f"{paper} {table}".lower())),
         paper_sheet(title, whole, frame, said),
