@@ -29,6 +29,13 @@ _PRIMARY = (
     *("wire.dtype", "wire.factors", "device"),
 )
 
+#: Columns of the setting whose values never share a panel, and what would share it.
+_NEVER_TOGETHER = {
+    "device": "numbers of two devices",
+    "protocol": "numbers of two protocols",
+    "tasks": "streams of two lengths",
+}
+
 
 def knobs(frame: pd.DataFrame) -> list[str]:
     """Return the columns that hold the methods' knobs."""
@@ -49,10 +56,13 @@ def told_apart(frame: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
     """Treat `keys` of the setting as knobs, so that they distinguish methods: rows that differ in them share a panel.
 
     Raises:
-        UserError: a key does not belong to the setting.
+        UserError: a key does not belong to the setting, or its values never share a panel.
     """
-    known = setting(frame)
+    known = [key for key in setting(frame) if key not in _NEVER_TOGETHER]
     for key in keys:
+        if key in _NEVER_TOGETHER:
+            why = f"{_NEVER_TOGETHER[key]} never share a panel"
+            raise UserError(f"--together {key}: {why}", f"another key, or --where {key}=VALUE for one alone")
         if key not in known:
             raise UserError(f"--together {key} is no key of the setting", choices(known, key))
     return frame.rename(columns={key: f"method.{key}" for key in keys})
