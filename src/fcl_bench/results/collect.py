@@ -133,10 +133,14 @@ def selected(frame: pd.DataFrame, conditions: list[str], runs: Path | None = Non
 
 
 def _records(frame: pd.DataFrame, runs: Path | None) -> pd.DataFrame:
-    """Return all keys of the runs' run.json, nested ones with dots, on the index of `frame`; empty without a folder."""
+    """Return all keys of the runs' run.json, nested ones with dots, on the index of `frame`; none without a folder.
+
+    Reference runs have no folder of their own.
+    """
     if runs is None:
         return pd.DataFrame(index=frame.index)
-    rows = [dict(_flat(json.loads((runs / folder / "run.json").read_text()))) for folder in frame["folder"]]
+    texts = [(runs / folder / "run.json").read_text() if folder else "{}" for folder in frame["folder"]]
+    rows = [dict(_flat(json.loads(told))) for told in texts]
     return pd.DataFrame(rows, frame.index, dtype=object)
 
 
