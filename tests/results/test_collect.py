@@ -257,6 +257,16 @@ def test_what_a_table_mixes_is_told(finished):
     ]
 
 
+def test_a_code_revision_is_chosen_by_what_the_line_shows(finished):
+    frame = collect(finished)
+    dirty = f"{'0123456789' * 4}-dirty"
+    frame["git_commit"] = [dirty, None]
+    [line] = mixed(frame)
+    assert f"{dirty} (1), unknown (1)" in line
+    for value, expected in ((dirty, frame["seed"][0]), ("unknown", frame["seed"][1])):
+        assert selected(frame, [f"git_commit={value}"])["seed"].tolist() == [expected]
+
+
 def test_how_processes_met_is_no_setting(runs):
     """One seed over Flower and one in a process are two of one setting; those of a tree, which adds otherwise, not."""
     first = sorted(runs.glob("fedran*"))[0]

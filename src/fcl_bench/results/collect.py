@@ -33,8 +33,11 @@ _BESIDE = ("drift", "evaluate_rounds", "predictions", "experiment", "profile")
 _MEETING = ("transport.link", "transport.ca", "transport.meeting")
 _NEITHER = ("transport", "device", "threads", "out", "force", "preview", "cache", "checkpoint_rounds", *_BESIDE)
 _LEFT_OUT = {*_RECORDED, "method", "seed", *_NEITHER}
-#: How many mixed values a message lists, and how many characters of each.
-_VALUES, _SHOWN = 4, 40
+#: How many mixed values a message lists, and how many characters of each: a whole git commit with "-dirty" after it, so
+#: that `--where` takes what is shown.
+_VALUES, _SHOWN = 4, 46
+#: What a run without a known revision of the code has as its `git_commit`, in messages and in conditions.
+_UNKNOWN = "unknown"
 #: The files that are read here and by the code that draws the runs.
 _READ = {"config.yaml", "tasks.csv", "uploads.csv", "rounds.csv", "accuracy_matrix.csv", "task_aware_matrix.csv"}
 #: Keys that older runs lack, with the value that those runs used; `resolved_config` fills in the knobs marked `added`.
@@ -124,6 +127,8 @@ def selected(frame: pd.DataFrame, conditions: list[str], runs: Path | None = Non
                 raise UserError(f"--where {condition}: unknown key {key}", choices(known, key, most=len(known)))
             column = records[key].reindex(frame.index)
         there = column.map(text)
+        if key == "git_commit":
+            there = there.replace("", _UNKNOWN)
         values = [value if value in set(there) else number_text(value) for value in wanted.split(",")]
         for value in values:
             if value not in set(there):
@@ -182,7 +187,7 @@ def mixed(frame: pd.DataFrame) -> list[str]:
         ("devices", "device", frame["device"]),
         ("code revisions", "git_commit", frame["git_commit"]),
     ):
-        count = values.map(lambda value: text(value) or "unknown").value_counts(sort=False)
+        count = values.map(lambda value: text(value) or _UNKNOWN).value_counts(sort=False)
         if len(count) > 1:
             listed = ", ".join(f"{str(value)[:_SHOWN]} ({runs})" for value, runs in list(count.items())[:_VALUES])
             more = f" and {len(count) - _VALUES} more" if len(count) > _VALUES else ""
