@@ -153,9 +153,9 @@ def test_values_read_as_they_are_typed(value, typed):
 @pytest.fixture
 def choice():
     return made_up(
-        {"method_rank": 8, "seed": 0},
-        {"method_rank": 32, "seed": 1, "beta": 1.0},
-        {"method": "stsa", "seed": 2, "beta": "null"},
+        {"method_rank": 8, "seed": 0, "steps": "[1, 2]", "origin": "a, b"},
+        {"method_rank": 32, "seed": 1, "beta": 1.0, "steps": "[]", "origin": "c"},
+        {"method": "stsa", "seed": 2, "beta": "null", "origin": "c"},
     )
 
 
@@ -170,6 +170,11 @@ def choice():
         (["method=fedran", "method.rank=8"], [0]),
         (["seed=2"], [2]),
         (["run_id=run1"], [1]),
+        (["steps=[1, 2]"], [0]),
+        (["steps=[1,2]"], [0]),
+        (["steps=[],[1, 2]"], [0, 1]),
+        (["origin=a, b"], [0]),
+        (["origin=c"], [1, 2]),
     ],
 )
 def test_conditions_choose_runs(choice, conditions, seeds):

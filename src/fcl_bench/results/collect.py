@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def frame_of(rows: list[dict[str, Any]], single: Collection[str] = ()) -> pd.Dat
 
 
 def selected(frame: pd.DataFrame, conditions: list[str], runs: Path | None = None) -> pd.DataFrame:
-    """Return the runs that meet all of `conditions` (key=value, or key=value,value).
+    """Return the runs that meet all of `conditions` (key=value, or key=value,value; a list in brackets is one value).
 
     A key is a column of `frame` or, if the folder `runs` is given, any other key of run.json, such as
     `environment.torch`. A condition on a knob does not affect methods without it: method.rank=16 keeps STSA, which has
@@ -129,12 +130,32 @@ def selected(frame: pd.DataFrame, conditions: list[str], runs: Path | None = Non
         there = column.map(text)
         if key == "git_commit":
             there = there.replace("", _UNKNOWN)
-        values = [value if value in set(there) else number_text(value) for value in wanted.split(",")]
+        values = _values(wanted, set(there))
         for value in values:
             if value not in set(there):
                 raise UserError(f"--where {condition}: no run has {key}={value}", choices(set(there) - {""}, value))
         frame = frame[there.isin(values) | (key.startswith("method.") & (there == ""))]
     return frame
+
+
+def _values(wanted: str, there: Collection[str]) -> list[str]:
+    """Return the values of a condition, as tables write them; commas within a value or a list's brackets do not part.
+
+    Args:
+        wanted: as the user typed it.
+        there: the values that runs have.
+    """
+    typed = [wanted] if wanted in there else re.split(r",(?![^\[]*\])", wanted)
+    return [value if value in there else _list_text(value) or number_text(value) for value in typed]
+
+
+def _list_text(value: str) -> str:
+    """Return a list as tables write it, whatever its spaces; "" for what is no list."""
+    try:
+        found = json.loads(value) if value.startswith("[") else None
+    except ValueError:
+        return ""
+    return "" if found is None else json.dumps(found)
 
 
 def _records(frame: pd.DataFrame, runs: Path | None) -> pd.DataFrame:
