@@ -153,9 +153,9 @@ def test_values_read_as_they_are_typed(value, typed):
 @pytest.fixture
 def choice():
     return made_up(
-        {"method_rank": 8, "seed": 0},
-        {"method_rank": 32, "seed": 1, "beta": 1.0},
-        {"method": "stsa", "seed": 2, "beta": "null"},
+        {"method_rank": 8, "seed": 0, "steps": "[1, 2]", "origin": "a, b"},
+        {"method_rank": 32, "seed": 1, "beta": 1.0, "steps": "[]", "origin": "c"},
+        {"method": "stsa", "seed": 2, "beta": "null", "origin": "c"},
     )
 
 
@@ -170,6 +170,11 @@ def choice():
         (["method=fedran", "method.rank=8"], [0]),
         (["seed=2"], [2]),
         (["run_id=run1"], [1]),
+        (["steps=[1, 2]"], [0]),
+        (["steps=[1,2]"], [0]),
+        (["steps=[],[1, 2]"], [0, 1]),
+        (["origin=a, b"], [0]),
+        (["origin=c"], [1, 2]),
     ],
 )
 def test_conditions_choose_runs(choice, conditions, seeds):
@@ -255,6 +260,16 @@ def test_what_a_table_mixes_is_told(finished):
         "These runs mix profiles: full (1), quick (1); --where profile=VALUE takes one.",
         "These runs mix code revisions: 0123456789abcdef (1), unknown (1); --where git_commit=VALUE takes one.",
     ]
+
+
+def test_a_code_revision_is_chosen_by_what_the_line_shows(finished):
+    frame = collect(finished)
+    dirty = f"{'0123456789' * 4}-dirty"
+    frame["git_commit"] = [dirty, None]
+    [line] = mixed(frame)
+    assert f"{dirty} (1), unknown (1)" in line
+    for value, expected in ((dirty, frame["seed"][0]), ("unknown", frame["seed"][1])):
+        assert selected(frame, [f"git_commit={value}"])["seed"].tolist() == [expected]
 
 
 def test_how_processes_met_is_no_setting(runs):

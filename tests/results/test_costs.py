@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 
+from fcl_bench.results.figures import canvas as layout
 from fcl_bench.results.figures.canvas import canvas
 from fcl_bench.results.figures.costs import accuracy_against_cost, log_costs, pareto_front
+from fcl_bench.results.figures.style import line_look
 from fcl_bench.results.summarise import summarise, used_runs
 from tests.results.frames import made_up
 
@@ -124,6 +126,18 @@ def test_settings_beyond_four_are_counted_with_the_option_that_draws_them():
     assert len(figure.axes) == 8
     told = figure.caption
     assert "2 more settings have no panel here; to draw others: fcl-tables --figures --where beta=0.5." in told
+
+
+@pytest.mark.parametrize("longest", [20, 29, 38, 39, 44])
+def test_a_legend_is_within_its_figure(longest):
+    figure, _ = canvas(2, 2, ["a figure"])
+    names = [f"fedran {number} (rank 256, ridge 0.001, M 8192)".ljust(longest)[:longest] for number in range(6)]
+    layout.legend(figure, {name: line_look(("#0072B2", "o"), number) for number, name in enumerate(names)})
+    figure.canvas.draw()
+    [below] = figure.legends
+    extent = below.get_window_extent()
+    assert extent.x0 >= 0
+    assert extent.x1 <= figure.bbox.width
 
 
 points = st.lists(st.tuples(st.floats(0, 9), st.floats(0, 100) | st.just(float("nan"))), max_size=12)

@@ -273,6 +273,20 @@ def test_rounds_are_drawn_against_rounds_upload_and_seconds(tmp_path):
         assert all(left.x1 < right.x0 for left, right in itertools.pairwise(sorted(ends, key=lambda end: end.x0)))
 
 
+def test_seeds_tested_at_different_rounds_are_averaged_where_all_were(tmp_path):
+    trained = {"method": "finetune", "tasks": 1, "A_T_best": 60.0}
+    frame = made_up({**trained, "evaluate_rounds": 1}, {**trained, "evaluate_rounds": 2, "seed": 1})
+    frame = frame.assign(folder=frame["run_id"])
+    for run in frame["run_id"]:
+        trained_for_rounds(tmp_path / run, [10.0, 60.0, 20.0, 50.0], tested=True)
+    every_second = pd.read_csv(tmp_path / "run1" / "rounds.csv").iloc[1::2]
+    every_second.assign(accuracy=[70.0, 58.0]).to_csv(tmp_path / "run1" / "rounds.csv", index=False)
+    figure = all_drawn(figure_set(frame, tmp_path, ["accuracy_over_rounds"]))["accuracy_over_rounds"]
+    [line] = figure.axes[0].lines
+    assert [tuple(point) for point in line.get_xydata()] == [(2, 65.0), (4, 54.0)]
+    assert "its points are where all were" in caption(figure)
+
+
 def test_upload_counts_up_for_each_client_and_over_tasks(tmp_path):
     """Of two clients that take turns, neither has sent what both have."""
     rows = [(0, 0, 0, 2**20), (0, 1, 1, 2**20), (1, 0, 0, 2**21)]

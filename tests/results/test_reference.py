@@ -96,6 +96,13 @@ def test_they_are_shown_where_there_are_no_runs_of_ones_own(in_process, tmp_path
     assert read.loc[(read["method"] == "stsa") & (read["beta"] == 0.1), "A_avg_mean"].round(2).tolist() == [74.16]
 
 
+def test_a_slip_in_a_condition_on_them_is_told(in_process, tmp_path):
+    given = ("fcl-tables", "--out", tmp_path, "--reference", "comparison", "--where", "bogus=1")
+    code, _, err = in_process(tables, *given)
+    assert code == 2
+    assert "--where bogus=1: unknown key bogus" in err
+
+
 def test_they_are_drawn_without_curves_and_a_figure_of_curves_is_refused(in_process, tmp_path):
     given = ("fcl-tables", "--out", tmp_path, "--reference", "comparison", "--format", "csv")
     assert in_process(tables, *given, "--figures", "--html")[0] == 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fcl_bench.results.summarise import summarise, used_runs, varying_setting
+from fcl_bench.errors import UserError
+from fcl_bench.results.summarise import summarise, told_apart, used_runs, varying_setting
 from fcl_bench.results.tables.summary_table import constants, screen_table, summary_page, summary_sheet
 from tests.results.frames import made_up
 
@@ -83,6 +84,30 @@ def test_a_run_that_knows_its_best_round_counts_before_a_newer_one_that_does_not
     assert summary["run_ids"].tolist() == [["watched"]]
     assert summary[["A_T_mean", "A_T_best_mean"]].to_numpy().tolist() == [[1.0, 4.0]]
     assert caplog.messages[0].endswith("(newer, watched); only the newest with evaluate_rounds counts")
+
+
+@pytest.mark.parametrize(("every", "best"), [((1, 1), 65.0), ((1, 2), np.nan), ((1, 0), np.nan)])
+def test_the_best_of_different_rounds_has_no_mean(every, best):
+    summary = summary_of(
+        {"A_T_best": 60.0, "evaluate_rounds": every[0]},
+        {"A_T_best": 70.0 if every[1] else np.nan, "evaluate_rounds": every[1], "seed": 1},
+    )
+    assert summary["A_T_best_mean"].tolist() == pytest.approx([best], nan_ok=True)
+    assert np.isnan(summary["A_T_best_std"][0]) == np.isnan(best)
+    assert summary["A_T_mean"].tolist() == [70.0]
+
+
+def test_of_runs_that_tested_different_rounds_the_one_that_tested_most_counts(caplog):
+    tested = [{"A_T_best": 60.0, "evaluate_rounds": every} for every in (2, 1, 4)]
+    assert summary_of(*tested, {"evaluate_rounds": 0})["run_ids"].tolist() == [["run1"]]
+    assert "only the newest with evaluate_rounds=1 counts" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["device", "protocol", "tasks"])
+def test_what_never_shares_a_panel_is_no_knob(key):
+    frame = made_up({}, {"method": "stsa"}).assign(protocol="task-agnostic")
+    with pytest.raises(UserError, match=f"--together {key}: .* never share a panel .*--where {key}=VALUE"):
+        told_apart(frame, [key])
 
 
 def test_labels_name_the_knobs_that_vary_within_the_method():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from fcl_bench.engine.noise.gaussian import Gaussian
 from fcl_bench.engine.secure.base import SecureSums
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import run_id
-from fcl_bench.files import json_hash, slug
+from fcl_bench.files import file_checksum, json_hash, slug, user_path
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from fcl_bench.randomness import generator
@@ -67,6 +67,7 @@ class Plan:
         identity: everything that determines the features, or the network that training starts from.
         id: of the run.
         fingerprint: hash of the data, those at the clients' sites included.
+        checkpoint: hash of the file with those weights that the seed does not draw; None where it draws all or none.
     """
 
     settings: Settings
@@ -76,6 +77,7 @@ class Plan:
     identity: dict[str, str]
     id: str
     fingerprint: str
+    checkpoint: str | None
 
     @property
     def classes_per_task(self) -> list[int]:
@@ -136,7 +138,8 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
     fingerprint = json_hash([dataset.fingerprint, sites]) if dataset.elsewhere else dataset.fingerprint
     data = {"data_fingerprint": fingerprint, "device": environment.device_kind(device)}
     identity = run_id({**settings.identity(), **data, "features": features})
-    plan = Plan(settings, dealt, extractor, problem, features, identity, fingerprint)
+    checkpoint = _checkpoint_hash(settings.backbone)
+    plan = Plan(settings, dealt, extractor, problem, features, identity, fingerprint, checkpoint)
     settings.faults.check(scalars.clients, scalars.tasks)
     settings.secure.check(settings.method, problem.wire, scalars.clients, scalars.drops)
     _check_sums(settings)
@@ -166,6 +169,14 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
     if settings.transport.fan_in is not None:
         _check_tree(settings, problem)
     return plan
+
+
+def _checkpoint_hash(backbone: Any) -> str | None:
+    """Return the hash of a backbone's checkpoint where weights are drawn beside it; else `weights` identifies it."""
+    given = getattr(backbone, "checkpoint", None)
+    if given is None or not backbone.draws_weights:
+        return None
+    return file_checksum(user_path("backbone.checkpoint", given))
 
 
 def _require_own_names(settings: Settings) -> None:

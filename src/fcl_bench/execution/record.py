@@ -66,6 +66,7 @@ def run_record(
         "weights": inputs.weights or plan.identity.get("weights"),
         "precision": precisions(settings, device, inputs.precision),
         "draws_weights": settings.backbone.draws_weights,
+        "checkpoint": plan.checkpoint,
         "protocol": TASK_AGNOSTIC if pure is None else f"task-pure batches of {pure}",
         "metrics": metrics(state.answers["correct"], tests),
         "task_aware": metrics(state.answers["aware"], tests),

@@ -156,6 +156,7 @@ class Result(TypedDict):
     weights: str | None  # hash of the network that the features come from
     precision: Precision
     draws_weights: bool  # whether some of the initial weights differ between seeds
+    checkpoint: str | None  # hash of the file with the weights that are not drawn; None where all or none are
     # What came out.
     protocol: str  # TASK_AGNOSTIC, or "task-pure batches of n"
     metrics: Metrics

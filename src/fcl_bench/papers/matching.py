@@ -30,7 +30,9 @@ NO_METHOD = "no such method here"
 #: The end of words about a value that a paper does not say and that we had to choose.
 _OURS = ": ours"
 #: Keys that do not affect the numbers.
-_INDIFFERENT = {"seed", "drift", "evaluate_rounds", "method.bounds", "method.theory"}
+_INDIFFERENT = {"seed", "drift", "evaluate_rounds", "predictions", "method.bounds", "method.theory"}
+#: A metric -> keys that affect it alone: the best of every round is not the best of every second.
+_DIFFERENT_FOR = {"A_T_best": {"evaluate_rounds"}}
 #: An override that changes the value of a key that is there, and no choice of a group.
 _KEY = re.compile(rf"(?!({'|'.join((*GROUPS, 'experiment', 'profile', 'track'))})=|hydra\.)[\w.]+=")
 
@@ -70,14 +72,15 @@ def _of_choices(choices: tuple[str, ...]) -> DictConfig:
     return composed(choices)
 
 
-def comparable(settings: Settings) -> dict[str, Any]:
-    """Return the flat identity, without keys that do not affect the numbers."""
-    return {key: value for key, value in _flat(settings.identity()).items() if key not in _INDIFFERENT}
+def comparable(settings: Settings, metric: str = "") -> dict[str, Any]:
+    """Return the flat identity, without keys that do not affect the numbers, or not those of `metric`."""
+    indifferent = _INDIFFERENT - _DIFFERENT_FOR.get(metric, set())
+    return {key: value for key, value in _flat(settings.identity()).items() if key not in indifferent}
 
 
-def setting_key(settings: Settings, left_open: Container[str] = ()) -> str:
+def setting_key(settings: Settings, left_open: Container[str] = (), metric: str = "") -> str:
     """Return a text that is the same for the same setting, whatever the values of the keys in `left_open`."""
-    kept = {key: value for key, value in comparable(settings).items() if key not in left_open}
+    kept = {key: value for key, value in comparable(settings, metric).items() if key not in left_open}
     return json.dumps(kept, sort_keys=True, default=str)
 
 
@@ -92,26 +95,41 @@ class Matcher:
     def __init__(self, runs: pd.DataFrame, folder: Path) -> None:
         self._runs = runs
         self._config = functools.cache(lambda run: resolved_config(folder / run / "config.yaml"))
+        self._same = functools.cache(self._by_settings)
 
-    def exactly(self, settings: Settings) -> list[Hashable]:
-        """Return the index of each run with exactly these settings (any seed), by this version of the code."""
-        return self._same.get(setting_key(settings), [])
+    def exactly(self, settings: Settings, metric: str = "") -> list[Hashable]:
+        """Return the index of each run with exactly these settings (any seed), by this version of the code.
+
+        Args:
+            settings: as they are printed.
+            metric: what the runs are compared in; some keys affect no other.
+        """
+        metric = metric if metric in _DIFFERENT_FOR else ""
+        return self._same(metric).get(setting_key(settings, metric=metric), [])
 
     @functools.cached_property
-    def _same(self) -> dict[str, list[Hashable]]:
+    def _of_today(self) -> list[tuple[Hashable, Settings]]:
+        """Return the runs that this version of the code would repeat, with their settings."""
+        loaded = [(index, run, _loaded(run, self._config(run["folder"]))) for index, run in self._runs.iterrows()]
+        return [
+            (index, settings)
+            for index, run, settings in loaded
+            if settings is not None and run["method.revision"] == str(settings.method.revision)
+        ]
+
+    def _by_settings(self, metric: str) -> dict[str, list[Hashable]]:
         """Return the runs by their settings."""
         found: dict[str, list[Hashable]] = {}
-        for index, run in self._runs.iterrows():
-            settings = _loaded(run, self._config(run["folder"]))
-            if settings is not None and run["method.revision"] == str(settings.method.revision):
-                found.setdefault(setting_key(settings), []).append(index)
+        for index, settings in self._of_today:
+            found.setdefault(setting_key(settings, metric=metric), []).append(index)
         return found
 
     def differences(self, cell: pd.Series) -> dict[Hashable, list[str]]:
         """Return what else differs in runs that have the method, tasks, clients, beta and data of a printed number.
 
         What the paper leaves open may be anything; every other key must have the value that the printed setting gives
-        it, or else our default. Seeds, paths and the device do not count, nor do reports beside the result.
+        it, or else our default. Seeds, paths and the device do not count, nor do reports beside the result; but which
+        rounds were tested counts for the best of them.
 
         Returns:
             Index in the frame of runs -> "key=value, here value", nothing for a run of exactly this setting.
@@ -130,7 +148,7 @@ class Matcher:
         settings = _loaded(run, self._whole(run, cell))
         if settings is None:
             return ["a configuration of another version"]
-        here, there = comparable(settings), comparable(wanted)
+        here, there = comparable(settings, cell["metric"]), comparable(wanted, cell["metric"])
         left_open = {key for key in STATED if not cell[key]}
         found = [
             f"{key}={_shown(there, key)}, here {_shown(here, key)}"

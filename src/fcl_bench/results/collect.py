@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 #: Columns that tell runs of one configuration apart. Every other column is a measure or part of the configuration.
-RUN_COLUMNS = ("seed", "run_id", "folder", "profile", "experiment", "git_commit", "written")
+RUN_COLUMNS = ("seed", "run_id", "folder", "profile", "experiment", "evaluate_rounds", "git_commit", "written")
 
 #: The parts of the configuration that the record holds; knobs of a group's choice that matter are columns too.
 _RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks")
@@ -33,8 +34,11 @@ _BESIDE = ("drift", "evaluate_rounds", "predictions", "experiment", "profile")
 _MEETING = ("transport.link", "transport.ca", "transport.meeting")
 _NEITHER = ("transport", "device", "threads", "out", "force", "preview", "cache", "checkpoint_rounds", *_BESIDE)
 _LEFT_OUT = {*_RECORDED, "method", "seed", *_NEITHER}
-#: How many mixed values a message lists, and how many characters of each.
-_VALUES, _SHOWN = 4, 40
+#: How many mixed values a message lists, and how many characters of each: a whole git commit with "-dirty" after it, so
+#: that `--where` takes what is shown.
+_VALUES, _SHOWN = 4, 46
+#: What a run without a known revision of the code has as its `git_commit`, in messages and in conditions.
+_UNKNOWN = "unknown"
 #: The files that are read here and by the code that draws the runs.
 _READ = {"config.yaml", "tasks.csv", "uploads.csv", "rounds.csv", "accuracy_matrix.csv", "task_aware_matrix.csv"}
 #: Keys that older runs lack, with the value that those runs used; `resolved_config` fills in the knobs marked `added`.
@@ -87,6 +91,7 @@ def run_row(folder: Path, record: Mapping[str, Any], single: Collection[str] = (
     """
     run = {"seed": record["seed"], "run_id": record["run_id"], "folder": folder.name}
     run |= {"profile": record.get("profile", "full"), "experiment": record.get("experiment")}
+    run |= {"evaluate_rounds": (record.get("rounds") or {}).get("every", 0)}
     run |= {"git_commit": record["environment"].get("git_commit")}
     run |= {"written": (folder / "run.json").stat().st_mtime}
     return {**_configuration(record, resolved_config(folder / "config.yaml")), **measured(record, single), **run}
@@ -100,7 +105,7 @@ def frame_of(rows: list[dict[str, Any]], single: Collection[str] = ()) -> pd.Dat
 
 
 def selected(frame: pd.DataFrame, conditions: list[str], runs: Path | None = None) -> pd.DataFrame:
-    """Return the runs that meet all of `conditions` (key=value, or key=value,value).
+    """Return the runs that meet all of `conditions` (key=value, or key=value,value; a list in brackets is one value).
 
     A key is a column of `frame` or, if the folder `runs` is given, any other key of run.json, such as
     `environment.torch`. A condition on a knob does not affect methods without it: method.rank=16 keeps STSA, which has
@@ -123,7 +128,9 @@ def selected(frame: pd.DataFrame, conditions: list[str], runs: Path | None = Non
                 raise UserError(f"--where {condition}: unknown key {key}", choices(known, key, most=len(known)))
             column = records[key].reindex(frame.index)
         there = column.map(text)
-        values = [value if value in set(there) else number_text(value) for value in wanted.split(",")]
+        if key == "git_commit":
+            there = there.replace("", _UNKNOWN)
+        values = _values(wanted, set(there))
         for value in values:
             if value not in set(there):
                 raise UserError(f"--where {condition}: no run has {key}={value}", choices(set(there) - {""}, value))
@@ -131,11 +138,35 @@ def selected(frame: pd.DataFrame, conditions: list[str], runs: Path | None = Non
     return frame
 
 
+def _values(wanted: str, there: Collection[str]) -> list[str]:
+    """Return the values of a condition, as tables write them; commas within a value or a list's brackets do not part.
+
+    Args:
+        wanted: as the user typed it.
+        there: the values that runs have.
+    """
+    typed = [wanted] if wanted in there else re.split(r",(?![^\[]*\])", wanted)
+    return [value if value in there else _list_text(value) or number_text(value) for value in typed]
+
+
+def _list_text(value: str) -> str:
+    """Return a list as tables write it, whatever its spaces; "" for what is no list."""
+    try:
+        found = json.loads(value) if value.startswith("[") else None
+    except ValueError:
+        return ""
+    return "" if found is None else json.dumps(found)
+
+
 def _records(frame: pd.DataFrame, runs: Path | None) -> pd.DataFrame:
-    """Return all keys of the runs' run.json, nested ones with dots, on the index of `frame`; empty without a folder."""
+    """Return all keys of the runs' run.json, nested ones with dots, on the index of `frame`; none without a folder.
+
+    Reference runs have no folder of their own.
+    """
     if runs is None:
         return pd.DataFrame(index=frame.index)
-    rows = [dict(_flat(json.loads((runs / folder / "run.json").read_text()))) for folder in frame["folder"]]
+    texts = [(runs / folder / "run.json").read_text() if folder else "{}" for folder in frame["folder"]]
+    rows = [dict(_flat(json.loads(told))) for told in texts]
     return pd.DataFrame(rows, frame.index, dtype=object)
 
 
@@ -177,7 +208,7 @@ def mixed(frame: pd.DataFrame) -> list[str]:
         ("devices", "device", frame["device"]),
         ("code revisions", "git_commit", frame["git_commit"]),
     ):
-        count = values.map(lambda value: text(value) or "unknown").value_counts(sort=False)
+        count = values.map(lambda value: text(value) or _UNKNOWN).value_counts(sort=False)
         if len(count) > 1:
             listed = ", ".join(f"{str(value)[:_SHOWN]} ({runs})" for value, runs in list(count.items())[:_VALUES])
             more = f" and {len(count) - _VALUES} more" if len(count) > _VALUES else ""
@@ -186,11 +217,7 @@ def mixed(frame: pd.DataFrame) -> list[str]:
 
 
 def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    identity = dict(record.get("features") or {})
-    if record.get("draws_weights"):
-        identity.pop("weights", None)  # they differ between seeds, over which runs are averaged
-    features = content_hash()
-    features.update(json.dumps(identity, sort_keys=True).encode())
+    features = content_hash(json.dumps(_features(record, config), sort_keys=True).encode())
     return {
         "method": record["method"],
         **dict(_flat(config.get("method", {}), "method.")),
@@ -217,6 +244,25 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
         "features": features.hexdigest()[:8],
         "data_fingerprint": str(record.get("data_fingerprint"))[:8],
     }
+
+
+def _features(record: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what determines a run's features, the same for all seeds of one configuration."""
+    identity = dict(record.get("features") or {})
+    if record.get("draws_weights"):
+        identity.pop("weights", None)  # they differ between seeds, over which runs are averaged
+        # The hash of all weights told the source of those that are not drawn. An entry is added only where there is a
+        # source, since the fingerprints of networks from scratch stand in the reference tables.
+        backbone = config.get("backbone", {})
+        if backbone.get("pretrained"):
+            identity["pretrained"] = True
+        if given := record.get("checkpoint") or backbone.get("checkpoint"):  # older runs have the path alone
+            identity["checkpoint"] = given
+    precision = (record.get("precision") or {}).get("features")
+    if record.get("adapt", "none") != "none" and precision not in (None, "float32"):
+        # The features come from the adapted network, and `features` describes the one that adaptation began with.
+        identity["precision"] = precision
+    return identity
 
 
 def measured(record: Mapping[str, Any], single: Collection[str] = ()) -> dict[str, Any]:

@@ -29,6 +29,13 @@ _PRIMARY = (
     *("wire.dtype", "wire.factors", "device"),
 )
 
+#: Columns of the setting whose values never share a panel, and what would share it.
+_NEVER_TOGETHER = {
+    "device": "numbers of two devices",
+    "protocol": "numbers of two protocols",
+    "tasks": "streams of two lengths",
+}
+
 
 def knobs(frame: pd.DataFrame) -> list[str]:
     """Return the columns that hold the methods' knobs."""
@@ -49,10 +56,13 @@ def told_apart(frame: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
     """Treat `keys` of the setting as knobs, so that they distinguish methods: rows that differ in them share a panel.
 
     Raises:
-        UserError: a key does not belong to the setting.
+        UserError: a key does not belong to the setting, or its values never share a panel.
     """
-    known = setting(frame)
+    known = [key for key in setting(frame) if key not in _NEVER_TOGETHER]
     for key in keys:
+        if key in _NEVER_TOGETHER:
+            why = f"{_NEVER_TOGETHER[key]} never share a panel"
+            raise UserError(f"--together {key}: {why}", f"another key, or --where {key}=VALUE for one alone")
         if key not in known:
             raise UserError(f"--together {key} is no key of the setting", choices(known, key))
     return frame.rename(columns={key: f"method.{key}" for key in keys})
@@ -79,7 +89,7 @@ def used_runs(frame: pd.DataFrame, apart: Iterable[str] = ()) -> pd.DataFrame:
     A label is the method with the knobs that vary among its runs (`fedran rank=512 complement=floor`); a family leaves
     out the numeric knobs (`fedran complement=floor`). If one configuration has a seed more than once (made by different
     versions of the code, or with another `evaluate_rounds`), only the newest of these runs is kept, and a warning says
-    so; runs that know their best round are preferred.
+    so; runs that know their best round are preferred, and of these the ones that tested the most rounds.
 
     Args:
         apart: knobs that labels leave out because the table has columns for them.
@@ -88,7 +98,9 @@ def used_runs(frame: pd.DataFrame, apart: Iterable[str] = ()) -> pd.DataFrame:
     configuration = [*setting(frame), "method", *knobs(frame)]
     frame = frame.sort_values("written", kind="stable")
     # Their results are the same, and they say more.
-    frame = frame.sort_values("A_T_best", key=pd.Series.notna, kind="stable")
+    every = frame["evaluate_rounds"].astype(float).clip(lower=1) if "evaluate_rounds" in frame else 1.0
+    tested = (frame["A_T_best"].notna() / every).fillna(0.0)
+    frame = frame.iloc[tested.to_numpy().argsort(kind="stable")]
     key = signature(frame, [*configuration, "seed"])
     for _, runs in frame[key.duplicated(keep=False)].groupby(signature(frame, configuration), sort=False):
         log.warning(
@@ -96,7 +108,7 @@ def used_runs(frame: pd.DataFrame, apart: Iterable[str] = ()) -> pd.DataFrame:
             runs["label"].iloc[0],
             ", ".join(map(text, sorted(runs["seed"].unique()))),
             ", ".join(runs["run_id"]),
-            " with evaluate_rounds" if runs["A_T_best"].notna().any() else "",
+            _tested(runs),
         )
     frame = frame[~key.duplicated(keep="last")]
     ranks = [tuple(map(_rank, row)) for row in frame[[*configuration, "seed"]].to_numpy(object)]
@@ -109,6 +121,7 @@ def summarise(runs: pd.DataFrame) -> pd.DataFrame:
     Returns:
         `label`, `family`, the configuration, `n`, `seeds`, `run_ids`, and for every measure `<measure>_mean` and
         `<measure>_std`: the standard deviation with n - 1, NaN for a single run; both are NaN if a run has no value.
+        Those of `A_T_best` are NaN too if the runs tested different rounds, of which they chose the best.
     """
     configuration = [*setting(runs), "method", *knobs(runs)]
     rows: list[dict[str, Any]] = []
@@ -117,10 +130,21 @@ def summarise(runs: pd.DataFrame) -> pd.DataFrame:
         row |= {"n": len(group), "seeds": list(group["seed"]), "run_ids": list(group["run_id"])}
         for measure in (*MEASURES, *filter(by_task, runs)):
             values = group[measure].to_numpy(float)
+            if measure == "A_T_best" and "evaluate_rounds" in group and group["evaluate_rounds"].nunique() > 1:
+                values = np.full(len(group), np.nan)
             row[f"{measure}_mean"] = values.mean()
             row[f"{measure}_std"] = values.std(ddof=1) if len(values) > 1 else np.nan
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _tested(runs: pd.DataFrame) -> str:
+    """Return the words of a warning on which of several runs counts; "" if none was tested within its tasks."""
+    known = runs[runs["A_T_best"].notna()]
+    if known.empty:
+        return ""
+    every = sorted(known["evaluate_rounds"].unique()) if "evaluate_rounds" in runs else []
+    return f" with evaluate_rounds={every[0]}" if len(every) > 1 else " with evaluate_rounds"
 
 
 def _named(runs: pd.DataFrame, apart: set[str]) -> pd.DataFrame:

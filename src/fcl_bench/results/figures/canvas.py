@@ -119,7 +119,14 @@ def legend(figure: Figure, looks: dict[str, Look], more: Sequence[Artist] = ()) 
     if not handles:
         return
     longest = max(len(str(handle.get_label())) for handle in handles)
-    columns = max(1, min(4, len(handles), int(1.1 * CHARACTERS) // (longest + 6)))
-    below = figure.legend(handles=handles, ncols=columns, loc="outside lower center", frameon=False, fontsize=TEXT_SIZE)
-    for entry in below.get_texts():
-        entry.set_parse_math(False)
+    most = max(1, min(4, len(handles), int(1.1 * CHARACTERS) // (longest + 6)))
+    for columns in range(most, 0, -1):
+        below = figure.legend(
+            handles=handles, ncols=columns, loc="outside lower center", frameon=False, fontsize=TEXT_SIZE
+        )
+        for entry in below.get_texts():
+            entry.set_parse_math(False)
+        # The number of characters is a guess at the width, and a legend that is too wide is cut at both edges.
+        if columns == 1 or below.get_window_extent().width <= figure.bbox.width:
+            return
+        below.remove()

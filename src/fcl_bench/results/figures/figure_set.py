@@ -39,11 +39,11 @@ def figure_set(
 ) -> dict[str, Drawing]:
     """Return name -> figure, in the order of `FIGURES`; only figures for which there are runs.
 
-    `accuracy_over_tasks` and `accuracy_matrix` need streams of two tasks or more; `accuracy_over_rounds` needs a run
-    that was tested within its tasks; `accuracy_against_bytes` and `accuracy_against_seconds` need two configurations in
-    one setting, not counting ceilings, and `comparison` needs the same with streams; `rank_by_M` needs one
-    configuration at two ranks and two widths; `accuracy_against_label_rate`, `_beta`, `_clients` and `_epsilon` need
-    one configuration that was run at two values, all else equal.
+    `accuracy_over_tasks` and `accuracy_matrix` need streams of two tasks or more; `accuracy_over_rounds` needs a
+    configuration whose runs were all tested within their tasks; `accuracy_against_bytes` and `accuracy_against_seconds`
+    need two configurations in one setting, not counting ceilings, and `comparison` needs the same with streams;
+    `rank_by_M` needs one configuration at two ranks and two widths; `accuracy_against_label_rate`, `_beta`, `_clients`
+    and `_epsilon` need one configuration that was run at two values, all else equal.
 
     Reference runs have no folder, so they have no curve and no matrix: the first three and `accuracy_matrix` leave them
     out.
@@ -70,7 +70,8 @@ def figure_set(
             ways["comparison"] = partial(comparison, both, folders, reference)
         ways["accuracy_over_tasks"] = partial(accuracy_over_tasks, streams, folders, reference)
         ways["accuracy_matrix"] = partial(accuracy_matrices, streams, folders)
-    if with_curves["A_T_best_mean"].notna().any():
+    tested = set(runs.loc[runs["A_T_best"].notna(), "run_id"])
+    if any(tested.issuperset(ids) for ids in with_curves["run_ids"]):
         ways["accuracy_over_rounds"] = partial(accuracy_over_rounds, with_curves, folders)
     for cost, (measure, *_) in COSTS.items():
         if len(rivals := compared(summary[summary[f"{measure}_mean"].notna()])):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -28,7 +29,8 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
     """Draw one row of panels per setting: accuracy on all classes so far against rounds, upload and seconds (log axes).
 
     A run that was not tested within its tasks (`evaluate_rounds=0`), such as one of a closed-form method, has one point
-    per task; a ceiling is a line at its final accuracy.
+    per task; a ceiling is a line at its final accuracy. Runs of one line that were tested at different rounds have
+    points where all of them were.
 
     Args:
         summary: the result of `summarise`.
@@ -38,17 +40,21 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
     shown, fewer = lines(shown, most=_MOST_LINES)
     rows = pd.concat([panel.rows for panel in shown])
     looks = styles(rows)
+    curves = {run: progress(folders[run]) for ids in rows["run_ids"] for run in ids}
+    common = {ids: _common([curves[run] for run in ids]) for ids in map(tuple, rows["run_ids"])}
+    is_thinned = any(len(curves[run]) > len(kept) for ids in common for run, kept in zip(ids, common[ids], strict=True))
     said = [
         "Accuracy on all classes seen so far, while it is learnt; test data chose none of these rounds.",
         "The server's seconds of a task are spread evenly over its rounds.",
         f"Line: mean over seeds; band: one standard deviation either way; {seeds_told(rows)}.",
+        "Seeds of one line were tested at different rounds; its points are where all were." if is_thinned else "",
         *(shared(rows), fewer, left_out),
     ]
     figure, grid = canvas(len(shown) * len(_AXES), len(_AXES), said, height=3.4)
     for axes, (panel, quantity) in zip(grid, product(shown, _AXES), strict=True):
         reached: list[float] = []
         for _, row in panel.rows.iterrows():
-            runs = [progress(folders[run]) for run in row["run_ids"]]
+            runs = common[tuple(row["run_ids"])]
             if row["method"] in CEILINGS:
                 # A ceiling has all data in one place, so its bytes and seconds are not comparable.
                 axes.axhline(np.mean([run["accuracy"].iloc[-1] for run in runs]), **looks[row["label"]])
@@ -95,6 +101,15 @@ def progress(folder: Path) -> pd.DataFrame:
     else:
         tested = tasks["accuracy"].reset_index().assign(round=rounds.groupby("task")["round"].max().to_numpy())
     return tested.merge(rounds, on=["task", "round"], how="left", validate="one_to_one")
+
+
+def _common(runs: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
+    """Return of each run the rows of the rounds at which all of them were tested; a mean needs a value of every run."""
+    tested = [pd.MultiIndex.from_frame(run[["task", "round"]]) for run in runs]
+    return [
+        run[own.isin(functools.reduce(pd.MultiIndex.intersection, tested))]
+        for run, own in zip(runs, tested, strict=True)
+    ]
 
 
 def _thinned(look: Look, points: int) -> Look:

@@ -30,10 +30,10 @@ def paper_sheet(title: str, cells: pd.DataFrame, lines: pd.DataFrame, notes: lis
 
     Args:
         title: the table's title.
-        cells: the printed numbers, one per row.
-        lines: one row per printed number: `at` (values of what the paper leaves open, and remarks on ours), `state`,
-            `nominal`, `as_sent`, and for each column of runs `<column> mean`, `<column> std`, `<column> n`; NaN where
-            there is none.
+        cells: the printed number of each line; one has several lines where runs differ in what the paper leaves open.
+        lines: with the same index: `cell` (the same for lines of one printed number), `open` (values of what the paper
+            leaves open), `at` (these, and remarks on ours), `state`, `nominal`, `as_sent`, and for each column of runs
+            `<column> mean`, `<column> std`, `<column> n`; NaN where there is none.
         notes: paragraphs below the table.
     """
     parts, counts, is_open = _parts(lines), _counts(lines), lines["at"].ne("").any()
@@ -42,8 +42,11 @@ def paper_sheet(title: str, cells: pd.DataFrame, lines: pd.DataFrame, notes: lis
     for part in parts:
         headers += [f"{part} (n)", *([part.replace(OURS, "difference", 1)] if part.startswith(OURS) else [])]
     headers += [] if parts else ["our runs"]
-    printed_marks = _marks(cells, cells["number"])
-    marks = {part: _marks(cells, lines[f"{part} mean"]) for part in parts if part.startswith(OURS)}
+    # A printed number does not compete with itself.
+    once = cells[~lines["cell"].duplicated()]
+    printed_marks = lines["cell"].map(_marks(once, once["number"]).set_axis(lines.loc[once.index, "cell"]))
+    ours = cells.assign(open=lines["open"])
+    marks = {part: _marks(ours, lines[f"{part} mean"]) for part in parts if part.startswith(OURS)}
     rows: list[list[Cell]] = []
     for position, cell in cells.iterrows():
         line = lines.loc[position]
@@ -144,11 +147,17 @@ def _places(cell: pd.Series) -> int:
 
 
 def _marks(cells: pd.DataFrame, numbers: pd.Series) -> pd.Series:
-    """Mark best and second among the rows of one column and setting, for metrics whose better direction is known."""
+    """Mark best and second among the rows of one column and setting, for metrics whose better direction is known.
+
+    Args:
+        cells: the printed numbers; with `open` where runs of several settings stand beside one.
+        numbers: what is marked.
+    """
     marks = pd.Series("", cells.index, dtype=object)
     # The problem that the methods solve, without how they solve it.
     task = [re.sub(r'"[^"]*"|\b(method|adapt)\S*', "", setting).strip() for setting in cells["setting"]]
-    groups = signature(cells.assign(task=task), ["column", "metric", "data", *STATED, "task"])
+    found = [*STATED, "open"] if "open" in cells else STATED
+    groups = signature(cells.assign(task=task), ["column", "metric", "data", *found, "task"])
     printed = numbers.mask(cells["method"].isin(CEILINGS)).map(lambda number: round(number, 2))
     for metric, own in printed.groupby(cells["metric"]):
         known = direction(str(metric))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fcl_bench.config import text
 from fcl_bench.engine.checkpoint import read_json
 from fcl_bench.errors import UserError, choices
 from fcl_bench.papers.experiments import MINIATURE, stand_ins
@@ -89,31 +90,46 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
         if not state and quick:
             stands = stand_ins(cell, settings_of(overrides(cell)))
             state = "" if stands else NO_EXPERIMENT
-            differences = {index: [] for _, settings in stands for index in matcher.exactly(settings)}
+            differences = {index: [] for _, settings in stands for index in matcher.exactly(settings, cell["metric"])}
             command = {"command": f"fcl-bench {shlex.join(stands[0][0])}" if stands else NOTHING}
         elif not state:
             differences = matcher.differences(cell)
-        found = groups_of(differences, runs, [key for key in STATED if not cell[key]]) or {"": []}
-        for at, indices in found.items():
-            line = {"cell": position, "at": _where(cell, at), "state": state or (HAS_RUNS if indices else NOT_RUN)}
+        left_open = [key for key in STATED if not cell[key]]
+        found = groups_of(differences, runs, left_open) or {"": []}
+        used: set[Any] = set()
+        for at, matching in found.items():
+            indices = _newest(runs.loc[matching])
+            used.update(indices)
+            chosen = [text(runs.loc[indices[0], key]) for key in left_open] if indices else []
+            line = {"cell": position, "at": _where(cell, at), "open": ", ".join(chosen)}
+            line |= {"state": state or (HAS_RUNS if indices else NOT_RUN)}
             counted = {"nominal": nominal(cell), "as_sent": as_sent(cell)}
             lines.append(line | command | counted | _ours(cell, runs.loc[indices]))
         for index, differing in differences.items():
             known = {key: cell[key] for key in ("row", "column", "metric")}
             known |= {key: runs.loc[index, key] for key in ("run_id", "seed", "device", "protocol")}
-            behind.append({**known, "used": not differing, "differs": "; ".join(differing) or "nothing"})
+            nothing = "nothing" if index in used else "nothing; a newer run of its seed counts"
+            behind.append({**known, "used": index in used, "differs": "; ".join(differing) or nothing})
     title, said = f"{paper}, {table}", notes(paper, table, cells["metric"].isin(SIZES).any())
     if quick:
         title, said = f"{title}, in miniature", [MINIATURE, *said]
     # It is NaN where nothing is counted.
     frame = pd.DataFrame(lines).astype({"nominal": float, "as_sent": float})
-    whole = cells.loc[frame.pop("cell")].reset_index(drop=True)
+    whole = cells.loc[frame["cell"]].reset_index(drop=True)
     return Table(
         "-".join(re.findall(r"\w+", f"{paper} {table}".lower())),
         paper_sheet(title, whole, frame, said),
         paper_values(whole, frame),
         pd.DataFrame(behind, columns=list(_RUNS)),
     )
+
+
+def _newest(runs: pd.DataFrame) -> list[Any]:
+    """Return the index of the newest run of each seed: runs that differ in keys that are free measure the same."""
+    if runs.empty:
+        return []
+    newest = runs.sort_values("written", kind="stable").drop_duplicates(["device", "protocol", "seed"], keep="last")
+    return list(newest.index.sort_values())
 
 
 def _where(cell: pd.Series, at: str) -> str:
