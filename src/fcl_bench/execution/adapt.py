@@ -60,6 +60,9 @@ class FirstStage(Protocol):
     def identity(self) -> dict[str, object]:
         """Everything of it that determines the result."""
 
+    def sends_columns(self) -> bool:
+        """Whether uploads have a matrix with a column per class, whose bytes depend on `wire.columns`."""
+
 
 @dataclass
 class NoAdaptation:
@@ -110,6 +113,9 @@ class FedAvgAdaptation:
     def identity(self) -> dict[str, object]:
         return {"revision": FineTune.revision, "training": counting(self.training)}
 
+    def sends_columns(self) -> bool:
+        return False
+
 
 @dataclass(frozen=True)
 class Adapted:
@@ -153,9 +159,13 @@ def adaptation_identity(plan: Plan) -> dict[str, object]:
     whole = plan.settings.identity()
     kept = ["seed", "beta", "clients", "tasks", "label_rate", "dtype", "data", "split", "partition"]
     kept += [key for key in ("on_bad_upload", "transport", "cudnn") if key in whole]
+    wire = plan.problem.wire
+    # Only where it changes bytes, so that all other stages that were made before keep their names.
+    columns = {"wire_columns": wire.columns} if wire.columns != "task" and _stage(plan).sends_columns() else {}
     return {
         **{key: whole[key] for key in kept},
-        "wire_dtype": str(plan.problem.wire.dtype),
+        "wire_dtype": str(wire.dtype),
+        **columns,
         **_stage(plan).identity(),
         "network": plan.identity,
         "data_fingerprint": plan.dealt.dataset.fingerprint,
