@@ -19,7 +19,7 @@ from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.config import counting
 from fcl_bench.engine.checkpoint import Checkpoint
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.federation import CLIENT, Federation
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.metrics import metrics
 from fcl_bench.engine.reports import Exchanged
@@ -190,6 +190,9 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
         checkpoint = Checkpoint(place, _SCHEMA, identity)
         saved = checkpoint.load()
         hit = saved is not None and saved[0]["tasks_done"] == 1
+        if saved is not None and hit:
+            # What its clients kept is of no use any more, and other processes may have it on disks of their own.
+            saved = saved[0], {name: tensor for name, tensor in saved[1].items() if not name.startswith(CLIENT)}
         none = torch.empty(0, dtype=torch.uint8)
         method, dealt = _stage(plan).method(), plan.dealt
         stream = dealt.stream
