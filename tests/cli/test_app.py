@@ -230,6 +230,9 @@ def test_an_interrupt_exits_130_and_the_same_command_goes_on(command, tmp_path, 
     code, out, _ = command(f"out={tmp_path}", *SMALL)
     assert code == 0
     assert "going on after task 1 of 2" in out
+    with interrupt_at(1, monkeypatch):
+        _, _, err = command(f"out={tmp_path}", *SMALL, "force=true")
+    assert err == "fcl-bench: interrupted (the same command without force=true goes on where it stopped)\n"
 
 
 def test_peak_memory_is_reset_between_jobs(command, tmp_path):
