@@ -154,12 +154,12 @@ def computing(threads: int | None) -> Iterator[None]:
 
     state, libraries = _THREADS, _blas_libraries()
     with state.lock:
+        # In one step with the count, or of two threads that begin at once each takes the other's block for the first.
+        if not state.blocks:
+            state.restore.callback(torch.set_num_threads, torch.get_num_threads())
+            state.restore.enter_context(libraries.limit(limits=threads))
         state.blocks += 1
     try:
-        with state.lock:
-            if state.blocks == 1:
-                state.restore.callback(torch.set_num_threads, torch.get_num_threads())
-                state.restore.enter_context(libraries.limit(limits=threads))
         # OpenMP keeps the number for each Python thread.
         torch.set_num_threads(threads)
         yield

@@ -104,6 +104,7 @@ def test_errors_are_the_commands(keys, typed, command, tmp_path, monkeypatch, ca
         ({"overrides": ["seed=0,1"]}, "seed=0,1 names several values (fcl_bench.sweep"),
         ({"overrides": ["hydra/launcher=parallel"]}, "is for the command"),
         ({"preview": True}, "preview=true prints and draws a split"),
+        ({"transport": "ranks"}, "transport=ranks from Python: every rank would be a server of its own"),
         ({"seed": object()}, "is a object (a number, a text"),
     ],
 )

@@ -195,6 +195,14 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_pipe_that_breaks_before_a_run_is_complete_is_a_failure(command, tmp_path, monkeypatch):
+    def broken(*_: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    monkeypatch.setattr("fcl_bench.execution.run.run", broken)
+    assert command(f"out={tmp_path}", *SMALL)[0] == 1
+
+
 def test_a_sweep_may_have_its_option_anywhere(command, tmp_path):
     code, out, _ = command(f"out={tmp_path}", *SMALL, "-m", "seed=0,1")
     assert code == 0
@@ -222,6 +230,9 @@ def test_an_interrupt_exits_130_and_the_same_command_goes_on(command, tmp_path, 
     code, out, _ = command(f"out={tmp_path}", *SMALL)
     assert code == 0
     assert "going on after task 1 of 2" in out
+    with interrupt_at(1, monkeypatch):
+        _, _, err = command(f"out={tmp_path}", *SMALL, "force=true")
+    assert err == "fcl-bench: interrupted (the same command without force=true goes on where it stopped)\n"
 
 
 def test_peak_memory_is_reset_between_jobs(command, tmp_path):

@@ -83,6 +83,7 @@ def test_without_optuna_one_line_says_so(command, tmp_path, monkeypatch):
         ((*TYPED, "--nope"), "unrecognized arguments: --nope"),
         (("method=stsa", "method.gamm=log(1,2)"), "unknown key method.gamm"),
         (("method=stsa", "method.gamma=log(1,2)", "clients=0"), "clients=0 is out of range"),
+        ((*TYPED, "transport=ranks"), "tune with transport=ranks: every rank would be a search of its own"),
     ],
 )
 def test_wrong_input_is_one_line_and_nothing_is_written(command, tmp_path, typed, told):

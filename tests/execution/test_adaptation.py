@@ -20,6 +20,8 @@ from safetensors.torch import load_file
 from fcl_bench.backbones.trainable import weights_hash
 from fcl_bench.config import counting
 from fcl_bench.engine import federation as engine
+from fcl_bench.engine.keeper import as_state, new_tag
+from fcl_bench.engine.transport import InProcess
 from fcl_bench.engine.transports.in_process import Here
 from fcl_bench.execution.adapt import Adapted, adapt, adaptation_identity
 from fcl_bench.execution.inputs import load_images, prepare_inputs
@@ -319,6 +321,17 @@ def test_a_damaged_result_is_made_anew(adapted, tmp_path, trained, victim, caplo
     assert (again.hit, then.hit) == (False, True)
     assert weights_hash(again.body) == weights_hash(then.body) == adapted_weights(adapted[1]["stsa"])
     assert "is damaged" in caplog.text
+
+
+def test_a_complete_one_needs_nothing_that_its_clients_kept(tmp_path, monkeypatch, trained):
+    """Ranks on several machines keep it on disks of their own: a later run asked for the files of all of them."""
+    quick = (*SMALL, *METHODS["stsa"], "adapt.training.rounds=1")
+    with monkeypatch.context() as patch:
+        patch.setattr(InProcess, "state_dict", lambda self: as_state(new_tag(0, 0)))
+        run_in(tmp_path, *quick)
+    trained.clear()
+    assert run_in(tmp_path, *quick, "method.gamma=7").record["adaptation"]["cache_hit"]
+    assert trained == []
 
 
 def test_two_runs_at_once_do_it_once(adapted, tmp_path, trained):

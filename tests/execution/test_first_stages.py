@@ -113,6 +113,22 @@ def test_another_method_takes_it_over_and_another_knob_does_not(runs, name, trai
         assert adaptation_identity(plan_of(out, *BASE, *STAGES[name], other, *more)) != known
 
 
+@pytest.mark.parametrize(
+    ("name", "other", "same"),
+    [
+        ("pilora", "adapt.reweighting=distances", False),
+        ("pilora", "adapt.reweighting=none", True),
+        ("cprompt", "seed=0", True),
+    ],
+)
+def test_the_form_of_columns_counts_where_columns_are_sent(tmp_path, name, other, same):
+    """A stage was taken over whose bytes were those of the other form, so what a run recorded depended on `out`."""
+    choice = (*BASE, *STAGES[name], other)
+    found = [adaptation_identity(plan_of(tmp_path, *choice, f"wire.columns={form}")) for form in ("task", "held")]
+    assert (found[0] == found[1]) is same
+    assert "wire_columns" not in found[0]
+
+
 def test_an_interrupted_first_stage_goes_on_to_the_same_bits(runs, tmp_path, monkeypatch, trained):
     exchange = engine.Federation._round
 

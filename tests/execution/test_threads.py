@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -112,6 +113,45 @@ def test_blocks_of_several_threads_share_the_number_and_the_last_restores_it(thr
     assert found == [1, 1]
     assert torch.get_num_threads() == 3
     assert environment._blas_libraries().info() == blas
+
+
+def test_of_two_threads_that_begin_at_once_one_sets_the_number(monkeypatch):
+    """Both had counted their blocks before either looked whether its own was the first, so that none set BLAS's."""
+    both, own = threading.Barrier(2), threading.local()
+
+    class Slow:
+        """A lock after whose first use a thread waits until the other one has used it, too."""
+
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            self.lock.acquire()
+
+        def __exit__(self, *raised: object) -> None:
+            self.lock.release()
+            if not hasattr(own, "waited"):
+                own.waited = True
+                both.wait(10)
+
+    class Libraries:
+        def limit(self, limits: int) -> AbstractContextManager[None]:
+            given.append(limits)
+            return nullcontext()
+
+    def work() -> None:
+        with environment.computing(1):
+            both.wait(10)  # so that neither has ended before the other has begun
+
+    given: list[int] = []
+    monkeypatch.setattr(environment, "_blas_libraries", Libraries)
+    monkeypatch.setattr(environment._THREADS, "lock", Slow())
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert given == [1]
 
 
 def test_a_small_run_has_the_same_bits_with_any_number_of_cores(tmp_path):

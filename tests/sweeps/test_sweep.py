@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from fcl_bench.errors import UserError
 from fcl_bench.sweeps import workers
 from fcl_bench.sweeps.jobs import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, JobReport, read_reports, write_report
 from fcl_bench.sweeps.summary import failures, progress_line
@@ -351,6 +352,18 @@ def test_jobs_that_do_not_compose_fail_and_the_others_run(command, tmp_path):
     assert "All classes seen" in (sweep / "jobs" / "1.log").read_text()
     assert f"fcl-tables --out {tmp_path} --sweep {sweep.name}" in out
     assert "method=stsa  " in out
+
+
+def test_jobs_of_several_batches_that_do_not_compose_have_a_report_each(tmp_path):
+    """With hydra.sweeper.max_batch_size; the second batch's report took the place of the first one's."""
+    a, b, c, d, e = ((f"method={name}",) for name in "abcde")
+    sweep = Sweep()
+    sweep.folder, sweep.jobs = tmp_path, [a, b, c, d, b, e]
+    sweep.refuse([(b, UserError("b", "a method"))])
+    sweep.refuse([(d, UserError("d", "a method")), (b, UserError("b", "a method"))])
+    assert sweep.jobs == [a, c, e, d, b, b]
+    found = {number: tuple(report.overrides) for number, report in read_reports(tmp_path).items()}
+    assert found == {3: d, 4: b, 5: b}
 
 
 def test_where_no_job_composes_there_is_one_line(command, tmp_path):

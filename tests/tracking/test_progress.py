@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
 
 from fcl_bench.tracking import progress as lines
@@ -50,3 +53,16 @@ def test_the_innermost_work_is_what_is_told(clock):
             assert current_progress() == "extracting: 5 of 5 samples"
         assert current_progress() == "learning: 0 of 2 tasks"
     assert current_progress() == ""
+
+
+def test_work_goes_on_where_nobody_reads_its_progress(clock, monkeypatch):
+    """`fcl-bench ... 2>&1 | head` ended a run half-way, at the first line of progress, and with exit code 0."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as err:
+        monkeypatch.setattr(sys, "stderr", err)
+        work = ProgressLines(3, "learning", "round")
+        for _ in range(2):
+            clock(60)
+            work.update()
+    assert work.text() == "learning: 2 of 3 rounds, about 60 s left"

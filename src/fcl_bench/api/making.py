@@ -90,6 +90,11 @@ def _run(texts: list[str]) -> Run:
     settings, tracking = settings_of(texts)
     if settings.scalars.preview:
         raise UserError("preview=true prints and draws a split, and runs nothing", "fcl-bench preview=true in a shell")
+    if settings.transport.launched:
+        raise UserError(
+            f"transport={settings.transport.name} from Python: every rank would be a server of its own",
+            "torchrun -m fcl_bench in a shell, once per run",
+        )
     # Imported only now, as in the command, since drawing and training import much.
     from fcl_bench.execution.run import run as carry_out
 

@@ -20,7 +20,10 @@ from fcl_bench.tracking.console import say
 
 def main() -> int:
     """The console script `fcl-bench`; returns the exit code: 0 done, 2 wrong input, 130 interrupted, 1 a bug."""
-    return run_command("fcl-bench", _work, "the same command goes on where it stopped")
+    # With it, the same command would start anew.
+    forced = any(re.match(r"\+*force=(?i:true)$", argument) for argument in sys.argv[1:])
+    command = "the same command without force=true" if forced else "the same command"
+    return run_command("fcl-bench", _work, f"{command} goes on where it stopped")
 
 
 def _work() -> int:

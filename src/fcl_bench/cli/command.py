@@ -91,9 +91,15 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def report_failure(name: str, error: Exception) -> tuple[int, str]:
-    """Tell the user of the command `name` what went wrong; return the exit code and the reason in one line."""
-    if isinstance(error, BrokenPipeError):
+def report_failure(name: str, error: Exception, complete: bool = True) -> tuple[int, str]:
+    """Tell the user of the command `name` what went wrong; return the exit code and the reason in one line.
+
+    Args:
+        name: printed before the message.
+        error: what ended the work.
+        complete: whether only the printing of the result can have failed, so that a reader that has gone is no failure.
+    """
+    if complete and isinstance(error, BrokenPipeError):
         # The reader of our output (`| head`) has gone; all files are written by then.
         drop_output()
         return DONE, ""

@@ -69,6 +69,7 @@ def carry_out(config: Any, report: JobReport) -> int:
     from fcl_bench.config import load_settings
     from fcl_bench.tracking.base import load_tracking
 
+    complete = False  # whether all that is left is to print the result
     try:
         tracking = load_tracking(config)
         with no_collection():
@@ -81,9 +82,11 @@ def carry_out(config: Any, report: JobReport) -> int:
         if settings.scalars.preview:
             from fcl_bench.execution.preview import preview
 
+            complete = True  # it prints last
             preview(settings)
         else:
             outcome = run(settings, tracking)
+            complete = True
             report.run, report.was_complete = str(outcome.folder), outcome.was_complete
             report.result, report.method = _result(outcome.record), outcome.record["method"]
             if outcome.was_complete:
@@ -93,7 +96,7 @@ def carry_out(config: Any, report: JobReport) -> int:
         report.code = DONE
     except Exception as error:
         told = storage_error(error, _ROOM) or _out_of_time(error) or _deleted(error, config)
-        report.code, report.reason = report_failure("fcl-bench", told or error)
+        report.code, report.reason = report_failure("fcl-bench", told or error, complete)
     return report.code
 
 

@@ -105,7 +105,11 @@ def _search(typed: list[str], metric: str, prune: bool) -> _Search:
 
 def _composed(overrides: list[str]) -> tuple[Settings, Tracking]:
     config = composed_as_typed(overrides)
-    return load_settings(config), load_tracking(config)
+    settings = load_settings(config)
+    if settings.transport.launched:
+        told = f"tune with transport={settings.transport.name}: every rank would be a search of its own"
+        raise UserError(told, "one torchrun per run")
+    return settings, load_tracking(config)
 
 
 def _tune(search: _Search, settings: Settings, name: str, trials: int) -> None:

@@ -37,7 +37,7 @@ from fcl_bench.tracking.console import Notices, progress
 log = logging.getLogger(__name__)
 
 #: Prefixes of a checkpoint's tensors other than the server's; an audit's prefix is followed by its name.
-_AUDIT, _CLIENT = "audit.", "client."
+_AUDIT, CLIENT = "audit.", "client."
 
 
 class Federation:
@@ -376,7 +376,7 @@ class Federation:
         tensors = {**self.server.state_dict(), **self.rounds.tensors()}
         for name, audit in self.audits.items():
             tensors |= {f"{_AUDIT}{name}.{key}": tensor for key, tensor in audit.state_dict().items()}
-        tensors |= {_CLIENT + key: tensor for key, tensor in self.transport.state_dict().items()}
+        tensors |= {CLIENT + key: tensor for key, tensor in self.transport.state_dict().items()}
         saved = {**state, "audits": {name: audit.rows for name, audit in self.audits.items()}}
         if self.tree is not None:
             saved, growing = {**saved, "tree": self.tree.state()}, {**growing, **self.tree.tensors()}
@@ -387,14 +387,14 @@ class Federation:
         self.state.restore(saved, tensors)
         if self.tree is not None:
             self.tree.restore(saved["tree"], tensors)
-        prefixes = [*(f"{_AUDIT}{name}." for name in self.audits), _CLIENT, GROWING, ""]
+        prefixes = [*(f"{_AUDIT}{name}." for name in self.audits), CLIENT, GROWING, ""]
         parts: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in prefixes}
         for name, tensor in tensors.items():
             prefix = next(prefix for prefix in prefixes if name.startswith(prefix))
             parts[prefix][name.removeprefix(prefix)] = tensor
         self.rounds.restore(tensors)
         self.server.load_state_dict(parts[""])
-        self.transport.load_state_dict(parts[_CLIENT])
+        self.transport.load_state_dict(parts[CLIENT])
         for name, audit in self.audits.items():
             audit.rows = saved["audits"][name]
             audit.load_state_dict(parts[f"{_AUDIT}{name}."])

@@ -19,7 +19,7 @@ from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.config import counting
 from fcl_bench.engine.checkpoint import Checkpoint
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.federation import CLIENT, Federation
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.metrics import metrics
 from fcl_bench.engine.reports import Exchanged
@@ -59,6 +59,9 @@ class FirstStage(Protocol):
 
     def identity(self) -> dict[str, object]:
         """Everything of it that determines the result."""
+
+    def sends_columns(self) -> bool:
+        """Whether uploads have a matrix with a column per class, whose bytes depend on `wire.columns`."""
 
 
 @dataclass
@@ -110,6 +113,9 @@ class FedAvgAdaptation:
     def identity(self) -> dict[str, object]:
         return {"revision": FineTune.revision, "training": counting(self.training)}
 
+    def sends_columns(self) -> bool:
+        return False
+
 
 @dataclass(frozen=True)
 class Adapted:
@@ -153,9 +159,13 @@ def adaptation_identity(plan: Plan) -> dict[str, object]:
     whole = plan.settings.identity()
     kept = ["seed", "beta", "clients", "tasks", "label_rate", "dtype", "data", "split", "partition"]
     kept += [key for key in ("on_bad_upload", "transport", "cudnn") if key in whole]
+    wire = plan.problem.wire
+    # Only where it changes bytes, so that all other stages that were made before keep their names.
+    columns = {"wire_columns": wire.columns} if wire.columns != "task" and _stage(plan).sends_columns() else {}
     return {
         **{key: whole[key] for key in kept},
-        "wire_dtype": str(plan.problem.wire.dtype),
+        "wire_dtype": str(wire.dtype),
+        **columns,
         **_stage(plan).identity(),
         "network": plan.identity,
         "data_fingerprint": plan.dealt.dataset.fingerprint,
@@ -180,6 +190,9 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
         checkpoint = Checkpoint(place, _SCHEMA, identity)
         saved = checkpoint.load()
         hit = saved is not None and saved[0]["tasks_done"] == 1
+        if saved is not None and hit:
+            # What its clients kept is of no use any more, and other processes may have it on disks of their own.
+            saved = saved[0], {name: tensor for name, tensor in saved[1].items() if not name.startswith(CLIENT)}
         none = torch.empty(0, dtype=torch.uint8)
         method, dealt = _stage(plan).method(), plan.dealt
         stream = dealt.stream

@@ -66,6 +66,10 @@ class MethodStage:
             "training": counting(method.training),
         }
 
+    def sends_columns(self) -> bool:
+        """No model has a matrix per class on the wire."""
+        return False
+
 
 @dataclass
 class PILoRAAdaptation(MethodStage, PILoRA):
@@ -73,6 +77,10 @@ class PILoRAAdaptation(MethodStage, PILoRA):
 
     orthogonality: ClassVar[float] = 0.0  # type: ignore[misc]  # knobs of the method, constants here
     variant: ClassVar[str] = "working"  # type: ignore[misc]
+
+    def sends_columns(self) -> bool:
+        """The class means go to the server, unless it weighs without them."""
+        return self.reweighting != "none"
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -41,6 +42,9 @@ from fcl_bench.tracking.base import NoTracking, TrackedRun, Tracker, Tracking, f
 
 log = logging.getLogger(__name__)
 
+#: What holds the number of a Slurm job, which it keeps when it is queued again; and where a checkpoint keeps it.
+_JOB, _FORCED = "SLURM_JOB_ID", "forced"
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -78,7 +82,7 @@ def _run(settings: Settings, tracking: Tracking | None, link: Link) -> Outcome:
     folder = RunFolder(runs / plan.label, plan.id)
     with locked(writable(f"out={out}", runs / ".locks") / f"{plan.label}.lock", f"doing the run {plan.label}"):
         if settings.scalars.force:
-            folder.clear()
+            folder.clear(keep_checkpoint=_queued_again(folder))
         else:
             _refuse_others(folder)
         if (record := folder.complete_record()) is not None:
@@ -98,6 +102,16 @@ def _planned(settings: Settings, link: Link) -> Plan:
     """The plan; of data that stay at the clients' sites, once these have told the hash of theirs."""
     plan = make_plan(settings)
     return make_plan(settings, link.data_of(clients_of(plan))) if plan.dealt.dataset.elsewhere else plan
+
+
+def _queued_again(folder: RunFolder) -> bool:
+    """Whether this Slurm job began the run anew itself, before it was interrupted and queued again with force=true."""
+    if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+        return False
+    try:
+        return bool(read_json(folder.checkpoint.folder / "state.json").get(_FORCED) == os.environ.get(_JOB, ""))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False  # absent or damaged
 
 
 def _refuse_others(folder: RunFolder) -> None:
@@ -162,7 +176,7 @@ def _learn(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link
     tracked = TrackedRun(
         *(plan.id, plan.label, flat(settings.identity(), separator="."), user_path("out", settings.scalars.out)),
         tasks_done=federation.state.tasks_done,
-        fresh=settings.scalars.force,
+        fresh=settings.scalars.force and not federation.state.tasks_done,
     )
     with closing(tracking.start(tracked)) as tracker:
 
@@ -171,7 +185,10 @@ def _learn(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link
             if done:
                 _tell(tracker, federation)
             state, tensors = federation.save()
-            folder.checkpoint.save({**state, "seconds": seconds_before + time.perf_counter() - begin}, tensors)
+            state["seconds"] = seconds_before + time.perf_counter() - begin
+            if settings.scalars.force and _JOB in os.environ:
+                state[_FORCED] = os.environ[_JOB]
+            folder.checkpoint.save(state, tensors)
             if done:
                 log.debug("task %d of %d is kept", federation.state.tasks_done, len(federation.stream.tasks))
 

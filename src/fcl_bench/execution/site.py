@@ -99,7 +99,8 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
         )
         for task in range(scalars.tasks)
     ]
-    noise = settings.noise.middleware(settings.method, _with_own_seed(settings, problem, run), scalars.tasks)
+    own_seed = _with_own_seed(settings, problem, run)
+    noise = settings.noise.middleware(settings.method, own_seed, scalars.tasks, apart=True)
     about = {"run": run["id"], "stage": run["stage"], "classes": classes}
     clients = Clients(settings.method, problem, holdings, held.column, held.labelled, noise, **about)
     rows = clients.rows(own)

@@ -64,6 +64,8 @@ class Sweep:
         self._out, self._shown = Path(), Path()
         self._screen, self._err = sys.stdout, sys.stderr
         self._told: set[int] = set()
+        #: How many jobs at the end of `jobs` do not compose.
+        self._refused = 0
         #: Jobs of this process whose reports could not be written, by number.
         self._unwritten: dict[int, JobReport] = {}
         self._line_at = time.monotonic()
@@ -97,11 +99,18 @@ class Sweep:
         self.began = True
 
     def refuse(self, refused: list[tuple[tuple[str, ...], UserError]]) -> None:
-        """Put jobs that do not compose behind the others, as failed jobs."""
-        done = self.jobs or []
-        bad = [job for job, _ in refused]
-        rest = [job for job in done if job not in bad]
-        self.jobs = [*rest, *bad]
+        """Put a batch's jobs that do not compose behind the others, as failed jobs; those of earlier batches stay last.
+
+        Hydra numbers the jobs that compose without a gap over all batches, so the others are numbered from the end.
+        """
+        jobs = self.jobs or []
+        first = len(jobs) - self._refused
+        rest = jobs[:first]
+        for job, _ in refused:
+            if job in rest:
+                rest.remove(job)  # once: the same job may come again in a later batch
+        self.jobs = [*rest, *(job for job, _ in refused), *jobs[first:]]
+        self._refused += len(refused)
         for number, (job, error) in enumerate(refused, start=len(rest)):
             write_report(self.folder, JobReport(number, list(job), FAILED, 2, str(error)))
         self.tell()

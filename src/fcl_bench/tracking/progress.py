@@ -46,7 +46,9 @@ class ProgressLines:
         now = time.monotonic()
         if now - self._told >= _EVERY:
             self._told = now
-            print(self.text(), file=sys.stderr, flush=True)
+            from fcl_bench.tracking.console import say  # which imports this module
+
+            say(self.text(), sys.stderr)
 
     def text(self) -> str:
         """Return the progress so far, and the approximate time left at the rate so far."""

@@ -198,6 +198,20 @@ def test_updates_have_noise_of_their_own():
     assert np.abs(np.corrcoef(values.T) - np.eye(8)).max() < 0.15
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_noise_of_a_site_is_another_one_under_another_broadcast(apart):
+    """Where it was the same, the difference of the two uploads of a round that was done again had no noise."""
+    knobs = Gaussian(multiplier=3.0, unit="client")
+    [step] = knobs.middleware(FineTune(training=Training(rounds=3)), problem_of(4), 2, apart)
+    others = {**START, "body.w": START["body.w"] + 1}
+    found = []
+    for start in (START, others, START):
+        step.receive(Message(start, "model"), 0)
+        found.append(step.send(Message(start, "model"), 0)["heads.0.b"])
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[0], found[1]) is not apart
+
+
 def test_a_client_s_whole_update_may_be_replaced():
     """Two updates are two clips apart at most, and the multiplier is in units of that."""
     step = NoisyUpdates(0, clip=0.5, deviation=0.0)

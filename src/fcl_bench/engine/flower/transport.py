@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -70,7 +71,8 @@ class Flower:
     """Clients on nodes of a Flower federation.
 
     A lost turn is requested again as soon as a node reports that the client lives there, until the round's deadline. A
-    client's state is stored under the number of its turn, so a turn done twice counts as one turn.
+    client's state is stored under the number of its turn, so a turn done twice counts as one turn. The seconds in which
+    the server absorbs a reply do not count against the deadline.
 
     Args:
         line: to the SuperLink, open.
@@ -138,13 +140,20 @@ class Flower:
                 if client in at_hand.waiting:
                     time.sleep(_LOOK)
             if client in at_hand.waiting:
+                with contextlib.suppress(LinkLost):  # a line that is lost is opened again by the next round
+                    self._look(at_hand)  # of what came since the last one
+            begin = time.monotonic()
+            if client in at_hand.waiting:
                 yield Lost(client, at_hand.reasons.get(client, f"no answer within {self._deadline:g} seconds"))
+                at_hand.until += time.monotonic() - begin
                 continue
             reply = at_hand.replies.pop(client)
             self._before[client] = self._tags.pop(client, None)
             if reply.stored:
                 self._tags[client], self._keeps = Tag(broadcast.task, broadcast.round), True
             yield self._numbered(reply) if self._apart else reply
+            # The server has absorbed it, in which time nobody looked for answers.
+            at_hand.until += time.monotonic() - begin
 
     def _numbered(self, reply: Reply) -> Reply:
         """Return the reply with numbers of samples that no other client's samples have."""

@@ -28,7 +28,7 @@ class NoNoise:
         """Statistics go as they are."""
         return None
 
-    def middleware(self, method: Method, problem: Problem, tasks: int) -> Sequence[Middleware]:
+    def middleware(self, method: Method, problem: Problem, tasks: int, apart: bool = False) -> Sequence[Middleware]:
         """Nothing stands before the wire."""
         return ()
 

@@ -124,13 +124,20 @@ class Gaussian:
         deviation = deviations(method.summands, self.clip, noise)
         return Release(self.clip, method.summands, deviation, self.ridge, self.share_of is not None)
 
-    def middleware(self, method: Method, problem: Problem, tasks: int) -> Sequence[Middleware]:
-        """Return what uploads pass through before the wire codec."""
+    def middleware(self, method: Method, problem: Problem, tasks: int, apart: bool = False) -> Sequence[Middleware]:
+        """Return what uploads pass through before the wire codec.
+
+        Args:
+            method: what makes the uploads.
+            problem: its seed is that of the noise.
+            tasks: T.
+            apart: whether the noise is that of a real site, and no benchmark has to repeat it.
+        """
         if problem.release is not None:
             return [NoisyStatistics(problem.seed, problem.release)]
         weighted = problem.sums and cast(Any, method).training.weighting == "samples"
         deviation = self._deviation_of_updates(method, tasks)
-        return [NoisyUpdates(problem.seed, self.clip, deviation, weighted)]
+        return [NoisyUpdates(problem.seed, self.clip, deviation, weighted, by_start=apart)]
 
     def _deviation_of_updates(self, method: Method, tasks: int) -> float:
         # Any client may stand in another's place: 2 C apart at most.

@@ -7,6 +7,7 @@ import math
 import torch
 
 from fcl_bench.engine.middleware import Middleware
+from fcl_bench.files import content_hash
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.release import COUNT, SQUARE, Release
 from fcl_bench.randomness import derived_seed
@@ -56,10 +57,15 @@ class NoisyUpdates(Middleware):
         clip: C, the largest L2 norm of an update.
         deviation: standard deviation of the noise in each number.
         weighted: whether models come times their number of samples; these weights are public.
+        by_start: whether the noise depends on the broadcast model, too. Else a round that is done again from another
+            model has the same noise, and the difference of both uploads has none.
     """
 
-    def __init__(self, seed: int, clip: float, deviation: float, weighted: bool = False) -> None:
+    def __init__(
+        self, seed: int, clip: float, deviation: float, weighted: bool = False, by_start: bool = False
+    ) -> None:
         self._seed, self._clip, self._deviation, self._weighted = seed, clip, deviation, weighted
+        self._by_start = by_start
         self._start: dict[int, Message] = {}
 
     def receive(self, message: Message, client: int) -> Message:
@@ -76,7 +82,7 @@ class NoisyUpdates(Middleware):
         changes = {name: own.double() / weight - start[name].to(own.device).double() for name, own in message.items()}
         length = math.sqrt(sum(float(change.square().sum()) for change in changes.values()))
         share = min(1.0, self._clip / length) if length else 1.0
-        draw = _generator(self._seed, message, client)
+        draw = _generator(self._seed, message, client, *([_number(start)] if self._by_start else []))
         noisy = {}
         for name, change in changes.items():
             noise = self._deviation * torch.randn(change.shape, generator=draw, dtype=torch.float64)
@@ -85,7 +91,16 @@ class NoisyUpdates(Middleware):
         return message.with_tensors(noisy)
 
 
-def _generator(seed: int, message: Message, client: int | None) -> torch.Generator:
+def _number(message: Message) -> int:
+    """Return a number of 128 bits that follows from all tensors."""
+    digest = content_hash()
+    for name, tensor in sorted(message.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _generator(seed: int, message: Message, client: int | None, *more: int) -> torch.Generator:
     """Return one stream per upload: one sent again after an interruption is the same, and reveals nothing more."""
     assert client is not None
-    return torch.Generator().manual_seed(derived_seed(seed, "noise", message.task, message.round, client))
+    return torch.Generator().manual_seed(derived_seed(seed, "noise", message.task, message.round, client, *more))

@@ -73,6 +73,7 @@ class Reach(ABC):
         name: of the choice.
         sees_everything: whether audits are possible.
         reaches_sites: whether clients may have samples that nobody else has (`data=sites`).
+        launched: whether a launcher starts all processes, each with the same command, so that this is one run.
         minimum: the least share of a round's clients that has to answer; None: all.
         fan_in: of the tree of aggregators on the way to the server; None: there is none.
     """
@@ -80,6 +81,7 @@ class Reach(ABC):
     name: ClassVar[str]
     sees_everything: ClassVar[bool] = False
     reaches_sites: ClassVar[bool] = False
+    launched: ClassVar[bool] = False
     minimum: ClassVar[float | None] = None
     fan_in: ClassVar[int | None] = None
 

@@ -188,6 +188,7 @@ class OverRanks(Reach):
     """
 
     name: ClassVar[str] = "ranks"
+    launched: ClassVar[bool] = True
 
     meeting: float = knob(300.0, above=0, identity=False)
 
