@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from fcl_bench.cli.command import DONE, USER_ERROR, interrupted, report_failure, storage_error
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.sweeps.jobs import FAILED, JobReport, output_path, reported
-from fcl_bench.tracking.console import log_to_terminal, output_to, say, silence
+from fcl_bench.tracking.console import log_to_terminal, output_to, silence
+from fcl_bench.tracking.lines import say
 
 if TYPE_CHECKING:
     from fcl_bench.config import Settings

@@ -25,7 +25,8 @@ from fcl_bench.sweeps.composing import Explain, jobs_that_compose
 from fcl_bench.sweeps.jobs import DONE, FAILED, RUNNING, WAITING, JobReport, output_path, read_reports, write_report
 from fcl_bench.sweeps.summary import end_line, failures, progress_line, results_table, unheard, varying, warnings
 from fcl_bench.sweeps.workers import announce_gpus, jobs_at_once, runs_here, share_cores
-from fcl_bench.tracking.console import log_to_terminal, printed_to, say
+from fcl_bench.tracking.console import log_to_terminal, printed_to
+from fcl_bench.tracking.lines import say
 from fcl_bench.tracking.progress import current_progress
 
 #: An argument that is added to a multirun, so that Hydra reports the start and the configuration of the sweep.

@@ -1,4 +1,4 @@
-"""Output on the terminal: lines that survive the loss of their reader, progress bars, notices that appear once."""
+"""Output on the terminal: log lines, progress bars, notices that appear once, and what goes to a file instead."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from fcl_bench.errors import printable
 from fcl_bench.tracking.progress import Progress, ProgressLines
@@ -18,21 +18,6 @@ log = logging.getLogger(__name__)
 
 #: The name of the log handlers that write to the terminal.
 _TERMINAL = "terminal"
-
-
-def say(text: str, stream: TextIO | None = None) -> None:
-    """Print a line at once, to stdout or another stream; if the reader has gone (`| head`), go on without it."""
-    try:
-        print(printable(text), file=stream, flush=True)
-    except BrokenPipeError:
-        drop_output(stream)
-
-
-def drop_output(stream: TextIO | None = None) -> None:
-    """Go on without the reader of stdout or of another stream, which has gone, since a sweep has more runs to do."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, (stream or sys.stdout).fileno())
-    os.close(nowhere)
 
 
 @contextmanager

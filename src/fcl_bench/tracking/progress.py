@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Protocol
 
+from fcl_bench.tracking.lines import say
+
 #: Seconds between two lines, and before the first one.
 _EVERY = 60.0
 
@@ -46,8 +48,6 @@ class ProgressLines:
         now = time.monotonic()
         if now - self._told >= _EVERY:
             self._told = now
-            from fcl_bench.tracking.console import say  # which imports this module
-
             say(self.text(), sys.stderr)
 
     def text(self) -> str:
