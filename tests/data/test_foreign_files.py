@@ -53,6 +53,7 @@ def other_formats() -> list[str]:
     return sorted(set(Image.SAVE) - set(RASTER.values()) - {"MPO"})
 
 
+@pytest.mark.filterwarnings("ignore:.*image format is deprecated:DeprecationWarning")  # Pillow's, of IM
 @pytest.mark.parametrize("kind", other_formats())
 def test_no_other_is_whatever_its_name(tmp_path, kind):
     """Pillow itself would open most of them."""
