@@ -8,6 +8,7 @@ import pytest
 
 from fcl_bench.execution.run import Outcome
 from tests.conftest import shared, write_features
+from tests.repeated_sums import refuse_sums_in_any_order
 from tests.small_methods import NAMES, short_run, trains
 from tests.small_runs import interrupted_in, run_in, settings_for
 
@@ -21,7 +22,9 @@ def csv_of(outcome: Outcome, name: str) -> pd.DataFrame:
 @pytest.mark.parametrize("method", NAMES)
 def test_every_method_runs_twice_alike_and_resumes_bit_for_bit(method, tmp_path, monkeypatch):
     choice = (*short_run(method), "tasks=3", "clients=3", "wire.gram=packed", "wire.columns=held")
-    whole = run_in(tmp_path / "whole", *choice)
+    with monkeypatch.context() as patch:
+        refuse_sums_in_any_order(patch)
+        whole = run_in(tmp_path / "whole", *choice)
     with interrupted_in(2, monkeypatch):
         run_in(tmp_path / "parts", *choice)
     parts = run_in(tmp_path / "parts", *choice)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fcl_bench.environment import computing
 from fcl_bench.training.vit.prompt_pool import PromptPool
 from fcl_bench.training.vit.prompts import PromptedViT
 from tests.training.vit.prompt_oracle import naive_cosine, naive_features
@@ -52,6 +53,20 @@ def test_an_image_takes_the_nearest_prompts_all_keys_before_all_values(training,
         assert len({tuple(rows) for rows in chosen}) > 1
         wanted = [torch.cat([*(pool.P[i, m, :2] for m in rows), *(pool.P[i, m, 2:] for m in rows)]) for rows in chosen]
         assert torch.equal(found[layer], torch.stack(wanted))
+
+
+def test_several_threads_always_find_the_same_gradient():
+    """They added what images of one prompt give to it in any order, so that no two runs had the same bits."""
+    torch.manual_seed(0)
+    pool, queries = drawn(dimension=512, top=5, length=20), torch.randn(64, 512)
+    with computing(2):
+        found = []
+        for _ in range(10):
+            pool.zero_grad()
+            [prompts] = pool(queries).values()
+            (prompts * torch.linspace(-1, 1, prompts.numel()).view_as(prompts)).sum().backward()
+            found.append(pool.P.grad.clone())
+    assert all(torch.equal(found[0], other) for other in found)
 
 
 @pytest.mark.parametrize("layers", [[1], [1, 3]], ids=str)

@@ -71,7 +71,7 @@ class PromptPool(Prompts):
         chosen = near.topk(self._top, dim=2).indices
         if self.training and self._pull:
             self.penalty = self._pull * self._away(near, chosen)
-        return {layer: self._prompt(self.P[i][chosen[:, i]]) for i, layer in enumerate(self.layers)}
+        return {layer: self._prompt(_rows(self.P[i], chosen[:, i])) for i, layer in enumerate(self.layers)}
 
     def _away(self, near: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """The terms of the penalty, from cosines (b, layers, M) and the chosen keys (b, layers, top)."""
@@ -91,3 +91,12 @@ class PromptPool(Prompts):
 
     def old(self) -> set[str]:
         return set()
+
+
+def _rows(prompts: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """The prompts (M, L, d) at `chosen` (b, top), (b, top, L, d).
+
+    The gradient of `prompts[chosen]` adds up what many images give to one prompt in the order in which threads come to
+    it, so that no two runs would have the same bits.
+    """
+    return nn.functional.embedding(chosen, prompts.flatten(1)).unflatten(-1, prompts.shape[1:])
