@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, suppress
@@ -14,9 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hydra._internal.config_repository import ConfigRepository
-from hydra.core.config_store import ConfigStore
-from hydra.plugins.config_source import ConfigResult
+
+from tests.quick_composition import hasten
 
 # No test reaches a network; code that tries fails at once instead of retrying.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -70,30 +68,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     return found
 
 
-# Hydra copies the store of all presets each time that it composes something, a third of the time that this takes.
-ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
-
-
-def load_once(
-    self: ConfigRepository,
-    config_path: str,
-    load: Callable[[ConfigRepository, str], ConfigResult | None] = ConfigRepository.load_config,
-    known: dict[tuple[str | int, ...], bytes] = {},  # noqa: B006 (of the process)
-) -> ConfigResult | None:
-    """Hydra parses a file once in a process, and not each time that it composes something: half of that time."""
-    sources = [source.path for source in self.get_sources()]
-    name = f"{config_path.removesuffix('.yaml')}.yaml"
-    changed = [file.stat().st_mtime_ns for path in sources if (file := Path(path, name)).is_file()]
-    key = (config_path, *sources, *changed)
-    if key in known:
-        return pickle.loads(known[key])
-    found = load(self, config_path)
-    if found is not None and found.path.startswith(("file:", "pkg:")):  # the store of presets may change
-        known[key] = pickle.dumps(found)
-    return found
-
-
-ConfigRepository.load_config = load_once  # type: ignore[method-assign]
+hasten()
 
 
 @pytest.fixture

@@ -61,6 +61,8 @@ _SHORT = {
     "dualprompt": (*TRANSFORMER, "method.e_layers=[2,3]"),
     "glfc": _INVERTING,
     "lga": (*_INVERTING, "method.proxy_init=0"),
+    # Its usual 16 make four times as many steps.
+    "lorm": (*TRANSFORMER, "method.training.batch_size=64"),
     # The tiny transformer has no fifth block.
     **dict.fromkeys(("coda_prompt", "cprompt"), (*TRANSFORMER, "method.layers=[0,1]", "method.components=3")),
     "fedcbc": (
