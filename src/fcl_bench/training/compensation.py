@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
+from fcl_bench.linalg.gram import class_sums
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
@@ -37,8 +38,7 @@ def group_weights(magnitude: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
         old: (b,) bool, which of the two groups each sample is in.
     """
     group = old.long()
-    sums = magnitude.new_zeros(2).index_add_(0, group, magnitude)
-    sizes = magnitude.new_zeros(2).index_add_(0, group, torch.ones_like(magnitude))
+    sums, sizes = class_sums(torch.stack([magnitude, torch.ones_like(magnitude)], dim=1), group, 2)
     # A group with nothing left to learn has no mean to divide by.
     factor = torch.where(sums > 0, sizes / sums, 0)
     return magnitude * factor[group]
