@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 
 import matplotlib
+import pytest
 
 from tests.conftest import REPOSITORY
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "python.md").read_text(), flags=re.S)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_pages_code_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fcl_bench.execution.run.drawn", lambda *_: {})  # half of a short run's time
     known: dict[str, object] = {}
     with matplotlib.rc_context({"backend": "agg"}):
         for block in BLOCKS:

@@ -13,16 +13,12 @@ from tests.flower.town import Town, reached
 from tests.small_runs import run_in, settings_for
 
 pytest.importorskip("dp_accounting", reason="pip install '.[privacy]'")
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 SMALL = ("data=digits", "tasks=2", "clients=5", "beta=1", "track=none")
 NOISE = ("noise=gaussian", "noise.multiplier=0.05")
 UPDATES = ("noise=gaussian", "noise.unit=client", "noise.multiplier=0.05")
 TRAINED = ("method=finetune", "method.on=features", "method.training.rounds=2", "method.training.epochs=1")
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    monkeypatch.setattr("fcl_bench.execution.run.drawn", lambda *_: {})
 
 
 def tensors(outcome) -> dict[str, np.ndarray]:

@@ -76,10 +76,9 @@ def features(tmp_path_factory) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def alone(monkeypatch, caplog):
+def alone(no_pictures, caplog):
     """A run in this process, with its notes in run.log."""
     caplog.set_level("INFO", logger="fcl_bench")
-    monkeypatch.setattr("fcl_bench.execution.run.drawn", lambda *_: {})
     return run_in
 
 

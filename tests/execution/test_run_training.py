@@ -20,6 +20,8 @@ from tests.conftest import write_features
 from tests.execution.training_runs import TINY
 from tests.small_runs import run_in
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 #: With everything on that a checkpoint has to keep.
 METHODS = {
     "finetune": (
@@ -48,14 +50,8 @@ ROUNDS = {
 EXACT = ("model.safetensors", "accuracy_matrix.csv", "task_aware_matrix.csv", "partition.npz")
 
 
-@pytest.fixture(autouse=True)
-def without_pictures(monkeypatch):
-    """They take two thirds of such a run, and are not what most of these tests look at."""
-    monkeypatch.setattr("fcl_bench.execution.run.drawn", lambda *_: {})
-
-
 @pytest.fixture
-def with_pictures(without_pictures, monkeypatch):
+def with_pictures(monkeypatch):
     monkeypatch.setattr("fcl_bench.execution.run.drawn", pictures.drawn)
 
 
@@ -154,12 +150,13 @@ def test_killed_between_the_last_task_and_the_record_nothing_is_learnt_twice(
     def killed(*_):
         raise KeyboardInterrupt
 
+    expected = whole(method)
     with monkeypatch.context() as patch:
         patch.setattr("fcl_bench.execution.run.RunFolder.write", killed)
         with pytest.raises(KeyboardInterrupt):
             run_in(tmp_path, *choice(method, images))
     monkeypatch.setattr(engine.Federation, "_learn", killed)
-    assert_same_result(resumed(tmp_path, choice(method, images), caplog, "task 3 of 3"), whole(method))
+    assert_same_result(resumed(tmp_path, choice(method, images), caplog, "task 3 of 3"), expected)
 
 
 def test_interrupted_again_and_again_it_still_ends_the_same(whole, images, tmp_path, monkeypatch, caplog):
