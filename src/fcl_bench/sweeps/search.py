@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -102,7 +103,6 @@ def open_study(folder: Path, name: str, content: dict[str, Any], higher: bool) -
         study_name=name,
         # The file has JSON lines; nothing in it is unpickled.
         storage=JournalStorage(JournalFileBackend(str(folder / f"{name}.journal"))),
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=_UNPRUNED),
         direction="maximize" if higher else "minimize",
         load_if_exists=True,
     )
@@ -127,7 +127,7 @@ def ended(study: Any) -> list[Any]:
 
 @dataclass
 class Pruning:
-    """Tracking that reports each task's accuracy to a trial, and ends the run if the trial falls behind the others.
+    """Tracking that reports each task's accuracy to a trial, and ends the run if that is below the median of others.
 
     Attributes:
         trial: Optuna's trial.
@@ -152,9 +152,14 @@ class _Watched(Tracker):
         self._also.task(metrics, step)
         if "accuracy" not in metrics:
             return
-        self._trial.report(metrics["accuracy"], self._first + step)
-        if self._trial.should_prune():
-            raise require_optuna().TrialPruned(f"after task {step + 1}, at {metrics['accuracy']:.2f} %")
+        accuracy, number = metrics["accuracy"], self._first + step
+        self._trial.report(accuracy, number)
+        # Optuna's own rule takes a trial's best accuracy so far, which is nearly always that after the first task.
+        complete = require_optuna().trial.TrialState.COMPLETE
+        done = [trial.intermediate_values for trial in self._trial.study.get_trials(states=[complete])]
+        others = [values[number] for values in done if number in values]
+        if len(done) >= _UNPRUNED and others and accuracy < statistics.median(others):
+            raise require_optuna().TrialPruned(f"after task {step + 1}, at {accuracy:.2f} %")
 
     def finish(self, metrics: dict[str, float]) -> None:
         self._also.finish(metrics)
