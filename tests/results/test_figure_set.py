@@ -236,7 +236,9 @@ def trained_for_rounds(folder, accuracies, tested=True):
     rounds = range(len(accuracies))
     rows = [(0, r, k, (k + 1) * 2**20, 1.0 + 2 * k) for r in rounds for k in (0, 1)]
     columns = ["task", "round", "client", "up_bytes", "client_seconds"]
-    pd.DataFrame(rows, columns=columns).to_csv(folder / "uploads.csv", index=False)
+    uploads = pd.DataFrame(rows, columns=columns).assign(stage="model")
+    # A first stage's exchanges come before, under the numbers of the first task and of its rounds.
+    pd.concat([uploads.assign(stage="adaptation"), uploads]).to_csv(folder / "uploads.csv", index=False)
     tasks = {"task": [0], "accuracy": [accuracies[-1]], "server_seconds": [0.5 * len(accuracies)]}
     pd.DataFrame(tasks).to_csv(folder / "tasks.csv", index=False)
     if tested:
@@ -252,13 +254,14 @@ def test_rounds_are_drawn_against_rounds_upload_and_seconds(tmp_path):
         {"method": "afl", "tasks": 1},
         {"method": "joint", "tasks": 1},
     )
-    frame = frame.assign(folder=frame["run_id"])
+    frame = frame.assign(folder=frame["run_id"], adapt="fedavg")
     for run, accuracies in zip(frame["run_id"], ([10.0, 60.0, 50.0], [14.0, 62.0, 58.0], [70.0], [80.0]), strict=True):
         trained_for_rounds(tmp_path / run, accuracies, tested=len(accuracies) > 1)
     figure = all_drawn(figure_set(frame, tmp_path))["accuracy_over_rounds"]
     over_rounds, over_upload, over_seconds = figure.axes
     afl, finetune, joint = ([tuple(point) for point in line.get_xydata()] for line in over_rounds.lines)
     assert joint == [(0, 80.0), (1, 80.0)]
+    assert "Without the first stages." in caption(figure)
     assert finetune == [(1, 12.0), (2, 61.0), (3, 54.0)]
     assert afl == [(1, 70.0)]
     # The busiest client's 2 MiB each round; the clients' mean of 2 s and half a second of the server's.
@@ -290,7 +293,8 @@ def test_seeds_tested_at_different_rounds_are_averaged_where_all_were(tmp_path):
 def test_upload_counts_up_for_each_client_and_over_tasks(tmp_path):
     """Of two clients that take turns, neither has sent what both have."""
     rows = [(0, 0, 0, 2**20), (0, 1, 1, 2**20), (1, 0, 0, 2**21)]
-    uploads = pd.DataFrame(rows, columns=["task", "round", "client", "up_bytes"]).assign(client_seconds=0.0)
+    uploads = pd.DataFrame(rows, columns=["task", "round", "client", "up_bytes"])
+    uploads = uploads.assign(client_seconds=0.0, stage="model")
     uploads.to_csv(tmp_path / "uploads.csv", index=False)
     tasks = pd.DataFrame({"task": [0, 1], "accuracy": [50.0, 40.0], "server_seconds": [0.0, 1.0]})
     tasks.to_csv(tmp_path / "tasks.csv", index=False)
@@ -310,6 +314,7 @@ def test_panels_of_accuracy_share_an_axis_that_never_leaves_0_to_100(tmp_path):
     ]
     runs[0]["A_avg"] = 100.0
     runs += [{"method": "fedran", "beta": b, "A_avg": 3.0} for b in (0.1, 1.0)]
+    seen = 0
     for figure in figures_of(tmp_path, *runs).values():
         by_axis = {}
         for axes in figure.axes:
@@ -318,6 +323,8 @@ def test_panels_of_accuracy_share_an_axis_that_never_leaves_0_to_100(tmp_path):
         for limits in by_axis.values():
             [(low, high)] = limits
             assert 0 <= low < high <= 100
+            seen += 1
+    assert seen > 2
 
 
 def test_coinciding_lines_are_named_and_the_lower_one_is_wider(tmp_path):

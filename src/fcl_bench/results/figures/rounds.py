@@ -17,6 +17,8 @@ from fcl_bench.results.figures.style import Look
 from fcl_bench.results.summarise import CEILINGS
 
 _MOST_PANELS, _MOST_LINES = 4, 16
+#: The stage of a first stage's exchanges, which tables count apart, too.
+_FIRST_STAGE = "adaptation"
 #: Column of `progress` -> the label of its axis.
 _AXES = {
     "rounds": "rounds of exchange so far",
@@ -46,6 +48,7 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
     said = [
         "Accuracy on all classes seen so far, while it is learnt; test data chose none of these rounds.",
         "The server's seconds of a task are spread evenly over its rounds.",
+        "Without the first stages." if "adapt" in rows and set(rows["adapt"]) - {"none"} else "",
         f"Line: mean over seeds; band: one standard deviation either way; {seeds_told(rows)}.",
         "Seeds of one line were tested at different rounds; its points are where all were." if is_thinned else "",
         *(shared(rows), fewer, left_out),
@@ -78,12 +81,13 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
 
 
 def progress(folder: Path) -> pd.DataFrame:
-    """Return a run's `accuracy` at each test, with its `rounds`, `mib` and `seconds` since the start.
+    """Return a run's `accuracy` at each test, with its `rounds`, `mib` and `seconds` since the method's start.
 
     Args:
         folder: the run's folder.
     """
     uploads = pd.read_csv(folder / "uploads.csv")
+    uploads = uploads[uploads["stage"] != _FIRST_STAGE]
     tasks = pd.read_csv(folder / "tasks.csv").set_index("task")
     rounds = uploads.groupby(["task", "round"], as_index=False).agg(seconds=("client_seconds", "mean"))
     share = tasks["server_seconds"] / rounds.groupby("task").size()
