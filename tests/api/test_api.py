@@ -38,11 +38,11 @@ def test_the_command_finds_the_run_complete(made, out, command):
     assert str(made.path) in printed
 
 
-def test_the_commands_run_is_found_complete(out):
-    theirs = run_in(out, "method=afl", *TYPED, "beta=0.5", "backbone=pixels")
+def test_the_commands_run_is_found_complete(tmp_path):
+    theirs = run_in(tmp_path, "method=afl", *TYPED, "beta=0.5", "backbone=pixels")
     assert not theirs.was_complete
     written = (theirs.folder / "run.json").stat().st_mtime_ns
-    ours = fcl_bench.run("afl", beta=0.5, out=str(out), backbone="pixels", **SMALL)
+    ours = fcl_bench.run("afl", beta=0.5, out=str(tmp_path), backbone="pixels", **SMALL)
     assert ours.path == theirs.folder
     assert ours.record == theirs.record
     assert (ours.path / "run.json").stat().st_mtime_ns == written

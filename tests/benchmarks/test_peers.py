@@ -156,6 +156,5 @@ def test_stubs_may_be_imported_but_not_called(monkeypatch):
     borrowed.stub("made_up", "made_up.inside")
     from made_up.inside import Anything
 
-    assert torch.nn.Linear is not Anything
     with pytest.raises(RuntimeError, match="stub"):
         Anything()

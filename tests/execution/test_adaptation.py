@@ -220,16 +220,17 @@ def test_what_it_is_known_by(tmp_path, identity, overrides, same):
     assert ours["training"] == counting(plan.settings.adapt.training)
 
 
-def test_another_method_takes_it_over_and_another_setting_does_not(adapted, trained):
+def test_another_method_takes_it_over_and_another_setting_does_not(adapted, tmp_path, trained):
     out, outcomes = adapted
-    again = run_in(out, *SMALL, *METHODS["stsa"][:2], "method.gamma=7")
+    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
+    again = run_in(tmp_path, *SMALL, *METHODS["stsa"][:2], "method.gamma=7")
     assert not again.was_complete
     assert again.record["adaptation"]["cache_hit"]
     assert adapted_weights(again) == adapted_weights(outcomes["stsa"])
     assert trained == []
     for setting in ("beta=5", "adapt.training.weight_decay=0.01"):
         trained.clear()
-        other = run_in(out, *STSA, setting)
+        other = run_in(tmp_path, *STSA, setting)
         assert not other.record["adaptation"]["cache_hit"]
         assert adapted_weights(other) != adapted_weights(outcomes["stsa"])
         assert len(trained) == 9
@@ -306,7 +307,7 @@ def test_a_run_interrupted_after_its_first_stage_does_not_train_again_without_a_
 
 @pytest.mark.parametrize("victim", ["state.json", "tensors", "gone"])
 def test_a_damaged_result_is_made_anew(adapted, tmp_path, trained, victim, caplog):
-    original = min(kept(adapted[0]), key=lambda path: path.stat().st_ctime)
+    [original] = kept(adapted[0])
     folder = shutil.copytree(original, tmp_path / "cache" / original.name)
     file = folder / "state.json" if victim == "state.json" else next(folder.glob("*.safetensors"))
     if victim == "gone":

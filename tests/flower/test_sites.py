@@ -72,6 +72,7 @@ def test_sites_give_what_one_file_with_everything_gives(tmp_path, monkeypatch, t
     assert there.record["metrics"] == here.record["metrics"]
     assert again.was_complete
     # Counts, versions and hashes: no array, and nothing for each class or sample.
+    assert censuses
     for census in censuses:
         assert not len(census.message)
         assert len(json.dumps(census.beside)) < 1000
