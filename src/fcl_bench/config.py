@@ -204,6 +204,9 @@ class Settings:
         if partial := self.transport.identity():
             chosen["transport"] = partial
         plain = {key: scalars[key] for key in counted} | {"wire": counting(self.scalars.wire)}
+        # Earlier, clients of such a first stage weighted their models as under masks, and the server did so again.
+        if self.secure.sums and self.adapt.name != "none":
+            plain["revision"] = 2
         return {**plain, "beta": self.beta, **chosen}
 
 

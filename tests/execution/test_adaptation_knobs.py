@@ -35,6 +35,16 @@ def test_what_differs_is_not_taken_over(tmp_path):
     assert adaptation_identity(plans[0]) != adaptation_identity(plans[1])
 
 
+def test_masks_leave_the_first_stage_as_it_is(tmp_path):
+    """Clients sent their models times their samples, and the server weighed them once more."""
+    pytest.importorskip("cryptography")
+    found = [
+        run_in(tmp_path / secure, *STSA, f"secure={secure}").record["adaptation"]["weights"]
+        for secure in ("none", "sums")
+    ]
+    assert found[0] == found[1]
+
+
 def test_only_labelled_samples_and_present_clients_take_part(tmp_path, trained):
     outcome = run_in(tmp_path, *STSA, "label_rate=0.3", "adapt.training.fraction=0.5", "clients=4")
     uploads = pd.read_csv(outcome.folder / "uploads.csv")

@@ -40,7 +40,7 @@ from fcl_bench.training.knobs import Training
 log = logging.getLogger(__name__)
 
 #: Version of what is stored.
-_SCHEMA = 1
+_SCHEMA = 2
 #: The ledger's stage of all its exchanges.
 STAGE = "adaptation"
 
@@ -196,8 +196,7 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
         none = torch.empty(0, dtype=torch.uint8)
         method, dealt = _stage(plan).method(), plan.dealt
         stream = dealt.stream
-        # Its models travel as they are, whatever the method's uploads do.
-        problem = replace(_problem(plan), sums=False)
+        problem = _problem(plan)
         first = replace(stream, tasks=stream.tasks[:1], train=stream.train[:1], test=stream.test[:1])
         train, test = (none, none) if hit else images()
         # A first stage that is already done needs no clients.
@@ -267,5 +266,8 @@ def _stage(plan: Plan) -> FirstStage:
 
 
 def _problem(plan: Plan) -> Problem:
-    """The run's, with as many threads as the process has: the run's method may need fewer than training a network."""
-    return replace(plan.problem, threads=None)
+    """The run's, with as many threads as the process has: the run's method may need fewer than training a network.
+
+    Models travel as they are, whatever the method's uploads do.
+    """
+    return replace(plan.problem, threads=None, sums=False)
