@@ -180,6 +180,13 @@ def test_by_entropy_a_second_signal_in_a_task_changes_nothing_unless_published(m
     assert kept["published"] == ([0, 0, 0, 8, 8, 4], [0, 1, 0, 1])
 
 
+def test_published_lists_may_be_longer_than_all_samples_of_a_client(monkeypatch):
+    """The server refused the client's number of samples, which counted each of them as often as it was in the list."""
+    scripted(monkeypatch, [2.0, 1.0, 2.4, 1.0])
+    federation = learnt(published(rise=1.2, memory=100), ONE[:2])
+    assert federation.state.client_samples_kept > 100
+
+
 def test_exemplars_by_signal_are_herded_under_the_model_that_came_with_it(monkeypatch):
     scripted(monkeypatch, [2.0, 1.0, 3.0, 1.0])
     method, tasks = glfc(signal="entropy", memory=8, **NONE), tasks_of(ONE[:2])

@@ -72,8 +72,12 @@ class GLFCClient(PrototypeClient):
         return upload, state
 
     def speaks_for(self, shard: Shard, state: State) -> int:
-        """The client's samples and exemplars together."""
-        return super().speaks_for(shard, state) + memory_size(state)
+        """The client's samples and exemplars together; as published, where models count alike, its samples alone.
+
+        Published lists hold samples several times, so that they may be longer than all samples that the client had.
+        """
+        own = super().speaks_for(shard, state)
+        return own if self.method.published else own + memory_size(state)
 
     # What it notices --------------------------------------------------------------------------------------------------
 
