@@ -24,7 +24,7 @@ from tests.methods.training_harness import (
     tiny_problem,
 )
 from tests.methods.whole_runs import assert_resumes, feature_problem
-from tests.small_runs import settings_for
+from tests.small_runs import run_in, settings_for
 
 
 def fot_of(knobs: dict | None = None, **own) -> FOT:
@@ -285,6 +285,27 @@ def test_the_variant_sets_what_is_not_typed():
     assert (fot.threshold, fot.threshold_step, fot.share_of, fot.columns) == (0.87, 0.001, "inputs", None)
     assert (fot.norms, fot.loss_over, fot.projected_heads) == ("train", "task", False)
     assert fot.training.weighting == "uniform"
+
+
+FEATURES = ("method.on=features", "method.frozen_stages=0", "backbone=pixels")
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize(
+    "choice",
+    [
+        ("method=fedprotip", "method.tip=false", "backbone=tiny", "backbone.width=4"),
+        ("method=fedprotip", *FEATURES),
+        ("method=fot", "method.projected_heads=true", *FEATURES),
+    ],
+    ids=["without task prediction", "on features", "fot on features"],
+)
+def test_the_published_variant_makes_bases_without_those_of_heads_and_on_features(choice, tmp_path):
+    """It ended after the first task's rounds: for want of the heads' bases, or since features were to be flipped."""
+    small = ("data=digits", "tasks=2", "clients=2", "method.training.rounds=1", "method.training.epochs=1")
+    ranks = run_in(tmp_path, *choice, *small, "method.variant=published").record["report"]["ranks"]
+    assert ranks
+    assert all(found[0] > 0 for found in ranks.values())
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ class FedProTIPServer(ProjectedServer):
             return extra
         growing, part = f"basis.{self.task}.", f"{PART}{self._turn}.{self.task}."
         extra = {part + name.removeprefix(growing) if name.startswith(growing) else name: extra[name] for name in extra}
-        if self.method.head_rank is not None:
+        if self.method.head_rank is not None and HEADS in self.bases:
             first = not any(basis.shape[1] for basis in self.bases[HEADS])  # whoever failed before it added none
             rank = self.method.head_rank.of(self.task, first, self._clients)
             extra[f"{HEAD_RANK}.{self.task}.{self._turn}"] = torch.tensor(rank)

@@ -27,6 +27,7 @@ from fcl_bench.training.heads import Heads
 from fcl_bench.training.layer_inputs import HEADS, layer_columns, projectable
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
+from fcl_bench.training.samples import augmented
 
 log = logging.getLogger(__name__)
 
@@ -216,11 +217,12 @@ class ProjectedClient(GradientClient):
         return ProjectedObjective(Heads.from_message(broadcast), self.method, self.network, shard.task > 0)
 
     def images_of(self, shard: Shard) -> torch.Tensor:
-        """The images (n, 3, h, w) whose activations make the bases."""
+        """The images (n, 3, h, w), or features (n, d), whose activations make the bases."""
         if not self.method.augmented_bases:
             return shard.inputs
         seed = derived_seed(self.problem.seed, "augmented bases", shard.task, shard.client)
-        return Augment(self.method.training.augment)(shard.inputs, torch.Generator().manual_seed(seed))
+        augment = Augment(self.method.training.augment)
+        return augmented(shard.inputs, augment, torch.Generator().manual_seed(seed))
 
     def columns_of(self, shard: Shard) -> dict[str, torch.Tensor]:
         """Return (d_l, m_s) per layer, in float64, since a spectrum of differences follows."""
