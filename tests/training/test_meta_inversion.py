@@ -166,6 +166,18 @@ def test_every_term_counts(weight, trained):
     assert not torch.equal(whole, without)
 
 
+@pytest.mark.parametrize("meta", ["maml", "reptile"])
+@pytest.mark.parametrize("adv", [1.0, 0.0])
+def test_without_any_term_images_stay_as_they_are_made(adv, meta, trained):
+    """In batches before the student plays its part, the loss had no gradient to go back."""
+    made = inversion(trained, bn=0.0, oh=0.0, adv=adv, meta=meta)
+    before = copy.deepcopy(made.generator.state_dict())
+    images, _ = run(made, 24)
+    assert images.float().std() > 1
+    changed = [name for name, value in made.generator.named_parameters() if not torch.equal(value, before[name])]
+    assert bool(changed) == (adv > 0)
+
+
 def test_a_term_without_weight_is_not_even_looked_at(trained, monkeypatch):
     made = inversion(trained, bn=0.0, adv=0.0)
     monkeypatch.setattr(made, "_distance", None)

@@ -143,6 +143,8 @@ class Inversion(ABC, Generic[N]):
             # The loss is not read here, since that would wait for a GPU.
             best = torch.where(value < lowest, here, best) if step else here
             lowest = torch.where(value < lowest, value, lowest)
+            if not loss.requires_grad:
+                break  # all terms of this batch have a weight of 0
             optimiser.zero_grad()
             loss.backward()
             after_backward()
