@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from importlib.metadata import version
 from pathlib import Path
@@ -113,6 +113,18 @@ def exact_kernels() -> AbstractContextManager[object]:
 
     tuned = _CUDNN.get() == "autotuned"
     return torch.backends.cudnn.flags(enabled=True, benchmark=tuned, deterministic=not tuned, allow_tf32=False)
+
+
+def exact_attention(device: torch.device) -> AbstractContextManager[object]:
+    """Context for a block that trains a network: on a GPU, fused attention adds its gradients in any order.
+
+    It is left to `cudnn=autotuned`, too. On a CPU nothing changes.
+    """
+    if device.type != "cuda" or autotunes(device):
+        return nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 def reuse_freed_memory() -> None:

@@ -9,6 +9,7 @@ import torch
 
 from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.environment import choosing_kernels, describe, exact_kernels
+from fcl_bench.methods.gradient.fedprotip import FedProTIP
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network
@@ -39,15 +40,46 @@ def test_networks_run_deterministically_unless_the_key_says_otherwise():
     assert flags() == before
 
 
+@pytest.mark.parametrize("method", [FineTune, FedProTIP])
 @pytest.mark.parametrize("choice", CHOSEN)
-def test_steps_and_predictions_on_a_gpu_take_the_algorithms_of_the_key(choice, monkeypatch):
-    seen, forward = set(), Network.forward
-    monkeypatch.setattr(Network, "forward", lambda self, images: (seen.add(flags()), forward(self, images))[1])
+def test_whatever_a_network_does_on_a_gpu_takes_the_algorithms_of_the_key(choice, method, monkeypatch):
+    """Steps, predictions, and the inputs of layers of which FedProTIP makes its bases."""
+    seen, forward = set(), torch.nn.Conv2d.forward
+
+    def noting(self: torch.nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
+        if len(images) > 1:  # one of zeros goes through to learn the order of the layers
+            seen.add(flags())
+        return forward(self, images)
+
+    monkeypatch.setattr(torch.nn.Conv2d, "forward", noting)
     problem = dataclasses.replace(tiny_problem(), device=CUDA, cudnn=choice)
     training = Training(rounds=1, epochs=1, batch_size=4, precision="float32")
-    with simulated_cuda():
-        federation_of(FineTune(training=training), problem, made_tasks([[5, 4]], classes=2)).run(lambda _: None)
+    with simulated_cuda(), choosing_kernels(choice):
+        federation_of(method(training=training), problem, made_tasks([[5, 4]], classes=2)).run(lambda _: None)
     assert seen == {CHOSEN[choice]}
+
+
+def test_steps_on_a_gpu_take_attention_whose_gradients_add_in_one_order(monkeypatch):
+    cuda = torch.backends.cuda
+    seen, forward = set(), Network.forward
+
+    def noting(self: Network, images: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            seen.add((cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()))
+        return forward(self, images)
+
+    monkeypatch.setattr(Network, "forward", noting)
+    training, tasks = Training(rounds=1, epochs=1, batch_size=4, precision="float32"), made_tasks([[5, 4]], classes=2)
+    for device, choice, wanted in (
+        (CUDA, "deterministic", (False, False, True)),
+        (CUDA, "autotuned", (True, True, True)),
+        (torch.device("cpu"), "deterministic", (True, True, True)),
+    ):
+        seen.clear()
+        problem = dataclasses.replace(tiny_problem(), device=device, cudnn=choice)
+        with simulated_cuda():
+            federation_of(FineTune(training=training), problem, tasks).run(lambda _: None)
+        assert seen == {wanted}
 
 
 def test_what_was_extracted_by_autotuned_algorithms_is_known_by_it():

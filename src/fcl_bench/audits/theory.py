@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fcl_bench.environment import exact_attention, exact_kernels
 from fcl_bench.linalg.subspace import project_out
 from fcl_bench.methods.gradient.half import MODEL, Half
 from fcl_bench.methods.gradient.projected import ProjectedMethod, ProjectedServer
@@ -63,11 +64,12 @@ class ProjectionAudit(Audit):
         network.eval()
         size = self._method.training.batch_size
         logits, position = server.heads.competition(self._method.loss_over, server.tasks[tau], tau)
-        for batch, truth in zip(images.split(size), labels.split(size), strict=True):
-            scores = network(self._half.trainer.standardise(batch))
-            if logits is not None and position is not None:
-                scores, truth = scores[:, logits.to(device)], position.to(device)[truth]
-            (torch.nn.functional.cross_entropy(scores, truth, reduction="sum") / len(images)).backward()
+        with exact_kernels(), exact_attention(device):
+            for batch, truth in zip(images.split(size), labels.split(size), strict=True):
+                scores = network(self._half.trainer.standardise(batch))
+                if logits is not None and position is not None:
+                    scores, truth = scores[:, logits.to(device)], position.to(device)[truth]
+                (torch.nn.functional.cross_entropy(scores, truth, reduction="sum") / len(images)).backward()
         whole = left = 0.0
         own = dict(network.named_parameters())
         for name, layer in self._method.protected_weights(network, server.heads.reused).items():

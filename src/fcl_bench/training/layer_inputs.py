@@ -60,7 +60,7 @@ def layer_columns(
         for batch in images.split(forward_batch(images.device)):
             for tap in taps.values():
                 tap.start, tap.count = start, len(batch)
-            with trainer.autocast():
+            with exact_kernels(), trainer.autocast():
                 features = network.body(trainer.standardise(batch))
             if HEADS in taps:
                 taps[HEADS].take(network.heads, (features,), features)

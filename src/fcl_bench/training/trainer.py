@@ -9,7 +9,7 @@ import torch
 
 from fcl_bench.backbones.trainable import seeded
 from fcl_bench.data.images.batches import Augment
-from fcl_bench.environment import exact_kernels
+from fcl_bench.environment import exact_attention, exact_kernels
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.finite import all_finite
 from fcl_bench.linalg.flat import Flat
@@ -160,7 +160,7 @@ class Trainer:
             with seeded(seed):
                 yield
             return
-        with torch.random.fork_rng([self._device]), exact_kernels():
+        with torch.random.fork_rng([self._device]), exact_kernels(), exact_attention(self._device):
             torch.manual_seed(seed)
             yield
 
