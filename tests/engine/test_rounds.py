@@ -154,13 +154,19 @@ def test_what_is_kept_only_grows_and_is_taken_over_whole():
     assert RoundAccuracy(0, None, np.array([4])).tensors() == {}
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if trains(name)])
+@pytest.mark.parametrize("name", [*filter(trains, NAMES), "fedcbc"])
 def test_every_method_that_trains_can_be_watched(name, no_pictures, tmp_path):
-    """Its last row is its A_t, whatever comes after its rounds."""
+    """A task's last row is its A_t and of its last exchange, whatever comes after the model's rounds."""
     run = run_in(tmp_path, *short_run(name), "data=digits", "tasks=2", "clients=2", "evaluate_rounds=1")
     last: dict[str, float] = {}
+    rounds = []
     with (run.folder / "rounds.csv").open() as file:
         for row in csv.DictReader(file):
             last[row["task"]] = float(row["accuracy"])
+            rounds.append((int(row["task"]), int(row["round"])))
+    assert len(set(rounds)) == len(rounds)
+    with (run.folder / "uploads.csv").open() as file:
+        exchanged = {(int(row["task"]), int(row["round"])) for row in csv.DictReader(file)}
+    assert dict(sorted(rounds)) == dict(sorted(exchanged))
     assert list(last.values()) == run.record["metrics"]["accuracy"]
     assert min(np.subtract(run.record["rounds"]["best"], list(last.values()))) >= 0

@@ -128,7 +128,7 @@ class Federation:
             for task in tasks[self.state.tasks_done :]:
                 self._learn(task)
                 self._examination.take(task, self.server, self.state.answers)
-                self.rounds.finish(task, rounds[task.index] - 1, self.state.answers)
+                self.rounds.finish(task, self.server.rounds(task) - 1, self.state.answers)
                 for audit in self.audits.values():
                     audit.report(task, self.server, self._everything(task))
                 self.state.tasks_done = task.index + 1
