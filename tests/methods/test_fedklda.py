@@ -14,6 +14,7 @@ from fcl_bench.engine.codec import encoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.fedklda import FedKLDA
 from fcl_bench.methods.closed_form.fedlda import FedLDA
+from fcl_bench.protocol.task import Task
 from fcl_bench.typed import typed_instance
 from tests.methods import discriminant_oracle as oracle
 from tests.methods.harness import (
@@ -25,6 +26,7 @@ from tests.methods.harness import (
     relative_error,
     shard_of,
     stream_of,
+    take_in,
     turn,
 )
 
@@ -220,6 +222,56 @@ def test_a_server_that_was_saved_goes_on_bit_for_bit(ensemble):
         learn_task(method, problem, one, second, tasks[1])
     assert server.bandwidth == again.bandwidth
     assert all(torch.equal(tensor, again.model()[name]) for name, tensor in server.model().items())
+
+
+@pytest.mark.parametrize("centre", ["none", "later_tasks", "all_tasks"])
+def test_where_nobody_has_samples_in_the_first_task_the_next_one_is_asked(centre, caplog):
+    """The bandwidth stayed 1 without a word, and sums had no offset."""
+    tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2, 2], [[20, 9], [30, 8], [10, 7]], offset=1.0)
+    method, problem = FedKLDA(M=20, centre=centre), problem_of(6)
+    stream, server = stream_of(tasks), method.server(problem)
+    learn_task(method, problem, server, stream[0], [(Z[:0], labels[:0]) for Z, labels in tasks[0]])
+    server.start_task(stream[1])
+    rounds = server.rounds(stream[1])
+    assert rounds == (3 if centre == "all_tasks" else 2)
+    # Interrupted after the round that asks for the bandwidth, it goes on with the next one.
+    clients = [method.client(problem) for _ in tasks[1]]
+    for k, (Z, labels) in enumerate(tasks[1]):
+        upload = turn(clients[k], shard_of(k, 1, Z, labels), server.broadcast(stream[1], 0))
+        take_in(server, k, encoded(upload, problem.wire), stream[1])
+    server.finish_round()
+    again = method.server(problem)
+    again.load_state_dict({name: tensor.clone() for name, tensor in server.state_dict().items()})
+    again.start_task(stream[1])
+    assert again.rounds(stream[1]) == rounds
+    assert again.broadcast(stream[1], 1).stage == server.broadcast(stream[1], 1).stage
+    # Without interruption:
+    server = method.server(problem)
+    learn_task(method, problem, server, stream[0], [(Z[:0], labels[:0]) for Z, labels in tasks[0]])
+    learn_task(method, problem, server, stream[1], tasks[1])
+    Z = np.concatenate([Z for Z, _ in tasks[1]])
+    assert server.bandwidth == pytest.approx(oracle.mean_squared_distance(Z) ** 0.5, rel=1e-9)
+    if centre != "none":
+        Omega, u = (server.model()[name].numpy() for name in ("projection", "phases"))
+        assert relative_error(server.offset, oracle.fourier(Z, Omega, u).mean(axis=0)) < 1e-9
+    server.start_task(stream[2])
+    assert server.rounds(stream[2]) == 1
+    assert not caplog.records
+
+
+def test_statistics_that_come_before_the_bandwidth_are_told(caplog):
+    tasks = draw_tasks(np.random.default_rng(0), 6, [3], [[20]])
+    method, problem = FedKLDA(M=20), problem_of(6)
+    [task], server = stream_of(tasks), method.server(problem)
+    server.start_task(task)
+    server.finish_round()  # everyone was silent
+    upload = turn(method.client(problem), shard_of(0, 0, *tasks[0][0]), server.broadcast(task, 1))
+    take_in(server, 0, encoded(upload, problem.wire), task, 1)
+    server.finish_round()
+    server.finish_task()
+    assert "fedklda: nobody had answered before the first statistics came, so there is a bandwidth of 1" in caplog.text
+    server.start_task(Task(1, task.columns, 3, tuple(task.columns)))
+    assert server.rounds(Task(1, task.columns, 3, tuple(task.columns))) == 1
 
 
 @pytest.mark.parametrize(

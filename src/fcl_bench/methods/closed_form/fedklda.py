@@ -69,7 +69,7 @@ class FedKLDAServer(FedLDAServer):
     """FedLDA's, once the bandwidth is known: b^2 = 2 (sum |z|^2 / N - |mean z|^2), the mean squared distance.
 
     Attributes:
-        bandwidth: b; 1 before the first task has given it, and for features that have none.
+        bandwidth: b; 1 before the first task with samples has given it, and for features that have none.
     """
 
     method: FedKLDA
@@ -79,6 +79,7 @@ class FedKLDAServer(FedLDAServer):
         self.bandwidth = 1.0
         #: sum z, sum |z|^2 and N of the first exchange.
         self._sums: tuple[torch.Tensor, float, int] = self.zeros(problem.inputs), 0.0, 0
+        self._known = not (method.fourier and method.bandwidth == AUTO)
         self._use(1.0 if isinstance(method.bandwidth, str) else method.bandwidth)
 
     def _use(self, bandwidth: float) -> None:
@@ -86,8 +87,11 @@ class FedKLDAServer(FedLDAServer):
         self.random_features = self.method.features(self.problem, projection_seed(self.problem), bandwidth)
 
     def stages(self, task: Task) -> Sequence[str]:
-        first = self.method.fourier and self.method.bandwidth == AUTO and task.index == 0
+        first = self.method.fourier and self.method.bandwidth == AUTO and task.index == self.asked
         return [*([BANDWIDTH] if first else []), *super().stages(task)]
+
+    def lacking(self) -> str:
+        return super().lacking() if self._known else "a bandwidth of 1 (method.bandwidth=NUMBER sets it)"
 
     def broadcast(self, task: Task, round_: int) -> Message:
         """Nothing in the stage that asks for the bandwidth; then FedLDA's, with the bandwidth or (whole) the phases."""
@@ -124,6 +128,7 @@ class FedKLDAServer(FedLDAServer):
         if samples:
             self._sums = torch.zeros_like(total), 0.0, 0
             self._use(self._heuristic(total, squares, samples))
+            self._known = True
         super().finish_round()
 
     def _heuristic(self, total: torch.Tensor, squares: float, samples: int) -> float:
@@ -158,11 +163,14 @@ class FedKLDAServer(FedLDAServer):
         return {**super().report(), **({"bandwidth": self.bandwidth} if self.method.fourier else {})}
 
     def statistics(self) -> dict[str, torch.Tensor]:
-        return {**super().statistics(), "bandwidth": torch.tensor(self.bandwidth, dtype=torch.float64)}
+        known = {"bandwidth": torch.tensor(self.bandwidth, dtype=torch.float64)} if self._known else {}
+        return {**super().statistics(), **known}
 
     def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
         super().load_statistics(state)
-        self._use(float(state["bandwidth"]))
+        if "bandwidth" in state:
+            self._use(float(state["bandwidth"]))
+            self._known = True
 
 
 @dataclass

@@ -25,7 +25,7 @@ from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.release import COLUMN, COUNT, SQUARE
 from fcl_bench.protocol.task import Task
 
-#: The stages of a task: the mean of all features (first task, if its sums are centred), then the statistics.
+#: The stages of a task: the mean of all features (first task with samples, if its sums are centred), then statistics.
 OFFSET, STATISTICS = "offset", "statistics"
 
 
@@ -82,6 +82,7 @@ class FedLDAServer(DiscriminantServer):
         grams: (maps, M, M) sum of (h - o)(h - o)'; B is the class sums of h - o, too.
         offset: o (M,), what clients subtract; None: nothing.
         uncentred: (maps,) the norm of each Gram matrix before the offset was taken out of it; 0 if it never was.
+        asked: the task before whose statistics clients are asked for what these depend on.
         shares: the share of the identity in the covariance of each map, as last solved.
     """
 
@@ -94,13 +95,13 @@ class FedLDAServer(DiscriminantServer):
         self.offset: torch.Tensor | None = None
         self.uncentred = torch.zeros(method.maps, dtype=torch.float64)
         self.shares: list[float] = []
-        self._task = self._stage = 0
+        self.asked = 0
         #: The sums of the stage `offset`: of h, and the number of samples.
         self._total, self._samples = self.zeros(self.dimension), 0
 
     def stages(self, task: Task) -> Sequence[str]:
         """What each round of the task is for."""
-        first = self.method.centre == "all_tasks" and task.index == 0
+        first = self.method.centre == "all_tasks" and task.index == self.asked
         return [OFFSET, STATISTICS] if first else [STATISTICS]
 
     def rounds(self, task: Task) -> int:
@@ -108,7 +109,12 @@ class FedLDAServer(DiscriminantServer):
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
-        self._task = task.index
+        if self.lacking() and not int(self.n.sum()):
+            self.asked = task.index
+
+    def lacking(self) -> str:
+        """What follows if statistics come before what they depend on is known; "" if it is known."""
+        return "no offset" if self.method.centre == "all_tasks" and self.offset is None else ""
 
     def broadcast(self, task: Task, round_: int) -> Message:
         """The projection, the task's columns and, once there is one, the offset."""
@@ -153,14 +159,17 @@ class FedLDAServer(DiscriminantServer):
             self.offset, self._samples = self._total / self._samples, 0
 
     def finish_task(self) -> None:
-        if self.method.centre == "later_tasks" and self._task == 0:
+        if self.method.centre == "later_tasks" and self.offset is None and int(self.n.sum()):
             self._centre()
+        if (lacking := self.lacking()) and int(self.n.sum()):
+            told = "nobody had answered before the first statistics came, so there is"
+            self.notices.tell("asked", f"{self.method.name}: {told} {lacking}")
         super().finish_task()
 
     def _centre(self) -> None:
         """Make the grand mean so far the offset: sum (h - o)(h - o)' = G - N o o'."""
         N = int(self.n.sum())
-        self.offset = self.B.sum(dim=1) / max(N, 1)
+        self.offset = self.B.sum(dim=1) / N
         # What rounding did to these sums stays in the difference, which may be far smaller.
         self.uncentred = torch.linalg.matrix_norm(self.grams.double()).cpu()
         for G, own in zip(self.grams, self.offset.split(self.grams.shape[-1]), strict=True):
@@ -214,13 +223,15 @@ class FedLDAServer(DiscriminantServer):
 
     def statistics(self) -> dict[str, torch.Tensor]:
         offset = {} if self.offset is None else {"offset": self.offset}
-        return {**super().statistics(), "G": self.grams, "uncentred": self.uncentred, **offset}
+        asked = torch.tensor(self.asked)
+        return {**super().statistics(), "G": self.grams, "uncentred": self.uncentred, "asked": asked, **offset}
 
     def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
         super().load_statistics(state)
         self.grams = state["G"].to(self.grams)
         self.uncentred = state.get("uncentred", self.uncentred)
         self.offset = state["offset"].to(self.grams) if "offset" in state else None
+        self.asked = int(state.get("asked", 0))
 
 
 @dataclass
@@ -234,8 +245,9 @@ class FedLDA(DiscriminantMethod):
             not count. With `oas` it is always the mean.
         divide: what divides the scatter: "N-C" or "N".
         prior: "uniform" (SLDA) or "counts", the classes' shares of the samples.
-        centre: which tasks' sums are of H minus an offset, the mean of the first task: "none"; "later_tasks", which
-            costs M numbers down; "all_tasks", which also costs a round of M + 1 numbers up in the first task.
+        centre: which tasks' sums are of H minus an offset, the mean of the first task with samples: "none";
+            "later_tasks", which costs M numbers down; "all_tasks", which also costs a round of M + 1 numbers up in that
+            task.
     """
 
     name: ClassVar[str] = "fedlda"
