@@ -14,6 +14,7 @@ from fcl_bench.engine.codec import encoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.fedklda import FedKLDA
 from fcl_bench.methods.closed_form.fedlda import FedLDA
+from fcl_bench.protocol.problem import TestBatch
 from fcl_bench.protocol.task import Task
 from fcl_bench.typed import typed_instance
 from tests.methods import discriminant_oracle as oracle
@@ -248,7 +249,13 @@ def test_where_nobody_has_samples_in_the_first_task_the_next_one_is_asked(centre
     # Without interruption:
     server = method.server(problem)
     learn_task(method, problem, server, stream[0], [(Z[:0], labels[:0]) for Z, labels in tasks[0]])
+    tested = torch.from_numpy(tasks[2][0][0])
+    server.classify(TestBatch(lambda: tested, number=0))
     learn_task(method, problem, server, stream[1], tasks[1])
+    assert torch.equal(server.classify(TestBatch(lambda: tested, number=0)).scores, server.predict(tested))
+    # An answer that comes only now would need the stages that the first task had.
+    assert server.stages(stream[0])[0] == "bandwidth"
+    assert server.expects_late(stream[0], 0) is None
     Z = np.concatenate([Z for Z, _ in tasks[1]])
     assert server.bandwidth == pytest.approx(oracle.mean_squared_distance(Z) ** 0.5, rel=1e-9)
     if centre != "none":

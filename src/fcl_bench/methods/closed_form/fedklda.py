@@ -19,7 +19,7 @@ from fcl_bench.linalg.product import product
 from fcl_bench.linalg.random_features import ACTIVATIONS, FOURIER, RandomFeatures, mean_squared_distance
 from fcl_bench.linalg.solve import DOUBTFUL, relative_rounding
 from fcl_bench.linalg.structure import sums_trouble
-from fcl_bench.methods.closed_form.base import projection_seed
+from fcl_bench.methods.closed_form.base import KEPT_FEATURES, projection_seed
 from fcl_bench.methods.closed_form.fedlda import FedLDA, FedLDAClient, FedLDAServer
 from fcl_bench.protocol.expected import Expectation, counts, real
 from fcl_bench.protocol.message import Message
@@ -85,9 +85,10 @@ class FedKLDAServer(FedLDAServer):
     def _use(self, bandwidth: float) -> None:
         self.bandwidth = bandwidth
         self.random_features = self.method.features(self.problem, projection_seed(self.problem), bandwidth)
+        self._kept, self._room = {}, KEPT_FEATURES  # of test batches
 
     def stages(self, task: Task) -> Sequence[str]:
-        first = self.method.fourier and self.method.bandwidth == AUTO and task.index == self.asked
+        first = self.method.fourier and self.method.bandwidth == AUTO and task.index in self.asked
         return [*([BANDWIDTH] if first else []), *super().stages(task)]
 
     def lacking(self) -> str:

@@ -82,7 +82,7 @@ class FedLDAServer(DiscriminantServer):
         grams: (maps, M, M) sum of (h - o)(h - o)'; B is the class sums of h - o, too.
         offset: o (M,), what clients subtract; None: nothing.
         uncentred: (maps,) the norm of each Gram matrix before the offset was taken out of it; 0 if it never was.
-        asked: the task before whose statistics clients are asked for what these depend on.
+        asked: the tasks before whose statistics clients are asked for what these depend on.
         shares: the share of the identity in the covariance of each map, as last solved.
     """
 
@@ -95,13 +95,13 @@ class FedLDAServer(DiscriminantServer):
         self.offset: torch.Tensor | None = None
         self.uncentred = torch.zeros(method.maps, dtype=torch.float64)
         self.shares: list[float] = []
-        self.asked = 0
+        self.asked = {0}
         #: The sums of the stage `offset`: of h, and the number of samples.
         self._total, self._samples = self.zeros(self.dimension), 0
 
     def stages(self, task: Task) -> Sequence[str]:
         """What each round of the task is for."""
-        first = self.method.centre == "all_tasks" and task.index == self.asked
+        first = self.method.centre == "all_tasks" and task.index in self.asked
         return [OFFSET, STATISTICS] if first else [STATISTICS]
 
     def rounds(self, task: Task) -> int:
@@ -110,7 +110,7 @@ class FedLDAServer(DiscriminantServer):
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         if self.lacking() and not int(self.n.sum()):
-            self.asked = task.index
+            self.asked.add(task.index)
 
     def lacking(self) -> str:
         """What follows if statistics come before what they depend on is known; "" if it is known."""
@@ -223,7 +223,7 @@ class FedLDAServer(DiscriminantServer):
 
     def statistics(self) -> dict[str, torch.Tensor]:
         offset = {} if self.offset is None else {"offset": self.offset}
-        asked = torch.tensor(self.asked)
+        asked = torch.tensor(sorted(self.asked))
         return {**super().statistics(), "G": self.grams, "uncentred": self.uncentred, "asked": asked, **offset}
 
     def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
@@ -231,7 +231,7 @@ class FedLDAServer(DiscriminantServer):
         self.grams = state["G"].to(self.grams)
         self.uncentred = state.get("uncentred", self.uncentred)
         self.offset = state["offset"].to(self.grams) if "offset" in state else None
-        self.asked = int(state.get("asked", 0))
+        self.asked = set(state["asked"].tolist()) if "asked" in state else {0}
 
 
 @dataclass
