@@ -115,6 +115,27 @@ def test_a_data_set_with_its_keys(featured, command):
         assert [row["class"] for row in table(printed)] == expected
 
 
+def test_labels_may_be_names_and_other_data_may_number_them_otherwise(command, tmp_path):
+    """Names were compared with numbers, and the numbers of two data sets with each other."""
+    file = write_features(tmp_path / "all.npz")
+    arrays = dict(np.load(file))
+    named = {name: arrays[name].astype(str) for name in ("y_train", "y_test")}
+    np.savez(file, **{**arrays, **named})
+    outcome = run_in(tmp_path, "method=stsa", "data=features", f"data.path={file}", "tasks=2", "clients=2")
+    expected = f"accuracy: {outcome.record['metrics']['A_T']:.2f} %"
+    assert expected in command("predict", outcome.folder)[2]
+    assert expected in command("predict", outcome.folder, file)[2]
+    kept = {side: named[f"y_{side}"] != "0" for side in ("train", "test")}  # another file lacks the first class
+    fewer = {f"{kind}_{side}": {**arrays, **named}[f"{kind}_{side}"][kept[side]] for kind in "xy" for side in kept}
+    np.savez(tmp_path / "fewer.npz", **fewer)
+    code, printed, told = command("predict", outcome.folder, "data=features", f"data.path={tmp_path / 'fewer.npz'}")
+    assert code == 0
+    assert [row["label"] for row in table(printed)] == fewer["y_test"].tolist()
+    right = sum(row["label"] == row["class"] for row in table(printed))
+    assert right > 40
+    assert f"({right} of 50)" in told
+
+
 def test_what_cannot_be_asked_is_told_in_a_line(digits, featured, command, tmp_path):
     outcome, pixels, _ = digits
     np.savez(tmp_path / "wide.npz", x=np.zeros((3, 5)))

@@ -10,6 +10,7 @@ from PIL import Image
 
 from fcl_bench.errors import UserError
 from fcl_bench.execution.predicting import Model
+from tests.conftest import write_features
 from tests.small_methods import NAMES, short_run, trains
 from tests.small_runs import run_in, settings_for
 
@@ -78,6 +79,20 @@ def test_models_of_other_parts_do_too(name, tmp_path):
     if name == "an adapted network":
         usual += ["backbone=tiny", "backbone.width=4", "adapt.training.epochs=1"]
     agrees(tmp_path, *usual, *SMALL, *OTHERS[name])
+
+
+def test_a_task_without_test_samples_counts_where_batches_are_of_one_task(tmp_path):
+    """Later tasks were cut into other batches than in the run."""
+    file = write_features(tmp_path / "features.npz", samples=1200)
+    arrays = dict(np.load(file))
+    tested = arrays["y_test"] != 0  # the class of the first task
+    np.savez(file, **{**arrays, "x_test": arrays["x_test"][tested], "y_test": arrays["y_test"][tested]})
+    batches = ("method=fedprotip", "method.on=features", "method.frozen_stages=0", *OTHERS["one task's batches"][1:])
+    usual = ("method.training.rounds=2", "method.training.lr=0.01", "split.shuffle=false", "tasks=6")
+    chosen = (*batches, *usual, "data=features", f"data.path={file}", "clients=2", "predictions=true")
+    model = agrees(tmp_path, *chosen)
+    with pytest.raises(UserError, match=r"tasks has 6, no task of this model \(0 to 5\)"):
+        model.answers(arrays["x_test"][:2], [0, 6])
 
 
 def test_class_names_come_with_the_model(tmp_path):

@@ -6,7 +6,7 @@ import csv
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
@@ -30,11 +30,14 @@ class _Parser(Parser):
 
 
 class _Asked(NamedTuple):
-    """The samples to predict, the name of each, and their labels and tasks where these are known."""
+    """The samples to predict, the name of each, and their classes and tasks where these are known.
+
+    A class is a text, or a number as the run's data set has it.
+    """
 
     inputs: Any
     names: list[str]
-    labels: np.ndarray | None = None
+    classes: Sequence[str | int] | None = None
     tasks: np.ndarray | None = None
 
 
@@ -49,17 +52,17 @@ def work(arguments: list[str]) -> int:
     about = _about(asked.data, asked.keys, model, folder)
     labels, scores = model.answers(about.inputs, about.tasks)
     name_of = dict(zip(model.labels.tolist(), model.class_names.tolist(), strict=True))
-    given = (name_of[label] for label in labels.tolist())
+    given = [name_of[label] for label in labels.tolist()]
     rows = zip(about.names, given, (f"{score:.6g}" for score in scores.tolist()), strict=True)
-    truth = [] if about.labels is None else [name_of.get(label, str(label)) for label in about.labels.tolist()]
+    truth = [own if isinstance(own, str) else name_of.get(own, str(own)) for own in about.classes or ()]
     with _written(asked.to) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["sample", "class", "score", *(["label"] if truth else [])])
         for number, row in enumerate(rows):
             writer.writerow([*map(csv_cell, row), *map(csv_cell, truth[number : number + 1])])
-    if about.labels is not None and len(labels):
-        right = int((labels == about.labels).sum())
-        said = f"accuracy: {100 * right / len(labels):.2f} % ({right:,} of {len(labels):,})"
+    if truth:
+        right = sum(answer == own for answer, own in zip(given, truth, strict=True))
+        said = f"accuracy: {100 * right / len(truth):.2f} % ({right:,} of {len(truth):,})"
         # It goes to stderr if the table goes to stdout.
         print(said, file=sys.stdout if asked.to else sys.stderr)
     if asked.to:
@@ -108,7 +111,7 @@ def _model(given: str, out: str) -> tuple[Path, Path | None]:
 
 def _about(data: str | None, keys: list[str], model: Model, folder: Path | None) -> _Asked:
     if data is not None and data.startswith("data="):
-        return _data_set(data, keys)
+        return _data_set(data, keys, model)
     if keys:
         raise UserError(f"{keys[0]} needs a data set beside it", f"data=NAME, such as data=imagefolder {keys[0]}")
     if data is None:
@@ -131,15 +134,18 @@ def _own(folder: Path | None) -> _Asked:
     record = RunFolder(folder).verified(["config.yaml", "partition.npz"])
     config = resolved_config(folder / "config.yaml")
     inputs, labels, tasks, indices = tested_samples(folder, record, config)
-    return _Asked(inputs, [str(index) for index in indices.tolist()], labels, tasks)
+    return _Asked(inputs, [str(index) for index in indices.tolist()], labels.tolist(), tasks)
 
 
-def _data_set(data: str, keys: list[str]) -> _Asked:
+def _data_set(data: str, keys: list[str], model: Model) -> _Asked:
+    """The test samples of a data set. Its names say which classes are the model's; it may number them otherwise."""
     from fcl_bench.cli.overrides import composed_as_typed, ordered
     from fcl_bench.config import load_settings
 
-    test = load_settings(composed_as_typed(ordered([data, *keys]))).data.load().test
-    return _Asked(test.inputs, [str(index) for index in range(len(test))], test.labels)
+    dataset = load_settings(composed_as_typed(ordered([data, *keys]))).data.load()
+    test, named = dataset.test, dataset.class_names and model.about["class_names"]
+    classes = [dataset.class_names[label] for label in test.labels.tolist()] if named else test.labels.tolist()
+    return _Asked(test.inputs, [str(index) for index in range(len(test))], classes)
 
 
 def _folder(path: Path, model: Model) -> _Asked:
@@ -149,11 +155,9 @@ def _folder(path: Path, model: Model) -> _Asked:
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
     if not files:
         raise UserError(f"{path} holds no images", f"files ending in {', '.join(sorted(IMAGE_SUFFIXES))}")
-    label_of = dict(zip(model.class_names.tolist(), model.labels.tolist(), strict=True))
     classes = [file.relative_to(path).parts[0] for file in files]
-    known = all(name in label_of for name in classes)
-    labels = np.array([label_of[name] for name in classes]) if known else None
-    return _Asked(files, [file.relative_to(path).as_posix() for file in files], labels)
+    known = set(classes) <= set(model.class_names.tolist())
+    return _Asked(files, [file.relative_to(path).as_posix() for file in files], classes if known else None)
 
 
 def _array(path: Path) -> _Asked:
@@ -167,7 +171,7 @@ def _array(path: Path) -> _Asked:
         raise UserError(f"{path} holds {', '.join(arrays) or 'nothing'}", f"an array {' or '.join(_SAMPLES)}")
     if labels is not None and labels.shape != (len(samples),):
         raise UserError(f"{path} has labels of the shape {labels.shape} for {len(samples)} samples", "one per sample")
-    return _Asked(samples, [str(number) for number in range(len(samples))], labels)
+    return _Asked(samples, [str(number) for number in range(len(samples))], None if labels is None else labels.tolist())
 
 
 @contextmanager

@@ -147,7 +147,10 @@ class Model:
                     f"this model of method={self.about['method']} is asked in batches of {pure} samples of one task",
                     f"tasks, an array ({len(tensor)},) with each sample's task, from 0",
                 )
-            groups = tuple(np.flatnonzero(given == task) for task in np.unique(given))
+            if wrong := set(given.tolist()) - set(range(len(self._tasks))):
+                raise UserError(f"tasks has {min(wrong)}, no task of this model", f"0 to {len(self._tasks) - 1}")
+            # Those without samples count, too: the batches of a task depend on its number.
+            groups = tuple(np.flatnonzero(given == task) for task in range(len(self._tasks)))
         for rows in test_batches(groups, pure, self._problem.seed):
             batch = TestBatch(partial(on_device, tensor, rows, self._problem), pure is not None)
             yield rows, self._server.classify(batch)
