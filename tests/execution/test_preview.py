@@ -72,6 +72,14 @@ def test_a_preview_shows_each_task_and_runs_nothing(split, command, tmp_path):
 
 
 @pytest.mark.usefixtures("nothing_runs")
+def test_what_stays_at_sites_cannot_be_shown(command, tmp_path):
+    np.savez(tmp_path / "test.npz", x=np.eye(4), column=np.arange(4), task=np.arange(4) // 2)
+    given = ("data=sites", f"data.path={tmp_path / 'test.npz'}", "transport=flower", "split=given", "tasks=2")
+    code, _, err = command(f"out={tmp_path}", "preview=true", *given)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "preview=true: the training samples of data=sites stay at the clients' sites" in err
+
+
 def test_a_preview_counts_the_labels_that_clients_know(command, tmp_path):
     code, out, _ = command(f"out={tmp_path}", "preview=true", "label_rate=0.3", *SMALL)
     assert code == 0

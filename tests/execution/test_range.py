@@ -29,6 +29,10 @@ def told(made: Features, dtype: torch.dtype, wire: torch.dtype) -> str:
     return ""
 
 
+def test_a_site_without_samples_has_none_that_could_be_wrong():
+    assert told(features(1, rows=0), torch.float64, torch.float32) == ""
+
+
 @pytest.mark.parametrize(
     ("scale", "dtype", "wire", "says"),
     [

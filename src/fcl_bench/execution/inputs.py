@@ -142,6 +142,8 @@ def require_range(features: Features, dtype: torch.dtype, wire: torch.dtype) -> 
         UserError: squares of features overflow, or vanish beside the smallest number of a type.
     """
     sizes = [_row_sizes(side) for side in (features.train, features.test)]
+    if not any(map(len, sizes)):  # of a site without samples
+        return
     largest = max(float(rows.max()) for rows in sizes if len(rows))
     n, d = max(len(features.train), 1), features.train.shape[1]
     # 1e6 leaves room for a random projection of any usual width.

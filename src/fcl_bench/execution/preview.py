@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from fcl_bench.config import Settings
+from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import run_id
 from fcl_bench.execution.plan import Dealt, deal
 from fcl_bench.execution.screen import ScreenConsole, partition_name, screen_table
@@ -37,6 +38,11 @@ def preview(settings: Settings) -> Path:
         UserError: the data, the split or the partition can't work.
     """
     dealt = deal(settings)
+    if dealt.dataset.elsewhere:
+        raise UserError(
+            f"preview=true: the training samples of data={settings.data.name} stay at the clients' sites",
+            "data that are here",
+        )
     counts = count(dealt)
     whole = settings.identity()
     identity = run_id({**{key: whole[key] for key in _KEYS}, "data_fingerprint": dealt.dataset.fingerprint})
