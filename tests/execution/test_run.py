@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -370,7 +371,8 @@ def test_nominal_accounting_does_not_depend_on_what_was_sent(tmp_path, feature_f
 
     knobs = (f"method.M={M}", f"method.rank={rank}")
     plan = make_plan(settings_for(tmp_path, "data=features", f"data.path={feature_file}", *knobs))
-    counted = accounting(plan.settings.method, plan.problem, [20] * 5)
+    problem = dataclasses.replace(plan.problem, classes=100)
+    counted = accounting(plan.settings.method, problem, [20] * 5)
     assert f"{counted['fedran_mib']:.2f}" == printed
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from fcl_bench.execution.plan import make_plan
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
@@ -15,6 +18,7 @@ from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.papers.byte_conventions import accounting, fedran_values, rounds_mib, stsa_e_values
 from tests.methods.harness import problem_of
+from tests.small_runs import settings_for
 
 FEDRAN_TABLE_4 = {100: 134.27, 200: 140.52, 50: 35.13}
 
@@ -25,6 +29,15 @@ def printed(value: float, as_printed: str) -> bool:
 
 def counted(method, convention: str, classes_per_task: list[int]) -> float:
     return accounting(method, problem_of(512, wire="float32"), classes_per_task)[convention]
+
+
+def test_classes_that_come_back_count_once(tmp_path):
+    """They counted in every task that has them, as if they were new each time."""
+    plan = make_plan(settings_for(tmp_path, "data=digits", "split=class_overlap", "tasks=4", "clients=2"))
+    assert sum(plan.classes_per_task) > plan.problem.classes == 10
+    method, problem = FedRAN(M=2048, rank=512), replace(problem_of(512), classes=100)
+    assert accounting(method, problem, [10] * 11)["fedran_mib"] == counted(method, "fedran_mib", [10] * 10)
+    assert counted(method, "fedran_mib", [10] * 11) > counted(method, "fedran_mib", [10] * 10)
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,8 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
     _check_noise(settings, problem)
     samples = None if dataset.elsewhere else sum(map(len, dealt.stream.train))
     release, threads = settings.noise.release(settings.method), threads_of(settings, problem, samples)
-    problem = dataclasses.replace(problem, release=release, threads=threads)
+    first, last = dealt.stream.tasks[0], dealt.stream.tasks[-1]
+    problem = dataclasses.replace(problem, release=release, threads=threads, classes=last.columns_seen)
     _check_share(settings, problem)
     fingerprint = json_hash([dataset.fingerprint, sites]) if dataset.elsewhere else dataset.fingerprint
     data = {"data_fingerprint": fingerprint, "device": environment.device_kind(device)}
@@ -164,7 +165,7 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
             " has several",
             "parallel_clients=1, or transport=in_process",
         )
-    settings.adapt.check(problem, plan.classes_per_task[:1])
+    settings.adapt.check(dataclasses.replace(problem, classes=first.columns_seen), plan.classes_per_task[:1])
     settings.method.check(problem, plan.classes_per_task)
     if settings.transport.fan_in is not None:
         _check_tree(settings, problem)

@@ -37,7 +37,8 @@ def accounting(method: Method, problem: Problem, classes_per_task: Sequence[int]
 
     Args:
         method: the method; its class determines what it sends.
-        problem: its number of features counts if M is None, its wire type for a rank under a budget of bytes.
+        problem: its number of features counts if M is None, its wire type for a rank under a budget of bytes; all
+            classes where some come back.
         classes_per_task: c_t.
     """
     return {}
@@ -48,29 +49,29 @@ def accounting(method: Method, problem: Problem, classes_per_task: Sequence[int]
 @accounting.register(STSA)
 def _(method: AFL | AFCL | STSA, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
     M = method.dimension(problem)
-    return _both(lambda classes: stsa_values(M, classes), classes_per_task)
+    return _both(lambda classes: stsa_values(M, classes), problem, classes_per_task)
 
 
 @accounting.register(AIR)
 def _(method: AIR, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
     M = method.dimension(problem)
-    return _both(lambda classes: stsa_values(M, classes) + classes, classes_per_task)
+    return _both(lambda classes: stsa_values(M, classes) + classes, problem, classes_per_task)
 
 
 @accounting.register(STSAE)
 def _(method: STSAE, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
     M, groups = method.dimension(problem), method.dummy_clients
     # FedRAN's table charges STSA-E for K_D + 1 groups.
-    in_fedran = stsa_e_values(M, sum(classes_per_task), groups + 1)
-    return _both(lambda classes: stsa_e_values(M, classes, groups), classes_per_task, in_fedran)
+    in_fedran = stsa_e_values(M, problem.all_classes(classes_per_task), groups + 1)
+    return _both(lambda classes: stsa_e_values(M, classes, groups), problem, classes_per_task, in_fedran)
 
 
 @accounting.register(FedRAN)
 def _(method: FedRAN, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
     M = method.dimension(problem)
     ranks = {classes: method.feasible_rank(problem, classes) for classes in classes_per_task}
-    in_fedran = fedran_values(M, max(ranks.values()), sum(classes_per_task))
-    return _both(lambda classes: fedran_values(M, ranks[classes], classes), classes_per_task, in_fedran)
+    in_fedran = fedran_values(M, max(ranks.values()), problem.all_classes(classes_per_task))
+    return _both(lambda classes: fedran_values(M, ranks[classes], classes), problem, classes_per_task, in_fedran)
 
 
 @accounting.register(CentredSketch)
@@ -84,22 +85,24 @@ def _(method: CentredSketch, problem: Problem, classes_per_task: Sequence[int]) 
         of_inputs += d - 1 if twice and method.input_remainder == "diagonal" else 0
         return centred_sketch_values(M, method.rank, classes, method.centre) + of_inputs
 
-    return _both(values, classes_per_task)
+    return _both(values, problem, classes_per_task)
 
 
 @accounting.register(LANDER)
 def _(method: LANDER, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
     network = method.build_network(problem)
     body, row = sum(value.numel() for value in network.state().values()), network.dimension + 1
-    return {"stsa_mib": lander_mib(method, body, row, method.start(problem).size, classes_per_task)}
+    most = problem.all_classes(classes_per_task)
+    seen = [min(classes, most) for classes in itertools.accumulate(classes_per_task)]
+    return {"stsa_mib": lander_mib(method, body, row, method.start(problem).size, seen)}
 
 
 def _both(
-    values: Callable[[int], int], classes_per_task: Sequence[int], in_fedran: int | None = None
+    values: Callable[[int], int], problem: Problem, classes_per_task: Sequence[int], in_fedran: int | None = None
 ) -> dict[str, float]:
     """Return both conventions' MiB for uploads of `values(classes)` values; FedRAN's may have `in_fedran` values."""
     return {
-        "fedran_mib": 8 * (in_fedran or values(sum(classes_per_task))) / MIB,
+        "fedran_mib": 8 * (in_fedran or values(problem.all_classes(classes_per_task))) / MIB,
         "stsa_mib": sum(4 * values(classes) for classes in classes_per_task) / MIB,
     }
 
@@ -124,7 +127,7 @@ def centred_sketch_values(M: int, rank: int, classes: int, centre: bool) -> int:
     return M * (rank + classes) + rank + 1 + (classes if centre else 0)
 
 
-def lander_mib(method: LANDER, body: int, row: int, side: int, classes_per_task: Sequence[int]) -> float:
+def lander_mib(method: LANDER, body: int, row: int, side: int, seen: Sequence[int]) -> float:
     """Return what a client of LANDER exchanges after the first task, downloads and uploads (MiB).
 
     It is the model of all classes so far in every round, and once per task all kept images, with one byte per label.
@@ -133,10 +136,9 @@ def lander_mib(method: LANDER, body: int, row: int, side: int, classes_per_task:
         body: values of the network without its head, including the mapping to anchors.
         row: values of the head per class.
         side: of the images, in pixels.
-        classes_per_task: c_t.
+        seen: how many classes each task's model has.
     """
     images = method.synthesis.kept if method.replays else 0
-    seen = list(itertools.accumulate(classes_per_task))
     models = sum(2 * method.training.rounds * (body + row * classes) for classes in seen[1:])
     return (4 * models + (len(seen) - 1) * images * (3 * side**2 + 1)) / MIB
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 
 import pandas as pd
@@ -129,7 +130,7 @@ def _lander_mib(cell: pd.Series) -> float:
     assert isinstance(method, LANDER)
     body = sum(tensor.numel() for tensor in _resnet18_state(0, True)) + (width + 1) * method.anchor_size
     sizes = even_sizes(_classes(cell["data"]), settings.scalars.tasks)
-    return lander_mib(method, body, width + 1, 32, sizes)
+    return lander_mib(method, body, width + 1, 32, list(itertools.accumulate(sizes)))
 
 
 def _classes(data: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -41,6 +41,7 @@ class Problem:
             uploads in it.
         threads: of the CPU, with which both halves compute; None: as many as the process has.
         cudnn: how it chooses its algorithms on a GPU: deterministic, autotuned.
+        classes: C, the classes of the whole stream; None: none comes back, so that they are those of all tasks.
     """
 
     inputs: int
@@ -55,6 +56,11 @@ class Problem:
     sums: bool = False
     threads: int | None = None
     cudnn: str = "deterministic"
+    classes: int | None = None
+
+    def all_classes(self, classes_per_task: Sequence[int]) -> int:
+        """C, given c_t with the classes that come back."""
+        return sum(classes_per_task) if self.classes is None else self.classes
 
 
 @dataclass(frozen=True)

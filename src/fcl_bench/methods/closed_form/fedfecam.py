@@ -334,7 +334,7 @@ class FedFeCAM(ClosedFormMethod):
     def check(self, problem: Problem, classes_per_task: list[int]) -> None:
         super().check(problem, classes_per_task)
         entries, size = self.entries(self.dimension(problem)), self.kept_dtype(problem).itemsize
-        covariances = 1 if self.covariance == "shared" else sum(classes_per_task)
+        covariances = 1 if self.covariance == "shared" else problem.all_classes(classes_per_task)
         require_memory(
             f"method.covariance={self.covariance}", 2 * covariances * entries * size, f"{covariances} covariances"
         )

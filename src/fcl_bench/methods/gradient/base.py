@@ -158,12 +158,12 @@ class GradientMethod(Method):
         if self.inside_transformers:
             self._check_transformer(start)
         if self.training.aggregate != "mean":
-            self._check_aggregate(problem, sum(classes_per_task))
+            self._check_aggregate(problem, problem.all_classes(classes_per_task))
         if self.training.rates:
             self._check_rates(problem, classes_per_task)
         frozen_names(start.build(), start.stages, self.frozen_stages)
         if self.replay_head == "gaussian" and self.gaussian.covariance == "full":
-            size = 8 * sum(classes_per_task) * start.dimension**2
+            size = 8 * problem.all_classes(classes_per_task) * start.dimension**2
             require_memory("method.gaussian.covariance=full", size, "the covariances of all classes")
 
     def _check_aggregate(self, problem: Problem, classes: int) -> None:

@@ -113,7 +113,7 @@ class FedCBC(Method):
         # The server holds them, the memory for scores, and the uploads of a round (at most every class from every
         # client), with their copies in the classes' order.
         uploads = (problem.clients or 1) * max(classes_per_task)
-        size = 3 * 4 * (sum(classes_per_task) + uploads) * self.architecture(problem).numbers
+        size = 3 * 4 * (problem.all_classes(classes_per_task) + uploads) * self.architecture(problem).numbers
         require_memory(f"method.hidden={self.hidden}", size, "the autoencoders of all classes")
 
     def fit(self) -> Fit:

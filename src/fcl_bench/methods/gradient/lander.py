@@ -303,7 +303,7 @@ class LANDER(DataFreeMethod):
         super().check(problem, classes_per_task)
         if self.anchors == "random":
             return
-        rows, classes = read_anchors(self.anchors, "method.anchors"), sum(classes_per_task)
+        rows, classes = read_anchors(self.anchors, "method.anchors"), problem.all_classes(classes_per_task)
         if rows.shape[1] != self.anchor_size:
             raise UserError(
                 f"method.anchor_size={self.anchor_size}: {self.anchors} has anchors of {rows.shape[1]} numbers",
