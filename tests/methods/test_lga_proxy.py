@@ -15,7 +15,7 @@ from tests.methods import lga_oracle
 from tests.methods.fedicarl_harness import CLASSES, SIZES, learnt, made, problem_on, tasks_on, training
 from tests.methods.glfc_harness import short_descent
 from tests.methods.plain_training import state_of
-from tests.methods.training_harness import image_shard, images_stream, learn_image_task
+from tests.methods.training_harness import federation_of, image_shard, images_stream, learn_image_task
 from tests.methods.whole_runs import assert_resumes, same
 
 __all__ = ["short_descent"]
@@ -45,6 +45,19 @@ def test_the_radius_is_that_of_all_clients_samples_together():
     expected = lga_oracle.radius([found[0][labels == column] for column in np.unique(labels)])
     assert server.radius == pytest.approx(expected, rel=1e-4)
     assert server.report()["radius"] == server.radius
+
+
+def test_where_nobody_has_samples_in_the_first_task_the_next_one_is_asked():
+    """The radius stayed at its first value."""
+    unlabelled = [(0, client) for client in range(len(SIZES[0]))]
+    federation = federation_of(proxied(), problem_on("images"), tasks_on("images", SIZES[:2]), unlabelled=unlabelled)
+    federation.run(lambda _: None)
+    assert federation.server.radius != 0.15
+    asked = {row.task for row in federation.state.ledger.uploads if row.stage == RADIUS and row.up_bytes}
+    assert asked == {1}
+    again = made(proxied(), "images", SIZES[:2]).server
+    again.load_state_dict(federation.server.state_dict())
+    assert (again.asked, again.radius) == (1, federation.server.radius)
 
 
 @pytest.mark.parametrize("wire", ["float64", "float32"])

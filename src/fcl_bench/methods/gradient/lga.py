@@ -103,6 +103,7 @@ class LGAServer(ProxyServer):
 
     Attributes:
         radius: r, how far around.
+        asked: the task after whose rounds clients are asked for it: the first in which any answers.
     """
 
     method: LGA
@@ -111,8 +112,18 @@ class LGAServer(ProxyServer):
         super().__init__(method, problem)
         self.best = BestModels(method.best_perf, "task")
         self.radius = method.radius
+        self.asked, self._measured = 0, False
         #: Of the stage `radius`: what clients sent so far, added up.
         self._totals: dict[str, torch.Tensor] = {}
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        if not self._measured:
+            self.asked = task.index
+
+    def stages(self, task: Task) -> list[str]:
+        """The method's, and that of the sums in the task that is asked."""
+        return [*super().stages(task), *([RADIUS] if task.index == self.asked else [])]
 
     def broadcast(self, task: Task, round_: int) -> Message:
         self._totals = {}
@@ -142,7 +153,7 @@ class LGAServer(ProxyServer):
             super().finish_stage()
         elif self._totals:
             n, total, second = (self._totals[name] for name in _SUMS)
-            self.radius = radius_of(n, total.T, second.T)
+            self.radius, self._measured = radius_of(n, total.T, second.T), True
 
     def accuracy(self) -> float:
         """0 in a task's first rounds."""
@@ -168,11 +179,13 @@ class LGAServer(ProxyServer):
         return {**super().report(), "radius": self.radius}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return {**super().state_dict(), RADIUS: torch.tensor(self.radius, dtype=torch.float64)}
+        told = {"asked": torch.tensor(self.asked), "measured": torch.tensor(self._measured)}
+        return {**super().state_dict(), **told, RADIUS: torch.tensor(self.radius, dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
         self.radius = float(state[RADIUS])
+        self.asked, self._measured = int(state.get("asked", 0)), bool(state.get("measured", True))
 
 
 @dataclass
@@ -211,7 +224,3 @@ class LGA(GLFC):
 
     def server(self, problem: Problem) -> Server:
         return LGAServer(self, problem) if self.reconstructs else ExemplarServer(self, problem)
-
-    def stages(self, task: Task) -> list[str]:
-        """The stages; with proxy=reconstruct, that of the sums follows the first task's rounds."""
-        return [*super().stages(task), *([RADIUS] if self.reconstructs and task.index == 0 else [])]
