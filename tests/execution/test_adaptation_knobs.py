@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
+import torch
 
 from fcl_bench.backbones.trainable import weights_hash
+from fcl_bench.engine.node import Node
 from fcl_bench.engine.transports.in_process import Here
 from fcl_bench.errors import UserError
 from fcl_bench.execution.adapt import FedAvgAdaptation, adaptation_identity
@@ -33,6 +37,32 @@ def test_what_differs_is_not_taken_over(tmp_path):
     first, second = (weights_hash(prepare_inputs(plan, tmp_path, Here()).adapted.body) for plan in plans)
     assert first != second
     assert adaptation_identity(plans[0]) != adaptation_identity(plans[1])
+
+
+def test_clients_train_side_by_side_in_the_first_stage_too(tmp_path, monkeypatch):
+    """The key was part of the run's id, and the stage trained one client after the other."""
+    found, together, ahead = [], [], Node.train_ahead
+
+    def noting(*given):
+        told = ahead(*given)
+        together.append(told == "")
+        return told
+
+    monkeypatch.setattr(Node, "train_ahead", noting)
+    for parallel in ("1", "3"):
+        plan = plan_of(tmp_path, *STSA, "adapt.training.rounds=1", f"parallel_clients={parallel}")
+        found.append((adaptation_identity(plan), prepare_inputs(plan, tmp_path, Here()).adapted))
+    (one, alone), (other, beside) = found
+    assert one != other
+    assert together == [True]
+    for name, value in alone.trained.items():
+        torch.testing.assert_close(beside.trained[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_the_models_of_a_round_of_the_first_stage_count_as_memory(tmp_path):
+    plan = plan_of(tmp_path, *STSA, "adapt.training.aggregate=median")
+    with pytest.raises(UserError, match=r"^adapt\.training\.aggregate=median needs .* GiB for the models of a round"):
+        plan.settings.adapt.check(replace(plan.problem, clients=10**9), [4])
 
 
 def test_masks_leave_the_first_stage_as_it_is(tmp_path):
