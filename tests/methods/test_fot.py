@@ -11,6 +11,7 @@ import torch
 
 from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
+from fcl_bench.methods.gradient import fot
 from fcl_bench.methods.gradient.fedprotip import FedProTIP
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.fot import FOT
@@ -254,6 +255,15 @@ def test_the_server_uses_the_sum_of_the_sketches_alone():
         other.finish_round()
         for layer in DIMENSIONS:
             np.testing.assert_allclose(projector(other.bases[layer]), projector(server.bases[layer]), atol=1e-6)
+
+
+def test_shares_are_in_the_order_of_the_layers_however_the_network_calls_them(monkeypatch):
+    """timm's Xception calls a block's layers in another order than it has them."""
+    method = fot_of(columns=None, share_of="inputs")
+    expected = learn_images(method, tiny_problem(), three_tasks()).report()
+    grams = fot.layer_grams
+    monkeypatch.setattr(fot, "layer_grams", lambda *given: dict(reversed(grams(*given).items())))
+    assert learn_images(method, tiny_problem(), three_tasks()).report() == expected
 
 
 def test_bases_of_all_tasks_are_orthonormal_together():

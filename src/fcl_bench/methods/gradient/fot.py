@@ -65,7 +65,8 @@ class FOTClient(ProjectedClient):
         layers = {layer: self.network.get_submodule(layer) for layer in names}
         batches = self.images_of(shard).split(forward_batch(self.problem.device))
         grams = layer_grams(self.trainer, self.network, batches, layers)
-        return {layer: (_root(gram), gram) for layer, gram in grams.items()}
+        # In the order of the layers, which need not be that in which the network calls them.
+        return {layer: (_root(grams[layer]), grams[layer]) for layer in names}
 
 
 def _root(gram: torch.Tensor) -> torch.Tensor:
