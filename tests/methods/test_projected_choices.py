@@ -339,3 +339,37 @@ def test_class_weights_that_are_projected_or_whose_inputs_tell_the_task_are_enou
     fedprotip_of(on="features", frozen_stages=0, **own).check(feature_problem(), [2, 2])
     recurring = replace(feature_problem(), recurring=True)
     FOT(training=training(), on="features", frozen_stages=0).check(recurring, [2, 2])
+
+
+@pytest.mark.parametrize(
+    ("own", "clients", "told"),
+    [
+        (
+            {"head_rank": HeadRank(3, 4), "extension": "sequential"},
+            5,
+            r"head_rank\.others=4 leaves no direction to",
+        ),
+        ({"projected_decay": False, "knobs": {"server_optimizer": "momentum"}}, 5, r"server_optimizer=momentum moves"),
+        ({"projected_decay": False, "knobs": {"aggregate": "median"}}, 5, r"aggregate=median moves weights within"),
+    ],
+)
+def test_choices_under_which_tasks_are_not_protected_or_told_apart_are_refused(own, clients, told):
+    problem, own = replace(tiny_problem(), clients=clients), dict(own)
+    with pytest.raises(UserError, match=told):
+        fedprotip_of(own.pop("knobs", None), **own).check(problem, [2, 2])
+
+
+@pytest.mark.parametrize(
+    ("own", "clients"),
+    [
+        ({"head_rank": HeadRank(3, 4), "extension": "sequential"}, 4),
+        ({"head_rank": HeadRank(3, 0), "extension": "sequential"}, 5),
+        ({"head_rank": HeadRank(3, 4), "extension": "sequential", "tip": None, "projected_heads": False}, 5),
+        ({"projected_decay": True, "knobs": {"server_optimizer": "momentum"}}, 5),
+        ({"projected_decay": False, "knobs": {"aggregate": "krum"}}, 5),
+        ({"projected_decay": False, "projection": "global", "knobs": {"aggregate": "median"}}, 5),
+    ],
+)
+def test_choices_beside_these_are_taken(own, clients):
+    own = dict(own)
+    fedprotip_of(own.pop("knobs", None), **own).check(replace(tiny_problem(), clients=clients), [2, 2])

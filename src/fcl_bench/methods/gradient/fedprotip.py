@@ -376,6 +376,24 @@ class FedProTIP(ProjectedMethod):
                 "method.tip.references=updated",
             )
 
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
+        clients, rank = problem.clients or 1, self.head_rank
+        if rank is not None and self.watches_heads(problem.recurring) and 0 < rank.others < clients:
+            raise UserError(
+                f"method.head_rank.others={rank.others} leaves no direction to each of {clients} clients",
+                f"method.head_rank.others={clients} or more, or method.head_rank=null",
+            )
+        if self.projects_average:
+            return
+        for key, fine in (("server_optimizer", ["average"]), ("aggregate", ["mean", "krum"])):
+            if (value := getattr(self.training, key)) not in fine:
+                raise UserError(
+                    f"method.training.{key}={value} moves weights within earlier tasks' bases, since with"
+                    " method.projected_decay=false only clients project",
+                    f"method.training.{key}={' or '.join(fine)}, or method.projected_decay=true",
+                )
+
     def projects_heads(self, recurring: bool) -> bool:
         # With task prediction every task has a full head, and no earlier one is used again.
         return super().projects_heads(recurring and self.tip is None)
