@@ -298,6 +298,16 @@ def test_a_round_too_small_for_krum_is_told(caplog):
     ]
 
 
+def test_a_round_too_small_to_trim_is_told(caplog):
+    """0.1 of 3 models are none, so the trimmed mean was the mean without a word."""
+    federation(small("finetune", training=dataclasses.replace(FAST, aggregate="trimmed_mean"))).run(lambda _: None)
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "method.training.trimmed=0.1: a round had 3 models, of which this share is none, so that a single hostile one"
+        " counts in the mean"
+    ]
+
+
 def test_what_is_refused_knows_its_client():
     run = federation(small("stsa"))
     sending(run.transport, "statistics", 0, not_a_number)

@@ -131,6 +131,19 @@ def test_a_shared_head_trains_the_rows_of_classes_that_come_back_and_no_others(n
     assert server.predict(torch.zeros(3, 3, 8, 8, dtype=torch.uint8)).shape == (3, 8 - shared)
 
 
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+def test_rows_that_rest_stay_bit_for_bit_over_a_wire_of_16_bits(wire):
+    """Their columns' scales differ between clients, so that each round rounded them anew."""
+    heads = []
+    learn_images(
+        SHARED_HEAD["fot"],
+        replace(recurring_problem(), wire=tiny_problem(wire=wire).wire),
+        domain_tasks(np.random.default_rng(0), 2),
+        after=lambda _, server: heads.append(server.network.heads[0].weight.detach().clone()),
+    )
+    assert (heads[1] != heads[0]).any(dim=1).tolist() == [False, False, True, True]
+
+
 @pytest.mark.parametrize("knobs", [{"projected_decay": False}, {"norms": "decay"}], ids=str)
 def test_rows_of_classes_that_do_not_come_back_have_no_weight_decay_however_it_is_applied(knobs):
     method, states = replace(SHARED_HEAD["fedprotip"], **knobs), []

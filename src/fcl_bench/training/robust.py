@@ -29,9 +29,14 @@ def trimmed_mean(models: Sequence[Model], share: float) -> dict[str, torch.Tenso
         models: n of them.
         share: below 1/2.
     """
-    # The share is taken as written: 0.3 of 10 clients are 3, though 0.3 in binary is less.
-    cut = int(share * len(models) * (1 + 1e-12))
+    cut = trimmed_off(len(models), share)
     return _by_coordinate(models, lambda ordered: ordered[cut : len(ordered) - cut].double().mean(dim=0))
+
+
+def trimmed_off(models: int, share: float) -> int:
+    """How many of the smallest values are left out, and how many of the largest: floor(share n)."""
+    # The share is taken as written: 0.3 of 10 clients are 3, though 0.3 in binary is less.
+    return int(share * models * (1 + 1e-12))
 
 
 def krum(models: Sequence[Model], byzantine: int, statistics: Collection[str] = ()) -> int:

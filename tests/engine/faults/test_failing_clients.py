@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -39,6 +40,7 @@ from tests.methods.harness import problem_of
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
 from tests.methods.whole_runs import same
 from tests.small_methods import architecture, unlisted
+from tests.small_runs import run_in
 
 SIZES = [[12, 9, 8, 10], [10, 11, 9, 12], [9, 9, 11, 8], [6, 7, 9, 9]]
 
@@ -207,6 +209,20 @@ def test_a_silent_client_is_as_one_without_samples():
 
 
 LISTED = ListedFaults(silent=["1@0", "3@1", "0@1"])
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("missed", ["1@0.2", "1@0.3"])
+def test_a_client_that_missed_the_moments_still_chooses_its_exemplars(missed, tmp_path):
+    """Nothing that comes later builds on either, and the client was left out for the rest of the task."""
+    trained = ("method=fedicarl", "method.on=features", "method.replay_head=gaussian", "method.training.rounds=2")
+    small = ("backbone=pixels", "data=digits", "tasks=2", "clients=3", "beta=100")
+    out = run_in(tmp_path, *trained, *small, "faults=listed", f"faults.silent=[{missed}]")
+    uploads = pd.read_csv(out.folder / "uploads.csv")
+    own = uploads[(uploads["client"] == 1) & (uploads["task"] == 0)]
+    assert own["stage"].tolist() == ["model", "model", "moments", "exemplars"]
+    assert own[own["lost"] == 1]["round"].tolist() == [int(missed[-1])]
+    assert (own[own["lost"] == 0]["down_bytes"] > 0).all()
 
 
 def test_a_late_upload_is_paid_for_when_it_is_sent():

@@ -14,6 +14,7 @@ from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.problem import Problem, State
+from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices
 from fcl_bench.training.memory import SCOPES, Ranking, budget_of_each, lists_in, remembered, require_budget
 
@@ -53,6 +54,10 @@ class ExemplarServer(GradientServer):
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         return {} if self.stage == EXEMPLARS else super().extra_broadcast()
+
+    def may_return(self, task: Task, refused: int, round_: int) -> bool:
+        """Nothing builds on the choice of exemplars."""
+        return self.stages(task)[refused] == EXEMPLARS or super().may_return(task, refused, round_)
 
 
 @dataclass

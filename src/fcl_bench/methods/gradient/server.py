@@ -22,7 +22,7 @@ from fcl_bench.randomness import derived_seed, generator
 from fcl_bench.tracking.console import Notices
 from fcl_bench.training.heads import Heads, parts
 from fcl_bench.training.optimisers import ServerOptimiser, average, with_prefix
-from fcl_bench.training.robust import combined
+from fcl_bench.training.robust import combined, trimmed_off
 
 if TYPE_CHECKING:
     from fcl_bench.methods.gradient.base import GradientMethod
@@ -103,8 +103,8 @@ class GradientServer(Half, Server):
         return sorted(rng.choice(available, count, replace=False).tolist())
 
     def may_return(self, task: Task, refused: int, round_: int) -> bool:
-        """A round of the model builds on the broadcast alone."""
-        return self.stages(task)[refused] == MODEL
+        """A round of the model builds on the broadcast alone, and nothing builds on moments."""
+        return self.stages(task)[refused] in (MODEL, MOMENTS)
 
     def broadcast(self, task: Task, round_: int) -> Message:
         """The model, the step size, the round; what no longer changes is sent to each client once."""
@@ -193,7 +193,12 @@ class GradientServer(Half, Server):
             self.finish_stage()
         elif self._weight or self._models:
             mean = self._combined() if self._models else average(self._sums, self._weight)
-            self.network.load(self.aggregated(self._optimiser.step(self.sent, mean, self.still())))
+            new = {**self.aggregated(self._optimiser.step(self.sent, mean, self.still()))}
+            for name, rows in self.still().items():
+                # Noise and 16-bit wires move them.
+                new[name] = new[name].clone()
+                new[name][rows] = self.sent[name][rows]
+            self.network.load(new)
             with self.trainer.reproducible(derived_seed(self.problem.seed, "server", self.task, self._round)):
                 self.server_step()
         self._sums, self._models = {}, []
@@ -214,6 +219,12 @@ class GradientServer(Half, Server):
                 "krum",
                 f"{self.method.training_key}.byzantine={knobs.byzantine}: a round had {n} models, and Krum withstands"
                 f" so many hostile ones only among {2 * knobs.byzantine + 3} or more",
+            )
+        if knobs.aggregate == "trimmed_mean" and knobs.trimmed and not trimmed_off(n, knobs.trimmed):
+            self._told.tell(
+                "trimmed_mean",
+                f"{self.method.training_key}.trimmed={knobs.trimmed:g}: a round had {n} models, of which this share is"
+                " none, so that a single hostile one counts in the mean",
             )
         statistics = {name for name, _ in self.network.named_buffers()}
         return combined(self._models, knobs.aggregate, knobs.trimmed, knobs.byzantine, statistics)
