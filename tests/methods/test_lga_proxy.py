@@ -83,7 +83,7 @@ def test_the_server_needs_nothing_but_the_sum_over_clients_and_the_classes_that_
     server, client, told = method.server(problem), method.client(problem), []
     [task] = images_stream(tasks)
     learn_image_task(method, problem, server, task, tasks[0])
-    broadcast = server.broadcast(task, method.stages(task).index(RADIUS))
+    broadcast = server.broadcast(task, server.stages(task).index(RADIUS))
     for k, (images, labels) in enumerate(tasks[0]):
         if len(labels):
             upload, _ = client.update(image_shard(k, 0, images, labels), broadcast, {})

@@ -197,7 +197,7 @@ class GradientServer(Half, Server):
             for name, rows in self.still().items():
                 # Noise and 16-bit wires move them.
                 new[name] = new[name].clone()
-                new[name][rows] = self.sent[name][rows]
+                new[name][rows] = self.sent[name][rows].to(new[name])
             self.network.load(new)
             with self.trainer.reproducible(derived_seed(self.problem.seed, "server", self.task, self._round)):
                 self.server_step()
