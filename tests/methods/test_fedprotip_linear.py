@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fcl_bench.data.images.batches import epoch_batches
-from fcl_bench.methods.gradient.fedprotip import FedProTIP, HeadRank, Tip
+from fcl_bench.methods.gradient.fedprotip import FedProTIP
+from fcl_bench.methods.gradient.fedprotip_knobs import HeadRank, Tip
 from fcl_bench.methods.gradient.half import head_seed
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.problem import Problem, TestBatch

@@ -14,7 +14,8 @@ from fcl_bench.engine.faults.random import RandomFaults
 from fcl_bench.engine.faults.transport import Faulty
 from fcl_bench.engine.federation import Federation
 from fcl_bench.engine.transport import InProcess
-from fcl_bench.methods.gradient.fedprotip import REFERENCES, FedProTIP, HeadRank, Tip
+from fcl_bench.methods.gradient.fedprotip import REFERENCES, FedProTIP
+from fcl_bench.methods.gradient.fedprotip_knobs import HeadRank, Tip
 from fcl_bench.methods.gradient.projected import BASES
 from tests.methods.fedprotip_harness import fedprotip_of
 from tests.methods.training_harness import federation_of, image_tasks, tiny_problem

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fcl_bench.backbones.trainable import seeded
-from fcl_bench.methods.gradient.fedprotip import Tip
+from fcl_bench.methods.gradient.fedprotip_knobs import Tip
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.problem import TestBatch
 from tests.methods.fedprotip_harness import (

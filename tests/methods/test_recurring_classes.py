@@ -18,7 +18,8 @@ from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.methods.gradient.feddyn import FedDyn
-from fcl_bench.methods.gradient.fedprotip import FedProTIP, Tip
+from fcl_bench.methods.gradient.fedprotip import FedProTIP
+from fcl_bench.methods.gradient.fedprotip_knobs import Tip
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.fot import FOT
 from fcl_bench.methods.gradient.half import head_seed

@@ -22,7 +22,8 @@ from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.methods.gradient import mfcl
 from fcl_bench.methods.gradient.fedicarl import FediCaRL
-from fcl_bench.methods.gradient.fedprotip import FedProTIP, Tip
+from fcl_bench.methods.gradient.fedprotip import FedProTIP
+from fcl_bench.methods.gradient.fedprotip_knobs import Tip
 from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.methods.gradient.regmean import RegMean
 from fcl_bench.methods.gradient.replay_head import Gaussian
