@@ -151,7 +151,8 @@ class ServerOptimiser:
 
         Args:
             old, mean: of the clients' models, by the same names.
-            still: by name, rows that do not train: they are averaged, and what is known of them stays; None: none.
+            still: by name, rows that do not train: what is known of them stays, and the server gives them their values
+                back; None: none.
         """
         kind, momentum, rate = self._knobs.server_optimizer, self._knobs.server_momentum, self._knobs.server_lr
         if kind == "average":
@@ -176,7 +177,7 @@ class ServerOptimiser:
                 self._squares[name] = squares
             new[name] = (old[name].double() + rate * step).float()
             if rows:
-                new[name][rows], velocity[rows] = average[rows], before[rows]
+                velocity[rows] = before[rows]
             self._velocity[name] = velocity
         return new
 

@@ -193,15 +193,18 @@ class GradientServer(Half, Server):
             self.finish_stage()
         elif self._weight or self._models:
             mean = self._combined() if self._models else average(self._sums, self._weight)
-            new = {**self.aggregated(self._optimiser.step(self.sent, mean, self.still()))}
-            for name, rows in self.still().items():
-                # Noise and 16-bit wires move them.
-                new[name] = new[name].clone()
-                new[name][rows] = self.sent[name][rows].to(new[name])
-            self.network.load(new)
+            still = self.still()
+            self.network.load(self._at_rest(self.aggregated(self._optimiser.step(self.sent, mean, still)), still))
             with self.trainer.reproducible(derived_seed(self.problem.seed, "server", self.task, self._round)):
                 self.server_step()
         self._sums, self._models = {}, []
+
+    def _at_rest(self, new: dict[str, torch.Tensor], still: dict[str, list[int]]) -> dict[str, torch.Tensor]:
+        """The new model with the rows `still` as they were sent: noise, 16-bit wires and optimisers move them."""
+        kept = {name: new[name].clone() for name in still}
+        for name, rows in still.items():
+            kept[name][rows] = self.sent[name][rows].to(kept[name])
+        return {**new, **kept} if kept else new
 
     def still(self) -> dict[str, list[int]]:
         """Rows that do not train in the task, by parameter: of other classes, in heads that train for old ones."""
