@@ -289,23 +289,25 @@ def test_the_models_of_a_round_count_as_memory():
     method.check(dataclasses.replace(problem, clients=10), [3, 3])
 
 
-def test_a_round_too_small_for_krum_is_told(caplog):
-    federation(small("finetune", training=dataclasses.replace(FAST, aggregate="krum"))).run(lambda _: None)
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [
-        "method.training.byzantine=1: a round had 3 models, and Krum withstands so many hostile ones only among 5 or"
-        " more"
-    ]
-
-
-def test_a_round_too_small_to_trim_is_told(caplog):
-    """0.1 of 3 models are none, so the trimmed mean was the mean without a word."""
-    federation(small("finetune", training=dataclasses.replace(FAST, aggregate="trimmed_mean"))).run(lambda _: None)
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [
-        "method.training.trimmed=0.1: a round had 3 models, of which this share is none, so that a single hostile one"
-        " counts in the mean"
-    ]
+@pytest.mark.parametrize(
+    ("aggregate", "told"),
+    [
+        (
+            "krum",
+            "method.training.byzantine=1: a round had 3 models, and Krum withstands so many hostile ones only among 5"
+            " or more",
+        ),
+        # 0.1 of 3 models are none, and the trimmed mean is the mean.
+        (
+            "trimmed_mean",
+            "method.training.trimmed=0.1: a round had 3 models, of which this share is none, so that a single hostile"
+            " one counts in the mean",
+        ),
+    ],
+)
+def test_a_round_too_small_for_an_aggregate_is_told_once(aggregate, told, caplog):
+    federation(small("finetune", training=dataclasses.replace(FAST, aggregate=aggregate))).run(lambda _: None)
+    assert [record.getMessage() for record in caplog.records] == [told]
 
 
 def test_what_is_refused_knows_its_client():
