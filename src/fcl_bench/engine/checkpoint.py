@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 #: Tensors of a run's state whose names start with this only ever gain rows, so each row is written once.
 GROWING = "rows."
 #: Version of the files below; a checkpoint of another version is not used, and the run starts from its first task.
-FORMAT = 6
+FORMAT = 7
 
 
 @dataclass(frozen=True)

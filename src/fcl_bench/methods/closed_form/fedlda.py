@@ -17,6 +17,7 @@ from fcl_bench.config import knob
 from fcl_bench.linalg.discriminant import contradiction, noise_of, oas_share, solve_discriminant, within_scatter
 from fcl_bench.linalg.gram import add_class_sums, add_gram
 from fcl_bench.linalg.solve import Solution, relative_rounding
+from fcl_bench.methods.asked import AskedTasks
 from fcl_bench.methods.closed_form.base import ClosedFormClient, positions
 from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, DiscriminantServer, counted
 from fcl_bench.protocol.expected import Expectation, counts, gram_matrix, real
@@ -95,13 +96,13 @@ class FedLDAServer(DiscriminantServer):
         self.offset: torch.Tensor | None = None
         self.uncentred = torch.zeros(method.maps, dtype=torch.float64)
         self.shares: list[float] = []
-        self.asked = {0}
+        self.asked = AskedTasks()
         #: The sums of the stage `offset`: of h, and the number of samples.
         self._total, self._samples = self.zeros(self.dimension), 0
 
     def stages(self, task: Task) -> Sequence[str]:
         """What each round of the task is for."""
-        first = self.method.centre == "all_tasks" and task.index in self.asked
+        first = self.method.centre == "all_tasks" and task in self.asked
         return [OFFSET, STATISTICS] if first else [STATISTICS]
 
     def rounds(self, task: Task) -> int:
@@ -110,7 +111,7 @@ class FedLDAServer(DiscriminantServer):
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         if self.lacking() and not int(self.n.sum()):
-            self.asked.add(task.index)
+            self.asked.add(task)
 
     def lacking(self) -> str:
         """What follows if statistics come before what they depend on is known; "" if it is known."""
@@ -223,15 +224,15 @@ class FedLDAServer(DiscriminantServer):
 
     def statistics(self) -> dict[str, torch.Tensor]:
         offset = {} if self.offset is None else {"offset": self.offset}
-        asked = torch.tensor(sorted(self.asked))
-        return {**super().statistics(), "G": self.grams, "uncentred": self.uncentred, "asked": asked, **offset}
+        own = {"G": self.grams, "uncentred": self.uncentred, "asked": self.asked.tensor()}
+        return {**super().statistics(), **own, **offset}
 
     def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
         super().load_statistics(state)
         self.grams = state["G"].to(self.grams)
         self.uncentred = state.get("uncentred", self.uncentred)
         self.offset = state["offset"].to(self.grams) if "offset" in state else None
-        self.asked = set(state["asked"].tolist()) if "asked" in state else {0}
+        self.asked.restore(state["asked"])
 
 
 @dataclass

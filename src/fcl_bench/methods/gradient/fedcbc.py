@@ -21,6 +21,7 @@ from fcl_bench.config import knob
 from fcl_bench.environment import exact_kernels
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.finite import all_finite
+from fcl_bench.methods.asked import AskedTasks
 from fcl_bench.methods.gradient.half import MODEL
 from fcl_bench.protocol.expected import Expectation, numbers, real, weights
 from fcl_bench.protocol.message import Message
@@ -243,7 +244,7 @@ class FedCBCServer(_Half, Server):
         bank: the autoencoders.
         versions: (k,) how often each of them has changed.
         low, high: (d,) smallest and largest value of each feature; None: no client has sent them yet.
-        asked: the task that begins with the stage that asks for them; -1: none has.
+        asked: the tasks that begin with the stage that asks for them.
     """
 
     def __init__(self, method: FedCBC, problem: Problem) -> None:
@@ -252,7 +253,7 @@ class FedCBCServer(_Half, Server):
         self.versions = torch.zeros(0, dtype=torch.int64, device=problem.device)
         self.low: torch.Tensor | None = None
         self.high: torch.Tensor | None = None
-        self.asked = -1
+        self.asked = AskedTasks()
         self._columns: tuple[int, ...] = ()
         self._seen, self._stage, self._task, self._round = 0, MODEL, 0, 0
         #: The uploads of the round at hand, by client: a sum of them could not be fused.
@@ -261,10 +262,11 @@ class FedCBCServer(_Half, Server):
     def start_task(self, task: Task) -> None:
         self._task, self._columns, self._seen = task.index, task.columns, task.columns_seen
         if self.method.scaling == "range" and self.low is None:
-            self.asked = task.index
+            self.asked.add(task)
 
     def _stages(self, task: Task) -> list[str]:
-        return [*([RANGE] if self.asked == task.index else []), *[MODEL] * self.method.training.rounds]
+        asks = self.method.scaling == "range" and task in self.asked
+        return [*([RANGE] if asks else []), *[MODEL] * self.method.training.rounds]
 
     def rounds(self, task: Task) -> int:
         return len(self._stages(task))
@@ -387,9 +389,10 @@ class FedCBCServer(_Half, Server):
         return {"vae_bytes": 4 * self.architecture.numbers, "classes": len(self.bank.columns)}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return {**self.model(), "versions": self.versions, "asked": torch.tensor(self.asked)}
+        return {**self.model(), "versions": self.versions, "asked": self.asked.tensor()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         here = {name: value.to(self.problem.device) for name, value in state.items()}
         self.bank, self.versions = Bank(here["columns"], here["vaes"]), here["versions"]
-        self.low, self.high, self.asked = here.get("low"), here.get("high"), int(state["asked"])
+        self.low, self.high = here.get("low"), here.get("high")
+        self.asked.restore(state["asked"])

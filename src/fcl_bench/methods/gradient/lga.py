@@ -20,6 +20,7 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
+from fcl_bench.methods.asked import AskedTasks
 from fcl_bench.methods.gradient.exemplars import ExemplarServer
 from fcl_bench.methods.gradient.glfc import GLFC, GLFCClient
 from fcl_bench.methods.gradient.proxy import ProxyServer
@@ -103,7 +104,7 @@ class LGAServer(ProxyServer):
 
     Attributes:
         radius: r, how far around.
-        asked: the task after whose rounds clients are asked for it: the first in which any answers.
+        asked: the tasks after whose rounds clients are asked for it.
     """
 
     method: LGA
@@ -112,18 +113,18 @@ class LGAServer(ProxyServer):
         super().__init__(method, problem)
         self.best = BestModels(method.best_perf, "task")
         self.radius = method.radius
-        self.asked, self._measured = 0, False
+        self.asked, self._measured = AskedTasks(), False
         #: Of the stage `radius`: what clients sent so far, added up.
         self._totals: dict[str, torch.Tensor] = {}
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         if not self._measured:
-            self.asked = task.index
+            self.asked.add(task)
 
     def stages(self, task: Task) -> list[str]:
-        """The method's, and that of the sums in the task that is asked."""
-        return [*super().stages(task), *([RADIUS] if task.index == self.asked else [])]
+        """The method's, and that of the sums in tasks that are asked."""
+        return [*super().stages(task), *([RADIUS] if task in self.asked else [])]
 
     def broadcast(self, task: Task, round_: int) -> Message:
         self._totals = {}
@@ -179,13 +180,14 @@ class LGAServer(ProxyServer):
         return {**super().report(), "radius": self.radius}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        told = {"asked": torch.tensor(self.asked), "measured": torch.tensor(self._measured)}
+        told = {"asked": self.asked.tensor(), "measured": torch.tensor(self._measured)}
         return {**super().state_dict(), **told, RADIUS: torch.tensor(self.radius, dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
         self.radius = float(state[RADIUS])
-        self.asked, self._measured = int(state.get("asked", 0)), bool(state.get("measured", True))
+        self.asked.restore(state["asked"])
+        self._measured = bool(state["measured"])
 
 
 @dataclass
