@@ -39,6 +39,29 @@ def test_what_differs_is_not_taken_over(tmp_path):
     assert adaptation_identity(plans[0]) != adaptation_identity(plans[1])
 
 
+def test_a_cosine_head_trains_another_body_and_sends_a_factor_in_place_of_biases(tmp_path):
+    plans = [plan_of(tmp_path, *STSA, f"adapt.head={head}") for head in ("linear", "cosine")]
+    linear, cosine = (prepare_inputs(plan, tmp_path, Here()).adapted for plan in plans)
+    assert weights_hash(linear.body) != weights_hash(cosine.body)
+    assert linear.trained.keys() == cosine.trained.keys()
+    classes = len(plans[0].dealt.stream.tasks[0].columns)
+    fewer = [
+        row.up_bytes - other.up_bytes for row, other in zip(linear.ledger.uploads, cosine.ledger.uploads, strict=True)
+    ]
+    assert set(fewer) == {4 * (classes - 1)}
+
+
+def test_runs_with_a_linear_head_have_the_identity_of_before_the_knob(tmp_path):
+    old, typed = (plan_of(tmp_path, *STSA, *knobs) for knobs in ((), ("adapt.head=linear",)))
+    cosine = plan_of(tmp_path, *STSA, "adapt.head=cosine")
+    assert adaptation_identity(old) == adaptation_identity(typed)
+    assert "head" not in adaptation_identity(typed)
+    assert adaptation_identity(cosine) == {**adaptation_identity(old), "head": "cosine"}
+    ids = [plan.settings.identity() for plan in (old, typed, cosine)]
+    assert ids[0] == ids[1]
+    assert ids[0] != ids[2]
+
+
 def test_clients_train_side_by_side_in_the_first_stage_too(tmp_path, monkeypatch):
     """The key was part of the run's id, and the stage trained one client after the other."""
     found, together, ahead = [], [], Node.train_ahead
@@ -100,6 +123,7 @@ def test_a_rate_of_no_parameter_is_refused(tmp_path):
         ("adapt=fedavgg", "adapt=fedavgg is not known (did you mean fedavg?"),
         ("adapt.training.rounds=0", "adapt.training.rounds=0 is out of range (an integer from 1 to 1000000)"),
         ("adapt.training.lrr=1", "unknown key adapt.training.lrr"),
+        ("adapt.head=linaer", "adapt.head=linaer is not known (did you mean linear or cosine?"),
         ("backbone=pixels", "backbone=pixels has nothing to train"),
         ("method=finetune", "adapt=fedavg: method=finetune trains the network itself in every task (adapt=none"),
     ],

@@ -29,6 +29,17 @@ def test_later_presets_win_and_what_is_typed_wins_over_all():
     assert batch == 8, "an interpolation is resolved at the end"
 
 
+def test_the_first_stage_as_stsas_code_has_it_differs_in_the_three_rows_of_docs_adaptation():
+    ours = composed(["experiment=stsa_scratch_cifar100", "beta=0.5"])
+    presets = "experiment/preset=[scratch_cifar100,first_stage_published,stsa_resnet]"
+    published = composed(["experiment=stsa_scratch_cifar100", presets, "beta=0.5"])
+    assert (published.adapt.head, published.adapt.training.augment) == ("cosine", "crop_flip_brightness")
+    assert published.backbone.model_args == {"zero_init_last": False}
+    published.adapt.head, published.adapt.training.augment = ours.adapt.head, ours.adapt.training.augment
+    published.backbone.model_args = {}
+    assert published == ours
+
+
 def test_no_two_presets_have_one_name():
     names = [name for file in FILES for name in yaml.load(file.read_text(), Loader=YAML_LOADER)]
     assert sorted(names) == sorted(register_presets()) == sorted(set(names))

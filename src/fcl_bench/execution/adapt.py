@@ -16,7 +16,7 @@ from fcl_bench import environment
 from fcl_bench.backbones.backbone import Backbone
 from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.backbones.trainable import Trainable
-from fcl_bench.config import counting
+from fcl_bench.config import counting, knob
 from fcl_bench.engine.checkpoint import Checkpoint
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.federation import CLIENT, Federation
@@ -35,7 +35,9 @@ from fcl_bench.methods.gradient.half import head_seed
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
+from fcl_bench.training.cosine_heads import CosineNetwork
 from fcl_bench.training.knobs import Training
+from fcl_bench.training.network import Network
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,8 @@ log = logging.getLogger(__name__)
 _SCHEMA = 2
 #: The ledger's stage of all its exchanges.
 STAGE = "adaptation"
+#: What scores the first task's classes while the network trains.
+HEADS = ("linear", "cosine")
 
 
 class FirstStage(Protocol):
@@ -79,7 +83,11 @@ class NoAdaptation:
 class _FedAvg(FineTune):
     """FedAvg, whose knobs the user sets at `adapt.training`."""
 
+    head: str = "linear"
     training_key: ClassVar[str] = "adapt.training"
+
+    def build_network(self, problem: Problem) -> Network:
+        return CosineNetwork(self.start(problem)) if self.head == "cosine" else super().build_network(problem)
 
 
 @dataclass
@@ -87,12 +95,15 @@ class FedAvgAdaptation:
     """FedAvg on the first task. The defaults are STSA's for a ResNet-18 from scratch on CIFAR-100 (E.2).
 
     Args:
+        head: what the network has for the first task: linear (with a bias), or cosine (`CosineHead`, as in STSA's
+            public code). It is dropped with the first task's end.
         training: as of a gradient method, for the one task.
     """
 
     name: ClassVar[str] = "fedavg"
     trains_network: ClassVar[bool] = True
 
+    head: str = knob("linear", choices=HEADS, added=True)
     training: Training = field(
         default_factory=lambda: Training(
             rounds=100, epochs=2, batch_size=128, lr=0.04, momentum=0.9, weight_decay=5e-4, schedule="cosine"
@@ -108,10 +119,10 @@ class FedAvgAdaptation:
             self.method().check(problem, classes_per_task)
 
     def method(self) -> GradientMethod:
-        return _FedAvg(training=self.training)
+        return _FedAvg(training=self.training, head=self.head)
 
     def identity(self) -> dict[str, object]:
-        return {"revision": FineTune.revision, "training": counting(self.training)}
+        return {"revision": FineTune.revision, **counting(self)}
 
     def sends_columns(self) -> bool:
         return False
