@@ -123,6 +123,25 @@ def test_the_old_model_is_the_best_of_the_last_task(monkeypatch, best_perf, prox
         assert same(teachers[task], models[expected[3 * task][0]])
 
 
+@pytest.mark.parametrize(("best_perf", "kept"), [("never", 0.4), ("task", 0.0)])
+def test_gradients_that_come_late_in_first_rounds_leave_the_bar_of_an_earlier_task(monkeypatch, best_perf, kept):
+    """It fell to 0 in rounds that count as 0, so that any model took the earlier task's place."""
+    bars, step = {}, LGAServer.server_step
+    monkeypatch.setattr(LGAServer, "accuracy_around", lambda self: 0.9 if self.task == 0 else 0.4)
+
+    def stepped(self):
+        before = len(self.labels) if self.monitored == self.task else 0
+        step(self)
+        if 0 < before < len(self.labels):
+            bars[self.task, self._round] = self.best.performance
+
+    monkeypatch.setattr(LGAServer, "server_step", stepped)
+    learnt(proxied(training=training(rounds=4, fraction=0.4), best_perf=best_perf, proxy_init=3))
+    late = {round_: bar for (task, round_), bar in bars.items() if task > 0 and round_ < 3}
+    assert late
+    assert set(late.values()) == {kept}
+
+
 def test_the_best_models_by_hand():
     """The first task's is .9. With "never" the second's .8 does not reach it; with "once" it does, and the third's
     .3 does not reach .8."""

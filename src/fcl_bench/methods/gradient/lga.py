@@ -160,6 +160,10 @@ class LGAServer(ProxyServer):
         """0 in a task's first rounds."""
         return 0.0 if self._round < self.method.proxy_init else self.accuracy_around()
 
+    def accuracy_to_beat(self) -> float:
+        """In first rounds, too, what an earlier task's model reaches; the task's own goes on counting as 0 there."""
+        return self.accuracy_around() if self.best.performance else self.accuracy()
+
     def accuracy_around(self) -> float:
         """The share of features around the monitor set's that the heads classify rightly."""
         seed = derived_seed(self.problem.seed, "monitor", self.task, self._round)

@@ -217,7 +217,7 @@ class ProxyServer(ExemplarServer):
         if self.best.best is not None:
             now = {name: value.clone() for name, value in self.network.state().items()}
             self.network.load(self.best.best)
-            self.best.performance = self.accuracy()
+            self.best.performance = self.accuracy_to_beat()
             self.network.load(now)
 
     def accuracy(self) -> float:
@@ -229,6 +229,10 @@ class ProxyServer(ExemplarServer):
             self._augment,
             derived_seed(self.problem.seed, "monitor", self.task, self._round),
         )
+
+    def accuracy_to_beat(self) -> float:
+        """That of the best model so far, which is in `network`, after the monitor set has changed."""
+        return self.accuracy()
 
     # What it tells ----------------------------------------------------------------------------------------------------
 
