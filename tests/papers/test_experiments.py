@@ -239,8 +239,15 @@ def test_the_list_names_every_experiment_with_its_number_of_runs():
     assert listed == counted
 
 
-def test_every_preset_is_used():
-    used = {
+def test_every_preset_is_used_by_an_experiment_or_a_command_of_the_docs():
+    chosen = re.compile(r"experiment/preset=\[([\w,]+)\]")
+    told = {
+        name
+        for page in LIST.parent.glob("*.md")
+        for names in chosen.findall(page.read_text())
+        for name in names.split(",")
+    }
+    used = told | {
         name
         for experiment in experiments()
         for profile in PROFILES
