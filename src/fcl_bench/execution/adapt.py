@@ -96,7 +96,7 @@ class FedAvgAdaptation:
 
     Args:
         head: what the network has for the first task: linear (with a bias), or cosine (`CosineHead`, as in STSA's
-            public code). It is dropped with the first task's end.
+            public code). It is dropped when the first task ends.
         training: as of a gradient method, for the one task.
     """
 
