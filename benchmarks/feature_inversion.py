@@ -25,8 +25,8 @@ from torch.nn.functional import avg_pool2d, interpolate
 from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.composition import composed
 from fcl_bench.config import load_settings
-from fcl_bench.linalg.random_features import RandomFeatures
-from fcl_bench.training.generators.images import ImageGenerator
+from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
+from fcl_bench.methods.data_free.generators.images import ImageGenerator
 
 SAMPLES = 3
 #: Channels of the generator.

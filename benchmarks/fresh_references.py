@@ -20,8 +20,8 @@ from fcl_bench.config import load_settings
 from fcl_bench.data.images.batches import Standardise
 from fcl_bench.execution.inputs import load_images
 from fcl_bench.execution.plan import Plan, make_plan
-from fcl_bench.linalg.task_identity import relevance, route
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
+from fcl_bench.methods.projection.fedprotip import FedProTIP
+from fcl_bench.methods.projection.task_identity import relevance, route
 from fcl_bench.recorded import resolved_config
 from fcl_bench.training.network import Network
 from fcl_bench.training.trainer import Trainer

@@ -33,8 +33,8 @@ from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.composition import config_dir
 from fcl_bench.config import load_settings, target_class
 from fcl_bench.data.splits.class_incremental import ClassIncremental
-from fcl_bench.methods.gradient.data_free import DataFreeMethod
-from fcl_bench.protocol.problem import Problem
+from fcl_bench.methods.data_free.generative import DataFreeMethod
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WireFormat
 

@@ -22,10 +22,10 @@ from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.data.splits.stream import Stream
-from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import InProcess
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.protocol.problem import Problem
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.knobs import Training

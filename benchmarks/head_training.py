@@ -30,19 +30,19 @@ import torch
 from fcl_bench import environment
 from fcl_bench.data.images.batches import epoch_batches
 from fcl_bench.data.splits.stream import Stream
-from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import InProcess
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.half import head_seed
-from fcl_bench.protocol.problem import Problem
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.gradient.model_holder import head_seed
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.randomness import derived_seed
+from fcl_bench.training.batched_heads import Heads, Steps, Turn, train_side_by_side
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network, feature_start
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.samples import Samples
-from fcl_bench.training.side_by_side import Heads, Steps, Turn, train_side_by_side
 from fcl_bench.training.trainer import Trainer, rows
 
 CPU = torch.device("cpu")

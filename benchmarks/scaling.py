@@ -33,7 +33,7 @@ INPUTS = 64
 DUMMY_CLIENTS = 10
 RANK = 64
 MIB = 2**20
-#: Samples scored at a time, and bytes of test samples that are kept (`engine/examination.py`, `closed_form/base.py`).
+#: Samples scored at a time, and bytes of test samples that are kept (`engine/evaluation.py`, `closed_form/base.py`).
 EVALUATION_BATCH, KEPT = 1024, 2**28
 
 

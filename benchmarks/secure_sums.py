@@ -14,9 +14,9 @@ import time
 
 import torch
 
-from fcl_bench.engine.secure.aggregation import Aggregation
-from fcl_bench.engine.secure.base import SecureSums
-from fcl_bench.engine.secure.party import KEYS, SHARES, TAKE_IN, UNMASKING, Parties, seeded
+from fcl_bench.options.secure.aggregation import Aggregation
+from fcl_bench.options.secure.base import SecureSums
+from fcl_bench.options.secure.party import KEYS, SHARES, TAKE_IN, UNMASKING, Parties, seeded
 from fcl_bench.protocol.message import Message
 
 #: Clients, random features, neighbours (None: all), share of the clients that drop out.

@@ -28,9 +28,9 @@ from training_throughput import CLASSES, federation_of, images_of, network_of
 
 from fcl_bench import environment
 from fcl_bench.data.images.batches import Standardise, epoch_batches
-from fcl_bench.engine.federation import Federation
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.half import head_seed
+from fcl_bench.engine.loop import Federation
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.gradient.model_holder import head_seed
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network

@@ -27,13 +27,13 @@ from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.data.splits.class_incremental import ClassIncremental
-from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import InProcess
+from fcl_bench.methods.averaging.fedavg import FineTune
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
-from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.projection.fedprotip import FedProTIP
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.method import Method
-from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network

@@ -9,13 +9,13 @@ import yaml
 
 from fcl_bench.composition import config_dir
 from fcl_bench.config import target_class
+from fcl_bench.methods.autoencoders.fedcbc import VAETraining
 from fcl_bench.methods.closed_form.base import ClosedFormMethod
+from fcl_bench.methods.data_free.generators import anchored, meta_inversion
+from fcl_bench.methods.data_free.mfcl import Generation
+from fcl_bench.methods.exemplars.proxy import Inversion
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.methods.gradient.fedcbc import VAETraining
-from fcl_bench.methods.gradient.mfcl import Generation
-from fcl_bench.methods.gradient.proxy import Inversion
 from fcl_bench.protocol.method import Method
-from fcl_bench.training.generators import anchored, meta_inversion
 from fcl_bench.training.knobs import Training
 
 #: A network and a training of a second or two; what it learns is not asked here.

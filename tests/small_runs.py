@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from fcl_bench.composition import composed
 from fcl_bench.config import Settings, load_settings
-from fcl_bench.engine import federation as engine
+from fcl_bench.engine import loop as engine
 from fcl_bench.execution.run import Outcome, run
 from fcl_bench.protocol.task import Task
 

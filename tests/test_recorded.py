@@ -59,7 +59,7 @@ def test_what_is_newer_than_a_run_is_as_it_was_before(tmp_path, settings):
 def test_what_a_run_has_stays(tmp_path, settings):
     new = copy.deepcopy(settings.resolved)
     new["method"]["training"] |= {"aggregate": "median", "trimmed": 0.2}
-    new["faults"] = {"_target_": "fcl_bench.engine.faults.random.RandomFaults", "silent": 0.5}
+    new["faults"] = {"_target_": "fcl_bench.options.faults.random.RandomFaults", "silent": 0.5}
     new["wire"]["factors"] = "int8"
     new["split"]["imbalance"] = 0.5
     new["method"]["head"] = None

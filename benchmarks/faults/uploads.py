@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.faults.forks import forked
 from benchmarks.faults.part import Part
-from fcl_bench.engine.admission import BadUpload
-from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.loop import Federation
+from fcl_bench.engine.validation import BadUpload
 from fcl_bench.protocol.message import Message
 from tests.engine.hostile import CLIENT, TASK, Hostile, sending, variants
 from tests.engine.hostile_cases import CASES, MAY_BE_LEFT_OUT, WIRES, federation, same_once_decoded, small

@@ -16,10 +16,10 @@ from fcl_bench.data.images.batches import Standardise, epoch_batches
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
-from fcl_bench.linalg.random_features import RandomFeatures
+from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
 from fcl_bench.methods.closed_form.base import projection_seed
-from fcl_bench.methods.gradient.half import head_seed
-from fcl_bench.protocol.problem import Problem
+from fcl_bench.methods.gradient.model_holder import head_seed
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.randomness import derived_seed, generator
 from fcl_bench.training.network import Network

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from fcl_bench.linalg.random_features import RandomFeatures
-from fcl_bench.linalg.score_scaling import score_scales
+from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
+from fcl_bench.methods.closed_form.algebra.score_scaling import score_scales
 from fcl_bench.randomness import derived_seed
 from sketches.local import Local
 from sketches.server import Server

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from fcl_bench.linalg.gram import add_gram
-from fcl_bench.linalg.ridge import AUTO, GCV, SHARE, gcv, mean_share
-from fcl_bench.linalg.ridge import Spectrum as Eigenvalues
 from fcl_bench.linalg.solve import solve_symmetric
+from fcl_bench.methods.closed_form.algebra.ridge import AUTO, GCV, SHARE, gcv, mean_share
+from fcl_bench.methods.closed_form.algebra.ridge import Spectrum as Eigenvalues
 from sketches.local import Local
 from sketches.remainders import add_difference, add_dropped
 from sketches.rounding import factor_bytes, rounded, sums_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fcl_bench.linalg.ridge import AUTO, GCV, SHARE
+from fcl_bench.methods.closed_form.algebra.ridge import AUTO, GCV, SHARE
 
 #: More directions than there are.
 ALL = 10**6

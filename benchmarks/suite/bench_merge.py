@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fcl_bench.linalg.merging import SequentialMerger
 from fcl_bench.linalg.spectral import Spectrum
+from fcl_bench.methods.closed_form.algebra.merging import SequentialMerger
 from suite import made, peers
 from suite.lines import GRAM_MERGE, PAPERS_MERGE
 from suite.sides import Beside, each, limit, ours, peer, sizes

@@ -14,13 +14,13 @@ import torch
 from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.methods.closed_form.centralised_ridge import Joint
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
-from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
+from fcl_bench.protocol.context import Problem, Shard
 from fcl_bench.protocol.method import Method, Server
-from fcl_bench.protocol.problem import Problem, Shard
 from suite import made, peers
 from suite.sides import Beside, Side, Work, each, limit, ours, peer, sizes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fcl_bench.linalg.random_features import RandomFeatures
+from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
 from suite import made, peers
 from suite.sides import Beside, each, limit, ours, peer, sizes
 

@@ -15,7 +15,7 @@ import torch
 
 from fcl_bench import environment
 from fcl_bench.data.splits.stream import Stream
-from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.methods.closed_form.stsa import STSA
 from suite import made, peers

@@ -7,12 +7,12 @@ import dataclasses
 import torch
 
 from fcl_bench.engine.codec import decoded, encoded
-from fcl_bench.linalg.random_features import RandomFeatures
 from fcl_bench.linalg.spectral import Spectrum
+from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
 from fcl_bench.methods.closed_form.base import projection_seed
+from fcl_bench.protocol.context import Problem, Shard
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method
-from fcl_bench.protocol.problem import Problem, Shard
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WireFormat
 

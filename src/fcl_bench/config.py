@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from fcl_bench.data.partitions.base import Partition
     from fcl_bench.data.sources.base import Source
     from fcl_bench.data.splits.base import TaskSplit
-    from fcl_bench.engine.faults.base import Faults, NoFaults
-    from fcl_bench.engine.noise.base import NoNoise
-    from fcl_bench.engine.noise.gaussian import Gaussian
-    from fcl_bench.engine.secure.base import NoSecurity, SecureSums
     from fcl_bench.engine.transports.base import Reach
     from fcl_bench.execution.adapt import FirstStage, NoAdaptation
+    from fcl_bench.options.faults.base import Faults, NoFaults
+    from fcl_bench.options.noise.base import NoNoise
+    from fcl_bench.options.noise.gaussian import Gaussian
+    from fcl_bench.options.secure.base import NoSecurity, SecureSums
     from fcl_bench.protocol.method import Method
 
 #: Each group's choice names its class in `_target_`; the class is a dataclass of the choice's knobs.

@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 _MOVED = ("fcl_bench.runs.", "fcl_bench.execution.")
 #: The behaviour of every run before these groups existed.
 _GROUPS_BEFORE = {
-    "faults": {"_target_": "fcl_bench.engine.faults.base.NoFaults"},
+    "faults": {"_target_": "fcl_bench.options.faults.base.NoFaults"},
     "transport": {"_target_": "fcl_bench.engine.transports.in_process.InOneProcess"},
-    "noise": {"_target_": "fcl_bench.engine.noise.base.NoNoise"},
-    "secure": {"_target_": "fcl_bench.engine.secure.base.NoSecurity"},
+    "noise": {"_target_": "fcl_bench.options.noise.base.NoNoise"},
+    "secure": {"_target_": "fcl_bench.options.secure.base.NoSecurity"},
 }
 
 

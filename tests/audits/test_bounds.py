@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.audits.bounds import inverse_gap
-from fcl_bench.audits.chosen import against_theory
+from fcl_bench.execution.audits import against_theory
+from fcl_bench.methods.closed_form.bounds import inverse_gap
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.protocol.audit import Everything

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.audits.drift import FeatureDrift
+from fcl_bench.execution.drift import FeatureDrift
+from fcl_bench.methods.averaging.fedavg import FineTune
 from fcl_bench.methods.closed_form.afl import AFL
-from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.protocol.audit import Everything
-from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import federation_of, image_tasks, tiny_problem

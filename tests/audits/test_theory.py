@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from fcl_bench.audits.chosen import against_theory
-from fcl_bench.audits.theory import ProjectionAudit
 from fcl_bench.engine.codec import decoded, encoded
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
-from fcl_bench.methods.gradient.fot import FOT
-from fcl_bench.methods.gradient.projected import ProjectedMethod
+from fcl_bench.execution.audits import against_theory
+from fcl_bench.methods.projection.fedprotip import FedProTIP
+from fcl_bench.methods.projection.fot import FOT
+from fcl_bench.methods.projection.projected import ProjectedMethod
+from fcl_bench.methods.projection.theory import ProjectionAudit
 from fcl_bench.protocol.audit import Audit, Everything
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.problem import Problem
 from fcl_bench.training.network import Network
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import HEADS, SMALL, copy_of, layer_of, three_tasks, training

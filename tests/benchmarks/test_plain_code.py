@@ -16,7 +16,7 @@ from fcl_bench.linalg.spectral import merge, summarise
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.knobs import Training
 

@@ -7,7 +7,7 @@ import tree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fcl_bench.engine.tree import level_sizes
+from fcl_bench.options.tree.tree import level_sizes
 
 
 @given(st.integers(1, 10**6), st.integers(2, 200))

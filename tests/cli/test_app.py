@@ -169,7 +169,7 @@ def test_a_sweep_over_methods_may_fix_a_knob_that_the_default_method_lacks(comma
 
 
 def test_a_bug_in_a_sweep_outranks_wrong_input(command, tmp_path, monkeypatch):
-    from fcl_bench.engine.federation import Federation
+    from fcl_bench.engine.loop import Federation
 
     def broken(self, task):
         raise ZeroDivisionError("a bug")
@@ -210,7 +210,7 @@ def test_a_sweep_may_have_its_option_anywhere(command, tmp_path):
 
 
 def test_a_bug_shows_its_traceback_and_exits_1(command, tmp_path, monkeypatch):
-    from fcl_bench.engine.federation import Federation
+    from fcl_bench.engine.loop import Federation
 
     def broken(self, task):
         raise ZeroDivisionError("a bug")

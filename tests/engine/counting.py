@@ -8,14 +8,14 @@ import numpy as np
 import torch
 
 from fcl_bench.data.splits.stream import Stream
-from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.transport import InProcess, Transport
 from fcl_bench.protocol.audit import Audit
-from fcl_bench.protocol.expected import real
+from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.fields import real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
-from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WireFormat
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from fcl_bench.engine.admission import BadUpload, admitted
 from fcl_bench.engine.codec import HELD, PACKED, SCALE
-from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import Transport
-from fcl_bench.protocol.expected import Announced
+from fcl_bench.engine.validation import BadUpload, admitted
+from fcl_bench.protocol.fields import Announced
 from fcl_bench.protocol.message import Message
 
 #: The turns beside which hostile uploads are tried: client 1 is the second of three in the second task.

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.codec import decoded
-from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.loop import Federation
 from fcl_bench.methods.closed_form.base import ClosedFormMethod
-from fcl_bench.methods.gradient.mfcl import Generation
+from fcl_bench.methods.data_free.mfcl import Generation
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.wire import WireFormat

@@ -8,20 +8,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fcl_bench.engine import abreast
-from fcl_bench.engine.abreast import group_size
-from fcl_bench.engine.faults.listed import ListedFaults
-from fcl_bench.engine.faults.transport import Faulty
-from fcl_bench.engine.secure.base import SecureSums
-from fcl_bench.engine.secure.party import Parties, seeded
-from fcl_bench.engine.secure.transport import SummingTransport
+from fcl_bench.engine import batched_clients as abreast
+from fcl_bench.engine.batched_clients import group_size
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.execution.plan import make_plan
+from fcl_bench.methods.averaging.fedavg import FineTune
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.training import side_by_side
+from fcl_bench.options.faults.listed import ListedFaults
+from fcl_bench.options.faults.transport import Faulty
+from fcl_bench.options.secure.base import SecureSums
+from fcl_bench.options.secure.party import Parties, seeded
+from fcl_bench.options.secure.transport import SummingTransport
+from fcl_bench.training import batched_heads as side_by_side
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import CPU, feature_tasks, federation_of
 from tests.methods.whole_runs import assert_resumes, feature_problem, learnt, model_of
@@ -142,7 +142,7 @@ def test_groups_end_at_the_size_and_where_features_would_not_fit(monkeypatch):
         groups.append([len(turn.labels) for turn in turns])
         return train(start, turns, steps)
 
-    monkeypatch.setattr("fcl_bench.methods.gradient.ahead.train_side_by_side", counted)
+    monkeypatch.setattr("fcl_bench.methods.gradient.batched_clients.train_side_by_side", counted)
     method = FineTune(training=knobs_of(rounds=1), on="features")
     ended(method, "3")
     assert groups == [[20, 13, 9], [40, 11], [17, 30, 1]]

@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import nn
 
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.feddyn import FedDyn
+from fcl_bench.methods.averaging.fedewc import FedEWC
+from fcl_bench.methods.averaging.fedprox import FedProx
+from fcl_bench.methods.averaging.scaffold import Scaffold
+from fcl_bench.methods.distillation.moon import MOON
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.methods.gradient.feddyn import FedDyn
-from fcl_bench.methods.gradient.fedewc import FedEWC
-from fcl_bench.methods.gradient.fedprox import FedProx
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.moon import MOON
-from fcl_bench.methods.gradient.scaffold import Scaffold
-from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.context import Problem
 from fcl_bench.training.knobs import Training
 from tests.engine.test_abreast import CLOSE, SIZES, beside
 from tests.methods.training_harness import federation_of, image_tasks, tiny_problem

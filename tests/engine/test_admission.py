@@ -9,26 +9,26 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.admission import BadUpload, first_objection
 from fcl_bench.engine.codec import Codec
-from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.middleware import Chain, Middleware
 from fcl_bench.engine.node import UNKNOWN, ClientData, Node
 from fcl_bench.engine.transport import InProcess
+from fcl_bench.engine.validation import BadUpload, first_objection
 from fcl_bench.errors import UserError
+from fcl_bench.methods.averaging.centralised import JointTraining
+from fcl_bench.methods.averaging.fedavg import FineTune
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.methods.closed_form.centralised_ridge import Joint
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
-from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.fot import FOT
-from fcl_bench.methods.gradient.joint_training import JointTraining
-from fcl_bench.methods.gradient.mfcl import MFCL, Generation
-from fcl_bench.protocol.expected import real
+from fcl_bench.methods.data_free.mfcl import MFCL, Generation
+from fcl_bench.methods.projection.fedprotip import FedProTIP
+from fcl_bench.methods.projection.fot import FOT
+from fcl_bench.protocol.fields import real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method
 from fcl_bench.protocol.wire import WIRE_DTYPES

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.examination import WAYS, Answers
-from fcl_bench.protocol.problem import Prediction
+from fcl_bench.engine.evaluation import WAYS, Answers
+from fcl_bench.protocol.context import Prediction
 
 #: Classes that each task brings.
 CLASSES = [3, 1, 4, 2]

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fcl_bench.data.partitions.holdings import Holdings
-from fcl_bench.engine.examination import CONFUSION, Answers
+from fcl_bench.engine.evaluation import CONFUSION, Answers
 from fcl_bench.engine.metrics import class_accuracy, client_accuracy
-from fcl_bench.protocol.problem import Prediction
+from fcl_bench.protocol.context import Prediction
 
 T, C, K = 3, 5, 4
 #: The task that brings each class.

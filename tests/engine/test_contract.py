@@ -28,7 +28,7 @@ def server_has(name: str, arguments: str, returned: str) -> tuple[str, str]:
 def classifies(returned: str) -> tuple[str, str]:
     """What the server half answers, of its class `scores`."""
     return ABSORB, (
-        "    def classify(self, batch):\n        from fcl_bench.protocol.problem import Prediction\n"
+        "    def classify(self, batch):\n        from fcl_bench.protocol.context import Prediction\n"
         f"        scores = self.predict(batch.inputs)\n        return {returned}\n\n{ABSORB}"
     )
 

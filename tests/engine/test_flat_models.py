@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from fcl_bench.engine.admission import first_objection
+from fcl_bench.engine.validation import first_objection
 from fcl_bench.linalg.flat import Flat
-from fcl_bench.protocol.expected import like
+from fcl_bench.protocol.fields import like
 
 
 @pytest.mark.parametrize("field", ["a.weight", "b.running_mean", "b.running_var"])

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from fcl_bench.engine.admission import BadUpload
 from fcl_bench.engine.codec import HELD, PACKED, SCALE
-from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import InProcess
+from fcl_bench.engine.validation import BadUpload
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.wire import WIRE_DTYPES

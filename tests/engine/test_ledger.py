@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcl_bench.engine.ledger import Ledger, Upload
-from fcl_bench.engine.raw import RawSamples
+from fcl_bench.engine.raw_cost import RawSamples
 from fcl_bench.engine.rows import Rows
 from fcl_bench.protocol.message import Message
 

@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.node import UNKNOWN, ClientData, Node, samples_in, stored_bytes
 from fcl_bench.engine.transport import InProcess
+from fcl_bench.methods.averaging.fedavg import FineTune
 from fcl_bench.methods.closed_form.fedran import FedRAN
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
-from fcl_bench.methods.gradient.fedprotip_knobs import Tip
-from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.projection.fedprotip import FedProTIP
+from fcl_bench.methods.projection.fedprotip_knobs import Tip
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
 from tests.engine.counting import CountingClient, federation

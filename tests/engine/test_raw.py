@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.raw import RawSamples
+from fcl_bench.engine.raw_cost import RawSamples
+from fcl_bench.methods.averaging.centralised import JointTraining
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.closed_form.centralised_ridge import Joint
 from fcl_bench.methods.closed_form.fedncm import FedNCM
-from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.stsa import STSA
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.joint_training import JointTraining
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from fcl_bench.training.knobs import Training
 from tests.engine.counting import federation

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from fcl_bench.engine.federation import Federation
-from fcl_bench.engine.revealed import revealed
+from fcl_bench.engine.loop import Federation
+from fcl_bench.engine.single_sample_leakage import revealed
 from fcl_bench.methods.closed_form.fedncm import FedNCM, FedNCMClient
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.protocol.message import Message

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.examination import Answers, Examination
+from fcl_bench.engine.evaluation import Answers, Examination
 from fcl_bench.engine.rounds import RoundAccuracy
+from fcl_bench.methods.averaging.fedavg import FineTune
 from fcl_bench.methods.closed_form.afl import AFL
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.fot import FOT
-from fcl_bench.protocol.problem import Prediction
+from fcl_bench.methods.projection.fedprotip import FedProTIP
+from fcl_bench.methods.projection.fot import FOT
+from fcl_bench.protocol.context import Prediction
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem

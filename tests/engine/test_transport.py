@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.audits.drift import FeatureDrift
 from fcl_bench.engine.ledger import NOBODY_KNOWS, Upload
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.node import Lost
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
+from fcl_bench.execution.drift import FeatureDrift
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.fedran import FedRAN
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
+from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.training.knobs import Training
 from tests.engine.counting import federation
 from tests.methods.harness import problem_of

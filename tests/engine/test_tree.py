@@ -12,12 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fcl_bench.engine.admission import BadUpload
-from fcl_bench.engine.faults.listed import ListedFaults
-from fcl_bench.engine.faults.transport import Faulty
 from fcl_bench.engine.node import Reply
 from fcl_bench.engine.transport import InProcess
-from fcl_bench.engine.tree import level_sizes
+from fcl_bench.engine.validation import BadUpload
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedewc import FedEWC
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.air import AIR
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
@@ -28,8 +27,9 @@ from fcl_bench.methods.closed_form.fedncm import FedNCM
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa import STSA
-from fcl_bench.methods.gradient.fedewc import FedEWC
-from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.options.faults.listed import ListedFaults
+from fcl_bench.options.faults.transport import Faulty
+from fcl_bench.options.tree.tree import level_sizes
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import problem_of
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem

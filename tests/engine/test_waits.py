@@ -13,10 +13,10 @@ from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.backbones.tiny import Tiny
 from fcl_bench.backbones.trainable import Trainable, copies
 from fcl_bench.data.sources.digits import Digits
-from fcl_bench.methods.gradient.fedntd import FedNTD
-from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.distillation.fedntd import FedNTD
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.method import Method
-from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.knobs import Training
 from tests.methods.test_every_method import METHODS, every_method

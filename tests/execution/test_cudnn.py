@@ -9,8 +9,8 @@ import torch
 
 from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.environment import choosing_kernels, describe, exact_kernels
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
-from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network
 from tests.methods.plain_training import made_tasks

@@ -11,12 +11,12 @@ import torch
 from fcl_bench import environment
 from fcl_bench.backbones.trainable import weights_hash
 from fcl_bench.config import counting
-from fcl_bench.engine import federation as engine
+from fcl_bench.engine import loop as engine
 from fcl_bench.engine.transports.in_process import Here
 from fcl_bench.execution.adapt import adaptation_identity
 from fcl_bench.execution.inputs import load_images, prepare_inputs
-from fcl_bench.training.vit.low_rank import LowRank
-from fcl_bench.training.vit.prompts import PromptedViT
+from fcl_bench.methods.transformers.vit.low_rank import LowRank
+from fcl_bench.methods.transformers.vit.prompts import PromptedViT
 from tests.execution.adaptation_runs import METHODS, plan_of
 from tests.execution.adaptation_runs import STSA as FEDAVG
 from tests.methods.training_harness import learn_image_task

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fcl_bench.engine import federation as engine
+from fcl_bench.engine import loop as engine
 from tests.small_runs import interrupted_in, run_in
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

@@ -7,10 +7,10 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from fcl_bench.engine.noise import accountant
 from fcl_bench.errors import UserError
 from fcl_bench.execution.plan import make_plan
 from fcl_bench.execution.screen import print_record
+from fcl_bench.options.noise import accountant
 from fcl_bench.recorded import resolved_config
 from fcl_bench.results.collect import collect
 from tests.small_runs import interrupted_in, run_in, settings_for

@@ -17,11 +17,11 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from fcl_bench.engine import federation as engine
-from fcl_bench.engine.examination import Examination
+from fcl_bench.engine import loop as engine
+from fcl_bench.engine.evaluation import Examination
 from fcl_bench.errors import UserError
 from fcl_bench.execution.run import Outcome
-from fcl_bench.linalg.random_features import RandomFeatures
+from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
 from tests.conftest import shared, write_features
 from tests.small_runs import run_in, settings_for
 

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from fcl_bench.execution.pictures import drawn, drift_figure, rounds_figure, theory_figure
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
-from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import federation_of, image_tasks, tiny_problem
 

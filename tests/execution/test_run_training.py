@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fcl_bench.engine import federation as engine
+from fcl_bench.engine import loop as engine
 from fcl_bench.execution import pictures
 from fcl_bench.execution.run import Outcome
 from tests.conftest import write_features

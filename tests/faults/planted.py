@@ -105,7 +105,7 @@ PLANTED: dict[str, tuple[Callable[[Path], tuple[Part, list[str]]], dict[str, Any
     "messages as long as what was typed": (configurations, {"fcl_bench.errors._shortened": str}),
     "a signal that ends as a bug": (kills, {"fcl_bench.cli.command._Ended": Raised}),
     "a run without its lock": (concurrency, {"fcl_bench.execution.run.locked": unlocked}),
-    "a server that checks nothing": (uploads, {"fcl_bench.engine.admission.first_objection": nothing}),
+    "a server that checks nothing": (uploads, {"fcl_bench.engine.validation.first_objection": nothing}),
 }
 
 

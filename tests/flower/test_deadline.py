@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fcl_bench.engine.flower import transport
-from fcl_bench.engine.flower.homes import Homes, Resident
-from fcl_bench.engine.flower.line import Answer
-from fcl_bench.engine.flower.transport import Flower
 from fcl_bench.engine.node import Reply
-from fcl_bench.engine.remote.census import Census
+from fcl_bench.engine.remote.process_info import Census
 from fcl_bench.engine.remote.replies import reply_said
+from fcl_bench.flower import transport
+from fcl_bench.flower.line import Answer
+from fcl_bench.flower.node_registry import Homes, Resident
+from fcl_bench.flower.transport import Flower
 from fcl_bench.protocol.message import Message
 
 

@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from fcl_bench.cli import node
-from fcl_bench.engine.flower import frames, handover, supernode
-from fcl_bench.engine.flower.forks import COMMAND, write_command
+from fcl_bench.flower import frames, handover, supernode
+from fcl_bench.flower.forks import COMMAND, write_command
 
 #: A process that forks; the work is to note who did it and the arguments, or to fail.
 SERVER = """
 import os, sys, time
 from pathlib import Path
-from fcl_bench.engine.flower import forks, frames
+from fcl_bench.flower import forks
+from fcl_bench.flower import frames
 
 def work():
     if sys.argv[1] == "fail":

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from fcl_bench.cli.node import NodeArguments, parsed
-from fcl_bench.engine.flower import frames, worker
-from fcl_bench.engine.flower.turns import Asked, Tag, tags_of, tags_tensor
-from fcl_bench.engine.flower.versions import Versions
 from fcl_bench.errors import UserError
 from fcl_bench.execution.site import changed
+from fcl_bench.flower import frames, worker
+from fcl_bench.flower.client_versions import Versions
+from fcl_bench.flower.turns import Asked, Tag, tags_of, tags_tensor
 
 
 def pair():

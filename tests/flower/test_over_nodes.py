@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.remote import census
+from fcl_bench.engine.remote import process_info as census
 from fcl_bench.errors import UserError
 from fcl_bench.execution import site
 from tests.flower.town import Town, lost_link, reached

@@ -10,8 +10,8 @@ pytest.importorskip("flwr", reason="Flower is not installed (pip install '.[flow
 
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from fcl_bench.engine.flower import records
-from fcl_bench.engine.flower.patience import FIRST_WAIT, retry_soon
+from fcl_bench.flower import records
+from fcl_bench.flower.patience import FIRST_WAIT, retry_soon
 
 
 @pytest.mark.parametrize("blobs", [[], [b""], [b"one"], [b"", b"two", b"\x00" * 9, b""]])

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.flower.turns import Asked, Tag
-from fcl_bench.engine.flower.worker import Site, Worker
 from fcl_bench.engine.remote.replies import heard, reply_heard, said
 from fcl_bench.errors import UserError
+from fcl_bench.flower.turns import Asked, Tag
+from fcl_bench.flower.worker import Site, Worker
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method
 from tests.engine.counting import PROBLEM, CountingServer

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from fcl_bench.engine.flower.line import Answer, LinkLost
-from fcl_bench.engine.flower.worker import Site, Worker
 from fcl_bench.engine.remote.replies import heard
-from fcl_bench.engine.transports import flower
 from fcl_bench.execution.site import site_of
+from fcl_bench.flower import connection as flower
+from fcl_bench.flower.line import Answer, LinkLost
+from fcl_bench.flower.worker import Site, Worker
 
 Make = Callable[[dict[str, Any]], Site]
 
@@ -95,9 +95,9 @@ def reached(town: Town, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
         patch.setattr(flower, "Line", lambda address, authority: town)
         patch.setattr(flower, "require_flower", lambda asked: None)
-        patch.setattr("fcl_bench.engine.flower.transport._LOOK", 0.01)
-        patch.setattr("fcl_bench.engine.flower.transport._LOOK_FOR_NODES", 0.02)
-        patch.setattr("fcl_bench.engine.flower.transport._AGAIN", 0.05)
+        patch.setattr("fcl_bench.flower.transport._LOOK", 0.01)
+        patch.setattr("fcl_bench.flower.transport._LOOK_FOR_NODES", 0.02)
+        patch.setattr("fcl_bench.flower.transport._AGAIN", 0.05)
         yield
 
 

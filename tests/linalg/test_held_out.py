@@ -6,9 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.linalg.folds import fold_numbers, hash_factors
-from fcl_bench.linalg.held_out import Sums, added, cross_validated, held_out_errors, least, squared_error
-from fcl_bench.linalg.ridge import Spectrum, gcv, residual_sums
+from fcl_bench.methods.closed_form.algebra.folds import fold_numbers, hash_factors
+from fcl_bench.methods.closed_form.algebra.held_out import (
+    Sums,
+    added,
+    cross_validated,
+    held_out_errors,
+    least,
+    squared_error,
+)
+from fcl_bench.methods.closed_form.algebra.ridge import Spectrum, gcv, residual_sums
 from fcl_bench.randomness import generator
 from tests.methods import ranpac_oracle as oracle
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.linalg import merging, spectral
-from fcl_bench.linalg.merging import MERGERS, Losses, Part
+from fcl_bench.linalg import spectral
 from fcl_bench.linalg.spectral import Spectrum, merge, summarise
+from fcl_bench.methods.closed_form.algebra import merging
+from fcl_bench.methods.closed_form.algebra.merging import MERGERS, Losses, Part
 
 
 def sketch(seed: int, rank: int, M: int = 60, smallest: float = 1e-2) -> Spectrum:

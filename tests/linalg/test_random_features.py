@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.linalg.random_features import RandomFeatures, mean_squared_distance
+from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures, mean_squared_distance
 from tests.methods import discriminant_oracle as oracle
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.context import Problem
 from fcl_bench.training.knobs import Training
 from tests.methods.classical_oracle import Classical
 from tests.methods.harness import draw_tasks

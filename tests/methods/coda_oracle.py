@@ -9,8 +9,8 @@ import torch
 
 from fcl_bench.backbones.trainable import copies
 from fcl_bench.data.images.batches import epoch_batches
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Problem
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
 from tests.methods.plain_training import made_tasks

@@ -11,7 +11,7 @@ from fcl_bench.data.images.batches import epoch_batches
 from fcl_bench.engine.codec import encoded
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.problem import Problem, State
+from fcl_bench.protocol.context import Problem, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training

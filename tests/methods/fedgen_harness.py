@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fcl_bench.training.generators.features import FeatureGenerator
+from fcl_bench.methods.data_free.generators.features import FeatureGenerator
 
 
 def made_generator(dimension: int = 4, hidden: int = 7, noise: int = 3, classes: int = 5) -> FeatureGenerator:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.gradient.fedicarl import FediCaRL, FediCaRLClient
-from fcl_bench.protocol.problem import Problem
+from fcl_bench.methods.exemplars.fedicarl import FediCaRL, FediCaRLClient
+from fcl_bench.protocol.context import Problem
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
 from tests.methods.whole_runs import feature_problem

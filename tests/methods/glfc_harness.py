@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.gradient import glfc as module
-from fcl_bench.methods.gradient import proxy
-from fcl_bench.methods.gradient.glfc import GLFC, GLFCClient
-from fcl_bench.methods.gradient.proxy import Inversion
+from fcl_bench.methods.exemplars import glfc as module
+from fcl_bench.methods.exemplars import proxy
+from fcl_bench.methods.exemplars.glfc import GLFC, GLFCClient
+from fcl_bench.methods.exemplars.proxy import Inversion
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import federation_of, image_tasks, tiny_problem
 

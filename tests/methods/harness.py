@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 import torch
 
-from fcl_bench.engine.admission import admitted
 from fcl_bench.engine.codec import Codec, decoded, encoded
+from fcl_bench.engine.validation import admitted
+from fcl_bench.protocol.context import Problem, Shard, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
-from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 

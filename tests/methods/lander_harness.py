@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from fcl_bench.methods.gradient.lander import LANDER
+from fcl_bench.methods.data_free.generators.anchored import Synthesis
+from fcl_bench.methods.data_free.lander import LANDER
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
-from fcl_bench.training.generators.anchored import Synthesis
 from tests.methods.classical_harness import training
 
 SYNTHESIS = {"images": 20, "batch": 12, "warmup": 1, "batches": 2, "noise": 5, "g_steps": 2, "kd_steps": 2}

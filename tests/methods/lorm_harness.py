@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fcl_bench.methods.gradient.lorm import LoRM
-from fcl_bench.protocol.problem import Problem
+from fcl_bench.methods.transformers.lorm import LoRM
+from fcl_bench.methods.transformers.vit.low_rank import low_rank_layers
+from fcl_bench.protocol.context import Problem
 from fcl_bench.training.knobs import Training
-from fcl_bench.training.vit.low_rank import low_rank_layers
 from tests.methods.harness import turn
 from tests.methods.training_harness import ImageTasks, image_shard, image_tasks, images_stream, tiny_problem
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fcl_bench.methods.gradient.mfcl import MFCL, Generation
+from fcl_bench.methods.data_free.mfcl import MFCL, Generation
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import turn
 from tests.methods.training_harness import (

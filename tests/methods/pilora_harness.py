@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from fcl_bench.methods.gradient.pilora import PILoRA
+from fcl_bench.methods.transformers.pilora import PILoRA
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import image_tasks, tiny_problem
 

@@ -12,8 +12,8 @@ from fcl_bench.data.images.batches import Augment, Standardise, epoch_batches
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.protocol.problem import Problem
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.protocol.context import Problem
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import (

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.ledger import Upload
+from fcl_bench.methods.averaging.fedavg import FineTune
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.context import Problem
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network
 from tests.methods.training_harness import federation_of, image_tasks, tiny_problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fcl_bench.methods.gradient.regmean import RegMean
+from fcl_bench.methods.transformers.regmean import RegMean
 from tests.methods.classical_harness import training
 
 EXACT = {"wire": "float64"}

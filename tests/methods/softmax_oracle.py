@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.context import Problem
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
 from tests.methods.plain_training import made_tasks

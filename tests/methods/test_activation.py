@@ -13,6 +13,7 @@ from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.air import AIR
 from fcl_bench.methods.closed_form.base import ClosedFormMethod
+from fcl_bench.methods.closed_form.centralised_ridge import Joint
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.ds_al import DSAL
 from fcl_bench.methods.closed_form.fedfecam import FedFeCAM
@@ -20,7 +21,6 @@ from fcl_bench.methods.closed_form.fedklda import FedKLDA
 from fcl_bench.methods.closed_form.fedlda import FedLDA
 from fcl_bench.methods.closed_form.fedncm import FedNCM
 from fcl_bench.methods.closed_form.fedran import FedRAN
-from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE

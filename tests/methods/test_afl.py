@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.methods.closed_form.afcl import AFCL, AFCLServer
 from fcl_bench.methods.closed_form.afl import AFL
-from fcl_bench.methods.closed_form.joint import Joint
+from fcl_bench.methods.closed_form.centralised_ridge import Joint
 from tests.methods import afcl_oracle, afl_oracle, stsa_oracle
 from tests.methods.harness import (
     CPU,

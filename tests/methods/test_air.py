@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.engine.admission import BadUpload
 from fcl_bench.engine.codec import encoded
+from fcl_bench.engine.validation import BadUpload
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.air import AIR
 from fcl_bench.methods.closed_form.stsa import STSA

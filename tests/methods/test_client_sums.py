@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.gradient.feddyn import FedDyn
-from fcl_bench.methods.gradient.scaffold import Scaffold
+from fcl_bench.methods.averaging.feddyn import FedDyn
+from fcl_bench.methods.averaging.scaffold import Scaffold
 from fcl_bench.training.knobs import Training
 from tests.methods.drift_harness import COUNTS, SMALL
 from tests.methods.plain_training import made_tasks, state_of

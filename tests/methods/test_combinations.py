@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
+from fcl_bench.methods.averaging.fedavg import FineTune
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import MERGES, FedRAN
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.replay_head import Gaussian
+from fcl_bench.methods.gradient.ccvr import Gaussian
 from fcl_bench.protocol.combining import added_up, as_one
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training

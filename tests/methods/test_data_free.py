@@ -13,11 +13,11 @@ from matplotlib.image import imread
 
 from fcl_bench.errors import UserError
 from fcl_bench.execution.pictures import images_figure
-from fcl_bench.methods.gradient.data_free import DataFreeClient, DataFreeMethod, DataFreeServer
-from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.data_free.generative import DataFreeClient, DataFreeMethod, DataFreeServer
+from fcl_bench.methods.data_free.generators.images import ImageGenerator, to_bytes
+from fcl_bench.methods.data_free.generators.replay import ImagePool
 from fcl_bench.protocol.method import Picture
-from fcl_bench.training.generators.images import ImageGenerator, to_bytes
-from fcl_bench.training.generators.replay import ImagePool
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.objective import Objective

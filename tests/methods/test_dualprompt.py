@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.dualprompt import DualPrompt
+from fcl_bench.methods.transformers.dualprompt import DualPrompt
 from fcl_bench.training.heads import Heads
 from fcl_bench.typed import typed_instance
 from tests.methods.harness import turn

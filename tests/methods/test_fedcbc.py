@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.fedcbc import FedCBC, VAETraining
+from fcl_bench.methods.autoencoders.class_vaes.streams import further, keys, keys_of_rows, normals, uniforms
+from fcl_bench.methods.autoencoders.fedcbc import FedCBC, VAETraining
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import derived_seed
-from fcl_bench.training.class_vaes.streams import further, keys, keys_of_rows, normals, uniforms
 from fcl_bench.typed import typed_instance
 from tests.methods.classical_harness import INPUTS, SIZES, feature_tasks
 from tests.methods.harness import draw_tasks, turn
@@ -189,7 +189,7 @@ def test_without_alpha_no_posterior_is_asked_for(monkeypatch):
         raise AssertionError
 
     for module in ("fusion", ""):
-        name = "fcl_bench.training.class_vaes.fusion" if module else "fcl_bench.methods.gradient.fedcbc"
+        name = "fcl_bench.methods.autoencoders.class_vaes.fusion" if module else "fcl_bench.methods.autoencoders.fedcbc"
         monkeypatch.setattr(f"{name}.posteriors", never)
     learnt(method(alpha=0.0), PROBLEM, feature_tasks(True))
     with pytest.raises(AssertionError):

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.admission import BadUpload
-from fcl_bench.engine.faults.listed import ListedFaults
-from fcl_bench.engine.faults.transport import Faulty
 from fcl_bench.engine.transport import InProcess
+from fcl_bench.engine.validation import BadUpload
 from fcl_bench.errors import UserError
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.feddisco import FedDisco, discrepancies
+from fcl_bench.methods.data_free.fedgen import FedGen
 from fcl_bench.methods.gradient.class_counts import COUNTS
-from fcl_bench.methods.gradient.feddisco import FedDisco, discrepancies
-from fcl_bench.methods.gradient.fedgen import FedGen
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.half import MODEL
+from fcl_bench.methods.gradient.model_holder import MODEL
+from fcl_bench.options.faults.listed import ListedFaults
+from fcl_bench.options.faults.transport import Faulty
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training

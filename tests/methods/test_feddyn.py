@@ -9,10 +9,10 @@ from scipy.optimize import minimize
 from sklearn.datasets import load_digits
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.feddyn import SIZES, FedDyn
-from fcl_bench.methods.gradient.fedprox import FedProx
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.half import MODEL
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.feddyn import SIZES, FedDyn
+from fcl_bench.methods.averaging.fedprox import FedProx
+from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance
 from tests.methods.drift_harness import (

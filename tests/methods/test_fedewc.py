@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.fedewc import FISHER, Anchored, FedEWC
-from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedewc import FISHER, Anchored, FedEWC
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.network import Network
 from fcl_bench.typed import typed_instance

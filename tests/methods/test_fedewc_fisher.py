@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fcl_bench.engine.codec import encoded
-from fcl_bench.methods.gradient.fedewc import FISHER, FedEWC
+from fcl_bench.methods.averaging.fedewc import FISHER, FedEWC
 from fcl_bench.protocol.message import Message
 from tests.methods.classical_harness import INPUTS, feature_tasks, federation, pictures, training
 from tests.methods.classical_oracle import fisher_sum

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.data_free.fedgen import FedGen, Generated, Generation
+from fcl_bench.methods.data_free.generators.features import FeatureGenerator
 from fcl_bench.methods.gradient.class_counts import COUNTS
-from fcl_bench.methods.gradient.fedgen import FedGen, Generated, Generation
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.half import MODEL
-from fcl_bench.training.generators.features import FeatureGenerator
+from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network, feature_start

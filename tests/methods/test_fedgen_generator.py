@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.gradient.fedgen import shares, teaching_loss
-from fcl_bench.training.generators.features import FeatureGenerator, KeptAdam, similarity
+from fcl_bench.methods.data_free.fedgen import shares, teaching_loss
+from fcl_bench.methods.data_free.generators.features import FeatureGenerator, KeptAdam, similarity
 from fcl_bench.training.heads import Heads
 from tests.methods import fedgen_oracle as oracle
 from tests.methods.fedgen_harness import made_generator, plain

@@ -13,10 +13,10 @@ from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.execution.plan import make_plan
-from fcl_bench.methods.gradient.fedicarl import EXEMPLARS, Binary
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.joint_training import JointTraining
-from fcl_bench.protocol.problem import TestBatch
+from fcl_bench.methods.averaging.centralised import JointTraining
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.exemplars.fedicarl import EXEMPLARS, Binary
+from fcl_bench.protocol.context import TestBatch
 from fcl_bench.training.distillation import Distilled
 from fcl_bench.training.heads import Heads
 from tests.methods.fedicarl_harness import (

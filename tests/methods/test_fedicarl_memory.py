@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.gradient.fedicarl import EXEMPLARS, FediCaRLClient
+from fcl_bench.methods.exemplars.fedicarl import EXEMPLARS, FediCaRLClient
 from tests.methods.fedicarl_harness import (
     CLIENTS,
     both,

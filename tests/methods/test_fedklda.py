@@ -14,7 +14,7 @@ from fcl_bench.engine.codec import encoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.fedklda import FedKLDA
 from fcl_bench.methods.closed_form.fedlda import FedLDA
-from fcl_bench.protocol.problem import TestBatch
+from fcl_bench.protocol.context import TestBatch
 from fcl_bench.protocol.task import Task
 from fcl_bench.typed import typed_instance
 from tests.methods import discriminant_oracle as oracle

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from sklearn.covariance import oas as sklearn_oas
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from fcl_bench.engine.admission import BadUpload
 from fcl_bench.engine.codec import encoded
+from fcl_bench.engine.validation import BadUpload
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.discriminant import oas_share, within_scatter
+from fcl_bench.methods.closed_form.algebra.discriminant import oas_share, within_scatter
 from fcl_bench.methods.closed_form.fedlda import FedLDA
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.typed import typed_instance

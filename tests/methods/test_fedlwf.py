@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.fedlwf import FedLwF
-from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.distillation.fedlwf import FedLwF
 from fcl_bench.training.distillation import Distilled
 from fcl_bench.training.heads import Heads
 from fcl_bench.typed import typed_instance

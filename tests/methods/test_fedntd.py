@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.fedntd import FedNTD, NotTrueDistillation, not_true_distillation
-from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.distillation.fedntd import FedNTD, NotTrueDistillation, not_true_distillation
 from fcl_bench.training.heads import Heads
 from fcl_bench.typed import typed_instance
 from tests.methods.plain_training import made_tasks

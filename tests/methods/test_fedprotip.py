@@ -11,7 +11,7 @@ from torch import nn
 
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
+from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import summarise, used_runs, varying_setting
 from fcl_bench.training.optimisers import add_weight_decay

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from fcl_bench.engine.codec import decoded
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
+from fcl_bench.methods.projection.fedprotip import FedProTIP
+from fcl_bench.protocol.context import Problem, TestBatch
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.problem import Problem, TestBatch
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import (
     HEADS,

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fcl_bench.data.images.batches import epoch_batches
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
-from fcl_bench.methods.gradient.fedprotip_knobs import HeadRank, Tip
-from fcl_bench.methods.gradient.half import head_seed
+from fcl_bench.methods.gradient.model_holder import head_seed
+from fcl_bench.methods.projection.fedprotip import FedProTIP
+from fcl_bench.methods.projection.fedprotip_knobs import HeadRank, Tip
+from fcl_bench.protocol.context import Problem, TestBatch
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.problem import Problem, TestBatch
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.network import Network
 from tests.methods import fedprotip_oracle as oracle

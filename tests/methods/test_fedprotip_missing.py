@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.faults.listed import ListedFaults
-from fcl_bench.engine.faults.random import RandomFaults
-from fcl_bench.engine.faults.transport import Faulty
-from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import InProcess
-from fcl_bench.methods.gradient.fedprotip import REFERENCES, FedProTIP
-from fcl_bench.methods.gradient.fedprotip_knobs import HeadRank, Tip
-from fcl_bench.methods.gradient.projected import BASES
+from fcl_bench.methods.projection.fedprotip import REFERENCES, FedProTIP
+from fcl_bench.methods.projection.fedprotip_knobs import HeadRank, Tip
+from fcl_bench.methods.projection.projected import BASES
+from fcl_bench.options.faults.listed import ListedFaults
+from fcl_bench.options.faults.random import RandomFaults
+from fcl_bench.options.faults.transport import Faulty
 from tests.methods.fedprotip_harness import fedprotip_of
 from tests.methods.training_harness import federation_of, image_tasks, tiny_problem
 from tests.methods.whole_runs import assert_resumes, same

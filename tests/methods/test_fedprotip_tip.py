@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from fcl_bench.backbones.trainable import seeded
-from fcl_bench.methods.gradient.fedprotip_knobs import Tip
+from fcl_bench.methods.projection.fedprotip_knobs import Tip
+from fcl_bench.protocol.context import TestBatch
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.problem import TestBatch
 from tests.methods.fedprotip_harness import (
     fedprotip_of,
     linear_problem,

@@ -17,11 +17,11 @@ from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.linalg.subspace import Projection
-from fcl_bench.methods.gradient import fedprotip
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.projected_descent import ProjectedDescent
-from fcl_bench.protocol.problem import Problem
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.projection import fedprotip
+from fcl_bench.methods.projection.fedprotip import FedProTIP
+from fcl_bench.methods.projection.projected_descent import ProjectedDescent
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.network import Network

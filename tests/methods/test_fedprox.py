@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.fedprox import FedProx
-from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedprox import FedProx
 from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance
 from tests.methods.drift_harness import (

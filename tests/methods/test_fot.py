@@ -11,12 +11,12 @@ import torch
 
 from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient import fot
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.fot import FOT
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.projection import fot
+from fcl_bench.methods.projection.fedprotip import FedProTIP
+from fcl_bench.methods.projection.fot import FOT
+from fcl_bench.protocol.context import Problem, TestBatch
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Problem, TestBatch
 from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance
 from tests.methods import fedprotip_oracle as oracle

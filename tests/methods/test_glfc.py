@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.exemplars import EXEMPLARS
-from fcl_bench.methods.gradient.glfc import GLFC, GLFCClient
+from fcl_bench.methods.exemplars.glfc import GLFC, GLFCClient
+from fcl_bench.methods.exemplars.memory_client import EXEMPLARS
 from fcl_bench.training.objective import Objective
 from fcl_bench.typed import typed_instance
 from tests.methods.classical_harness import INPUTS, assert_as_written_down, feature_tasks

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.admission import BadUpload
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.transport import InProcess
-from fcl_bench.methods.gradient import proxy as module
-from fcl_bench.methods.gradient.glfc import GLFCClient
-from fcl_bench.methods.gradient.proxy import GRADIENTS, Inversion, ProxyServer
-from fcl_bench.training.inversion.encoder import GradientEncoder
+from fcl_bench.engine.validation import BadUpload
+from fcl_bench.methods.exemplars import proxy as module
+from fcl_bench.methods.exemplars.glfc import GLFCClient
+from fcl_bench.methods.exemplars.inversion.encoder import GradientEncoder
+from fcl_bench.methods.exemplars.proxy import GRADIENTS, Inversion, ProxyServer
 from tests.methods.glfc_harness import (
     QUICK,
     SIZES,

@@ -11,11 +11,11 @@ import torch
 
 from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.joint_training import JointTraining
-from fcl_bench.methods.gradient.l2p import L2P
+from fcl_bench.methods.averaging.centralised import JointTraining
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.transformers.l2p import L2P
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance

@@ -8,12 +8,12 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from fcl_bench.methods.averaging.fedavg import FineTune
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.half import MODEL
+from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.expected import counts
+from fcl_bench.protocol.fields import counts
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.gradient.joint_training import JointTraining
+from fcl_bench.methods.averaging.centralised import JointTraining
 from fcl_bench.training.knobs import Training
 from tests.methods.plain_training import (
     FAST,

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine import examination
-from fcl_bench.linalg.random_features import RandomFeatures
+from fcl_bench.engine import evaluation as examination
+from fcl_bench.methods.averaging.fedavg import FineTune
 from fcl_bench.methods.closed_form import base
+from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
 from fcl_bench.methods.closed_form.stsa import STSA
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.protocol.problem import TestBatch
+from fcl_bench.protocol.context import TestBatch
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import draw_tasks, learn, learn_task, problem_of, stream_of
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem

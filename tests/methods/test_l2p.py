@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.l2p import L2P
+from fcl_bench.methods.transformers.l2p import L2P
 from fcl_bench.typed import typed_instance
 from tests.methods.harness import turn
 from tests.methods.prompt_harness import D, exchanges, fresh, heads_alone, pictures, problem, run_of, training

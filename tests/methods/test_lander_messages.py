@@ -11,14 +11,14 @@ from fcl_bench.config import load_settings
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.half import MODEL
-from fcl_bench.methods.gradient.lander import LANDER
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.data_free.anchors import random_anchors
+from fcl_bench.methods.data_free.generators.anchored import AnchoredGenerator, Synthesis
+from fcl_bench.methods.data_free.lander import LANDER
+from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.papers.byte_conventions import MIB, accounting
-from fcl_bench.protocol.problem import Problem, WireFormat
+from fcl_bench.protocol.context import Problem, WireFormat
 from fcl_bench.protocol.task import Task
-from fcl_bench.training.anchors import random_anchors
-from fcl_bench.training.generators.anchored import AnchoredGenerator, Synthesis
 from tests.methods.classical_harness import SIZES, federation, training
 from tests.methods.harness import turn
 from tests.methods.lander_harness import lander

@@ -8,11 +8,11 @@ import torch
 
 from fcl_bench.errors import UserError
 from fcl_bench.files import json_hash
-from fcl_bench.methods.gradient.lander import LANDER
+from fcl_bench.methods.data_free.anchors import random_anchors
+from fcl_bench.methods.data_free.lander import LANDER
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
-from fcl_bench.training.anchors import random_anchors
 from fcl_bench.typed import typed_instance
 from tests.methods.classical_harness import SIZES, federation, pictures
 from tests.methods.lander_harness import fed, lander

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.gradient.lga import LGA, RADIUS, LGAServer
-from fcl_bench.methods.gradient.proxy import Inversion
+from fcl_bench.methods.exemplars.inversion.feature_monitor import augmented_features
+from fcl_bench.methods.exemplars.inversion.monitor import RESETS
+from fcl_bench.methods.exemplars.lga import LGA, RADIUS, LGAServer
+from fcl_bench.methods.exemplars.proxy import Inversion
 from fcl_bench.protocol.message import Message
-from fcl_bench.training.inversion.feature_monitor import augmented_features
-from fcl_bench.training.inversion.monitor import RESETS
 from tests.methods import lga_oracle
 from tests.methods.fedicarl_harness import CLASSES, SIZES, learnt, made, problem_on, tasks_on, training
 from tests.methods.glfc_harness import short_descent
@@ -170,7 +170,7 @@ def test_noise_around_the_features_is_the_monitors(monkeypatch):
         asked.append((features.shape, radius, seed, published))
         return augmented_features(features, labels, radius, seed, published)
 
-    monkeypatch.setattr("fcl_bench.methods.gradient.lga.augmented_features", augmented)
+    monkeypatch.setattr("fcl_bench.methods.exemplars.lga.augmented_features", augmented)
     server = learnt(proxied(noise="squared", radius=0.2), "images", SIZES[:2]).server
     assert [radius for _, radius, _, _ in asked] == [0.2] * 2 + [server.radius] * 2
     assert len({seed for _, _, seed, _ in asked}) == 4

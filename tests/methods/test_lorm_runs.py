@@ -13,11 +13,11 @@ from timm.models.vision_transformer import VisionTransformer
 from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.lorm import LoRM
-from fcl_bench.protocol.problem import Problem
+from fcl_bench.methods.transformers.lorm import LoRM
+from fcl_bench.methods.transformers.vit.low_rank import low_rank_layers
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from fcl_bench.training.knobs import Training
-from fcl_bench.training.vit.low_rank import low_rank_layers
 from fcl_bench.typed import typed_instance
 from tests.methods.lorm_harness import HIDDEN, QKV, RANK, D, lorm, rounds_of, setting
 from tests.methods.training_harness import ImageTasks, federation_of, images_stream, learn_images, tiny_problem

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.mfcl import MFCL, Replaying
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.data_free.mfcl import MFCL, Replaying
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.objective import Objective

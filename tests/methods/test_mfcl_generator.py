@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fcl_bench.backbones.trainable import Trainable, copies
-from fcl_bench.methods.gradient.mfcl import Generation
-from fcl_bench.protocol.problem import Problem
+from fcl_bench.methods.data_free.generators.batch_norm import InputStatistics, divergence
+from fcl_bench.methods.data_free.mfcl import Generation
+from fcl_bench.protocol.context import Problem
 from fcl_bench.randomness import derived_seed
-from fcl_bench.training.generators.batch_norm import InputStatistics, divergence
 from tests.methods.mfcl_harness import cross_entropy, mfcl, tasks
 from tests.methods.training_harness import (
     images_stream,

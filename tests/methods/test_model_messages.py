@@ -16,8 +16,8 @@ from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.engine.ledger import Ledger
+from fcl_bench.protocol.context import Problem, TestBatch
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Problem, TestBatch
 from tests.methods.plain_training import (
     cloned,
     differing,

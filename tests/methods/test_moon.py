@@ -12,8 +12,8 @@ import torch
 
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.moon import MOON, FeatureContrast, LogitContrast, contrast
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.distillation.moon import MOON, FeatureContrast, LogitContrast, contrast
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance

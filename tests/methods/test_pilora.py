@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.admission import admitted
 from fcl_bench.engine.middleware import Chain
+from fcl_bench.engine.validation import admitted
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.pilora import MEANS, PRESENT, PILoRA
+from fcl_bench.methods.transformers.pilora import MEANS, PRESENT, PILoRA
+from fcl_bench.methods.transformers.vit.low_rank import low_rank_layers
 from fcl_bench.protocol.message import Message
-from fcl_bench.training.vit.low_rank import low_rank_layers
 from fcl_bench.typed import typed_instance
 from tests.methods.harness import turn
 from tests.methods.pilora_harness import CLASSES, D, R, pictures, pilora, problem

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.gradient.pilora import (
+from fcl_bench.methods.transformers.pilora import (
     MEANS,
     PRESENT,
     PILoRA,
@@ -14,9 +14,9 @@ from fcl_bench.methods.gradient.pilora import (
     overlap,
     prototype_weights,
 )
+from fcl_bench.methods.transformers.vit.low_rank import low_rank_layers
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.vit.low_rank import low_rank_layers
 from tests.methods.pilora_harness import D, pictures, pilora, problem
 from tests.methods.training_harness import learn_images
 

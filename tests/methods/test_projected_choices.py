@@ -11,9 +11,9 @@ import torch
 
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.subspace import all_rows
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
-from fcl_bench.methods.gradient.fedprotip_knobs import HeadRank, Tip
-from fcl_bench.methods.gradient.fot import FOT, share_of_rest
+from fcl_bench.methods.projection.fedprotip import FedProTIP
+from fcl_bench.methods.projection.fedprotip_knobs import HeadRank, Tip
+from fcl_bench.methods.projection.fot import FOT, share_of_rest
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import HEADS, fedprotip_of, linear_problem, observed, three_tasks, training
 from tests.methods.training_harness import (

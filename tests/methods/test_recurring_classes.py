@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.examination import WAYS
+from fcl_bench.engine.evaluation import WAYS
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.feddyn import FedDyn
+from fcl_bench.methods.averaging.scaffold import Scaffold
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.methods.closed_form.centralised_ridge import Joint
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
-from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from fcl_bench.methods.gradient.feddyn import FedDyn
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
-from fcl_bench.methods.gradient.fedprotip_knobs import Tip
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.fot import FOT
-from fcl_bench.methods.gradient.half import head_seed
-from fcl_bench.methods.gradient.scaffold import Scaffold
-from fcl_bench.protocol.problem import Problem, TestBatch
+from fcl_bench.methods.gradient.model_holder import head_seed
+from fcl_bench.methods.projection.fedprotip import FedProTIP
+from fcl_bench.methods.projection.fedprotip_knobs import Tip
+from fcl_bench.methods.projection.fot import FOT
+from fcl_bench.protocol.context import Problem, TestBatch
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import learn, problem_of, projection_of, relative_error
 from tests.methods.training_harness import (

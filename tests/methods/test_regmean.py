@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
+from fcl_bench.methods.averaging.fedavg import FineTune
 from fcl_bench.methods.closed_form.afl import AFL
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.regmean import RegMean
+from fcl_bench.methods.transformers.regmean import RegMean
+from fcl_bench.protocol.context import TestBatch
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import TestBatch
 from tests.methods.classical_harness import INPUTS, SIZES, exchanged, feature_tasks, federation, pictures
 from tests.methods.harness import relative_error
 from tests.methods.regmean_harness import EXACT, joint, model_of_server, regmean

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.regmean import RegMean
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.transformers.regmean import RegMean
 from fcl_bench.protocol.message import Message
 from tests.methods.classical_harness import INPUTS, exchanged, feature_tasks, pictures, training
 from tests.methods.harness import relative_error, turn

@@ -8,11 +8,11 @@ import torch
 from sklearn.datasets import load_digits
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.fedlwf import FedLwF
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.joint_training import JointTraining
-from fcl_bench.methods.gradient.replay_head import MOMENTS, Gaussian
-from fcl_bench.protocol.problem import TestBatch
+from fcl_bench.methods.averaging.centralised import JointTraining
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.distillation.fedlwf import FedLwF
+from fcl_bench.methods.gradient.ccvr import MOMENTS, Gaussian
+from fcl_bench.protocol.context import TestBatch
 from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from fcl_bench.engine.middleware import Middleware
-from fcl_bench.engine.revealed import Revealed, revealed
-from fcl_bench.linalg.folds import fold_numbers, hash_factors
+from fcl_bench.engine.single_sample_leakage import Revealed, revealed
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.closed_form.algebra.folds import fold_numbers, hash_factors
 from fcl_bench.methods.closed_form.base import ClosedFormMethod
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedfecam import FedFeCAM
@@ -20,13 +21,12 @@ from fcl_bench.methods.closed_form.fedlda import FedLDA
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from fcl_bench.methods.gradient import mfcl
-from fcl_bench.methods.gradient.fedicarl import FediCaRL
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
-from fcl_bench.methods.gradient.fedprotip_knobs import Tip
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.regmean import RegMean
-from fcl_bench.methods.gradient.replay_head import Gaussian
+from fcl_bench.methods.data_free import mfcl
+from fcl_bench.methods.exemplars.fedicarl import FediCaRL
+from fcl_bench.methods.gradient.ccvr import Gaussian
+from fcl_bench.methods.projection.fedprotip import FedProTIP
+from fcl_bench.methods.projection.fedprotip_knobs import Tip
+from fcl_bench.methods.transformers.regmean import RegMean
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
 from fcl_bench.randomness import generator

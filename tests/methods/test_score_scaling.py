@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.score_scaling import unit_lengths
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.methods.closed_form.algebra.score_scaling import unit_lengths
+from fcl_bench.methods.closed_form.centralised_ridge import Joint
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
-from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.typed import typed_instance

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.target import TARGET, Rehearsed
-from fcl_bench.training.generators.meta_inversion import Synthesis
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.data_free.generators.meta_inversion import Synthesis
+from fcl_bench.methods.data_free.target import TARGET, Rehearsed
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.objective import Objective
 from fcl_bench.typed import typed_instance

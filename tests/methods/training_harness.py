@@ -8,19 +8,19 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fcl_bench.audits.chosen import audits_of
 from fcl_bench.backbones.tiny import Tiny
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.codec import encoded
-from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.transport import InProcess, Transport
+from fcl_bench.execution.audits import audits_of
+from fcl_bench.protocol.context import Problem, Shard, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method, Server
-from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from tests.methods.harness import draw_tasks, stream_of, take_in, turn

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import torch
 
-from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.loop import Federation
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.method import Method
-from fcl_bench.protocol.problem import Problem
 from tests.methods.training_harness import ImageTasks, federation_of, tiny_problem
 
 

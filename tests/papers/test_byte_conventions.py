@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from fcl_bench.execution.plan import make_plan
+from fcl_bench.methods.averaging.fedavg import FineTune
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.methods.closed_form.centralised_ridge import Joint
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
-from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.papers.byte_conventions import accounting, fedran_values, rounds_mib, stsa_e_values
 from tests.methods.harness import problem_of
 from tests.small_runs import settings_for

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
-from fcl_bench.methods.gradient.fot import FOT
+from fcl_bench.methods.projection.fedprotip import FedProTIP
+from fcl_bench.methods.projection.fot import FOT
 from fcl_bench.papers.matching import left_to_us, words_without_key
 from tests.conftest import shared
 from tests.papers.reading import Cells, as_typed, cells, compose_all, grid, numbers, numbers_typed, printed_by

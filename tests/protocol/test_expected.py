@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from fcl_bench.engine.admission import first_objection
+from fcl_bench.engine.validation import first_objection
 from fcl_bench.linalg.finite import all_finite
-from fcl_bench.protocol.expected import counts, images, like, numbers, real
+from fcl_bench.protocol.fields import counts, images, like, numbers, real
 
 #: A sketch of r directions, class sums, counts of some classes, and what may be left out.
 EXPECTED = {

@@ -12,8 +12,8 @@ import torch
 from fcl_bench.backbones.trainable import seeded
 from fcl_bench.data.images.batches import Augment, Standardise
 from fcl_bench.errors import UserError
-from fcl_bench.training.anchors import MappedNetwork, random_anchors
-from fcl_bench.training.generators.anchored import (
+from fcl_bench.methods.data_free.anchors import MappedNetwork, random_anchors
+from fcl_bench.methods.data_free.generators.anchored import (
     AnchoredGenerator,
     AnchoredInversion,
     NoisyLayers,
@@ -21,7 +21,7 @@ from fcl_bench.training.generators.anchored import (
     balanced,
     drawn_images,
 )
-from fcl_bench.training.generators.student import opposition
+from fcl_bench.methods.data_free.generators.student import opposition
 from fcl_bench.training.network import Network
 from tests.methods.classical_oracle import softmax
 from tests.methods.training_harness import tiny_problem

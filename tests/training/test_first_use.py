@@ -8,7 +8,7 @@ import sys
 SCRIPT = """
 import sys
 import numpy as np, torch
-from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.methods.averaging.fedavg import FineTune
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import federation_of, image_tasks, tiny_problem
 

@@ -17,8 +17,8 @@ from fcl_bench.data.images.batches import Standardise
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
-from fcl_bench.training import fisher
-from fcl_bench.training.fisher import LABELS, summed_squares
+from fcl_bench.methods.averaging import fisher
+from fcl_bench.methods.averaging.fisher import LABELS, summed_squares
 from fcl_bench.training.network import Network, feature_start
 from fcl_bench.training.trainer import rows
 from tests.methods.classical_oracle import fisher_sum

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
+from fcl_bench.methods.averaging.fedavg import FineTune
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
-from fcl_bench.methods.gradient.finetune import FineTune
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.linear_heads import LinearHeads

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.training.memory import (
+from fcl_bench.methods.exemplars.memory import (
     budget_of_each,
     herd,
     lists_in,

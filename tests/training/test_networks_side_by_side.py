@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from fcl_bench.methods.gradient.feddyn import Dynamic
+from fcl_bench.methods.averaging.feddyn import Dynamic
 from fcl_bench.training import grouped
+from fcl_bench.training.batched_heads import Steps
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network
 from fcl_bench.training.networks_side_by_side import Turn, train_networks
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.samples import Samples
-from fcl_bench.training.side_by_side import Steps
 from fcl_bench.training.trainer import Trainer
 from tests.methods.training_harness import CPU, tiny_problem
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from fcl_bench.methods.transformers.prototypes import PrototypeNetwork, Prototypes
 from fcl_bench.training.network import feature_start
-from fcl_bench.training.prototypes import PrototypeNetwork, Prototypes
 
 
 def test_the_scores_are_negative_distances():

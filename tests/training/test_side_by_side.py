@@ -7,14 +7,14 @@ import itertools
 import pytest
 import torch
 
-from fcl_bench.methods.gradient.feddyn import Dynamic
-from fcl_bench.methods.gradient.fedprox import Proximal
+from fcl_bench.methods.averaging.feddyn import Dynamic
+from fcl_bench.methods.averaging.fedprox import Proximal
+from fcl_bench.training.batched_heads import Heads, Pull, Steps, Turn, train_side_by_side
 from fcl_bench.training.heads import Heads as GrowingHeads
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network, feature_start
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.samples import Samples
-from fcl_bench.training.side_by_side import Heads, Pull, Steps, Turn, train_side_by_side
 from fcl_bench.training.trainer import Trainer, rows
 
 D, SIZES = 6, (3, 2)

@@ -75,7 +75,7 @@ def _work() -> int:
         return DONE
     if arguments[:1] == [_WORKER]:
         return _work_for_good(Path(arguments[1]), parsed(arguments[2:]))
-    from fcl_bench.engine.flower.line import require_flower
+    from fcl_bench.flower.line import require_flower
     from fcl_bench.tracking.console import log_to_terminal
 
     log_to_terminal("fcl-bench-node")
@@ -174,8 +174,8 @@ def _end_group(leader: subprocess.Popen[bytes]) -> None:
 
 def _node(node: NodeArguments, arguments: Sequence[str]) -> int:
     """Keep a SuperNode and a worker running until this process is told to end."""
-    from fcl_bench.engine.flower.forks import COMMAND, write_command
-    from fcl_bench.engine.flower.line import program, quiet_environment
+    from fcl_bench.flower.forks import COMMAND, write_command
+    from fcl_bench.flower.line import program, quiet_environment
 
     # A Unix socket's path can have only about a hundred characters.
     folder = Path(tempfile.mkdtemp(prefix="fcl-bench-"))
@@ -196,10 +196,10 @@ def _node(node: NodeArguments, arguments: Sequence[str]) -> int:
 
         def clientapps() -> subprocess.Popen[bytes]:
             with told.open("ab") as file:
-                return _child([sys.executable, "-m", "fcl_bench.engine.flower.forks", str(forks)], flowers, file)
+                return _child([sys.executable, "-m", "fcl_bench.flower.forks", str(forks)], flowers, file)
 
         def supernode() -> subprocess.Popen[bytes]:
-            command = [sys.executable, "-m", "fcl_bench.engine.flower.supernode"]
+            command = [sys.executable, "-m", "fcl_bench.flower.supernode"]
             command += ["--superlink", node.link, "--port", str(_free_port())]
             command += ["--node-config", f'socket="{path}"']
             command += ["--insecure"] if node.ca is None else ["--root-certificates", str(Path(node.ca).absolute())]
@@ -256,9 +256,9 @@ def _free_port() -> int:
 
 def _work_for_good(path: Path, node: NodeArguments) -> int:
     """Work as the resident worker, which answers the messages that the ClientApp forwards."""
-    from fcl_bench.engine.flower.frames import listener
-    from fcl_bench.engine.flower.worker import Worker
     from fcl_bench.execution.site import site_of
+    from fcl_bench.flower.frames import listener
+    from fcl_bench.flower.worker import Worker
     from fcl_bench.tracking.console import log_to_terminal
 
     log_to_terminal("fcl-bench-node")

@@ -13,8 +13,8 @@ from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.middleware import Chain, Middleware
 from fcl_bench.engine.node import UNKNOWN, ClientData, Node
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.method import Method
-from fcl_bench.protocol.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from fcl_bench.errors import UserError
 from fcl_bench.linalg.finite import all_finite
 from fcl_bench.linalg.flat import Flat, pieces
 from fcl_bench.linalg.triangle import packed, symmetric
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.wire import HALF, WireFormat
 
 #: Suffixes under which parts of an encoded tensor travel; no other name may end with them.

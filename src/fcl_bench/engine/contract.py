@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from fcl_bench.errors import UserError, kind_of
-from fcl_bench.protocol.expected import Expectation, Expected
+from fcl_bench.protocol.context import Prediction, State
+from fcl_bench.protocol.fields import Expectation, Expected
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Server
-from fcl_bench.protocol.problem import Prediction, State
 from fcl_bench.protocol.task import Task
 
 

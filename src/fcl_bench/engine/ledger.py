@@ -12,12 +12,12 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from fcl_bench.engine.broadcast_cache import Kept
 from fcl_bench.engine.checkpoint import GROWING
-from fcl_bench.engine.kept import Kept
-from fcl_bench.engine.raw import RawSamples
+from fcl_bench.engine.raw_cost import RawSamples
 from fcl_bench.engine.reports import LabelCounts, Raw, Seconds, StageExchanged, StagesExchanged, Told
-from fcl_bench.engine.revealed import ToldSamples
 from fcl_bench.engine.rows import Rows
+from fcl_bench.engine.single_sample_leakage import ToldSamples
 from fcl_bench.protocol.message import Message
 
 
@@ -75,7 +75,7 @@ class Upload:
         right: how many of those labels are true; `NOBODY_KNOWS` if the true labels are not available.
         up_bytes, down_bytes: payload.
         client_seconds: the client's own computing time.
-        one_sample_sums, one_sample_moments: sums and moments in the upload of one sample only (see `engine.revealed`).
+        one_sample_sums, one_sample_moments: sums and moments in the upload of one sample only (see `engine.single_sample_leakage`).
         dropped: 1 if the upload was not as the server expected and was left out; else 0.
         lost: 1 if the client was asked and did not answer; else 0.
         late: 1 if its upload was to come in a later round; else 0.

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.checkpoint import GROWING
-from fcl_bench.engine.examination import Answers, Examination
+from fcl_bench.engine.evaluation import Answers, Examination
 from fcl_bench.engine.metrics import pooled_after
 from fcl_bench.engine.reports import BestRounds
 from fcl_bench.engine.rows import Rows

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fcl_bench.engine.checkpoint import GROWING
-from fcl_bench.engine.examination import Answers
+from fcl_bench.engine.evaluation import Answers
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.node import Reply
 from fcl_bench.engine.reports import Absences, SideBySide

@@ -8,15 +8,15 @@ from typing import Protocol, cast
 import numpy as np
 import torch
 
-from fcl_bench.engine.abreast import AUTO, Abreast, group_size
+from fcl_bench.engine.batched_clients import AUTO, Abreast, group_size
+from fcl_bench.engine.client_state import Keeper, resolved
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.keeper import Keeper, resolved
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.node import ClientData, Late, Lost, Masked, Node, Reply, Total
-from fcl_bench.engine.raw import RawSamples
+from fcl_bench.engine.raw_cost import RawSamples
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
-from fcl_bench.protocol.problem import Problem
 
 
 class Transport(Protocol):

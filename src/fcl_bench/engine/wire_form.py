@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fcl_bench.engine.codec import HELD, PACKED, SCALE, travels_whole
-from fcl_bench.protocol.expected import Expectation, Expected
+from fcl_bench.protocol.fields import Expectation, Expected
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.wire import HALF, WireFormat
 

@@ -19,8 +19,8 @@ from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.config import counting, knob
 from fcl_bench.engine.checkpoint import Checkpoint
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.federation import CLIENT, Federation
 from fcl_bench.engine.ledger import Ledger
+from fcl_bench.engine.loop import CLIENT, Federation
 from fcl_bench.engine.metrics import metrics
 from fcl_bench.engine.reports import Exchanged
 from fcl_bench.engine.transports.base import Link
@@ -29,11 +29,11 @@ from fcl_bench.execution.folder import identity_hash
 from fcl_bench.execution.plan import Plan
 from fcl_bench.execution.run_json import Adaptation
 from fcl_bench.files import locked
+from fcl_bench.methods.averaging.fedavg import FineTune
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.half import head_seed
+from fcl_bench.methods.gradient.model_holder import head_seed
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.cosine_heads import CosineNetwork
 from fcl_bench.training.knobs import Training

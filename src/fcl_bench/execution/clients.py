@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.middleware import Middleware
-from fcl_bench.engine.secure.base import SecureSums
 from fcl_bench.execution.plan import Plan
+from fcl_bench.options.secure.base import SecureSums
 
 
 def clients_of(plan: Plan) -> Clients:
@@ -32,7 +32,7 @@ def _middleware(plan: Plan) -> Sequence[Middleware]:
     steps = [*settings.noise.middleware(settings.method, problem, settings.scalars.tasks)]
     if isinstance(settings.secure, SecureSums):
         # Imported here, since the packages that it needs are installed only for secure sums.
-        from fcl_bench.engine.secure.party import Parties, seeded
+        from fcl_bench.options.secure.party import Parties, seeded
 
         steps.append(Parties(settings.secure, seeded(problem.seed), problem.wire.gram == "packed"))
     return steps

@@ -10,10 +10,10 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fcl_bench.audits.chosen import drift_of
-from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix
 from fcl_bench.engine.reports import BestRounds
+from fcl_bench.execution.audits import drift_of
 from fcl_bench.execution.record import test_sizes
 from fcl_bench.execution.run_json import Result
 from fcl_bench.execution.screen import headline

@@ -12,7 +12,6 @@ import torch
 import yaml
 
 from fcl_bench import environment
-from fcl_bench.audits.chosen import against_theory
 from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.backbones.compiled import require_compiler
 from fcl_bench.backbones.trainable import Trainable
@@ -24,12 +23,13 @@ from fcl_bench.data.shared import described, shared
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.loading import loaded
 from fcl_bench.data.splits.stream import Stream
-from fcl_bench.engine.noise.gaussian import Gaussian
-from fcl_bench.engine.secure.base import SecureSums
 from fcl_bench.errors import UserError
+from fcl_bench.execution.audits import against_theory
 from fcl_bench.execution.folder import run_id
 from fcl_bench.files import file_checksum, json_hash, slug, user_path
-from fcl_bench.protocol.problem import Problem
+from fcl_bench.options.noise.gaussian import Gaussian
+from fcl_bench.options.secure.base import SecureSums
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from fcl_bench.randomness import generator
 

@@ -20,12 +20,12 @@ from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset, Split
 from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.data.sources.samples import samples_of
-from fcl_bench.engine.examination import chosen, test_batches
+from fcl_bench.engine.evaluation import chosen, test_batches
 from fcl_bench.engine.node import on_device
 from fcl_bench.errors import UserError
 from fcl_bench.execution.adapt import NoAdaptation, adapted_body, adapted_extractor
 from fcl_bench.execution.model_file import ADAPTED, read_model, tasks_of
-from fcl_bench.protocol.problem import Prediction, Problem, TestBatch
+from fcl_bench.protocol.context import Prediction, Problem, TestBatch
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from fcl_bench.typed import typed_instance
 

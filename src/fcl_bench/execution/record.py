@@ -9,12 +9,12 @@ from typing import Any, cast
 import numpy as np
 
 from fcl_bench import environment
-from fcl_bench.audits.chosen import drift_of
 from fcl_bench.engine.contract import report_of
-from fcl_bench.engine.examination import Answers
-from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.evaluation import Answers
+from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix, finite, metrics, pooled_accuracy
 from fcl_bench.engine.reports import Dropped
+from fcl_bench.execution.audits import drift_of
 from fcl_bench.execution.breakdown import clients_told
 from fcl_bench.execution.folder import SCHEMA
 from fcl_bench.execution.inputs import Inputs

@@ -15,19 +15,16 @@ import numpy as np
 import torch
 
 from fcl_bench import environment
-from fcl_bench.audits.chosen import audits_of
 from fcl_bench.backbones.compiled import compiler_errors
 from fcl_bench.config import Settings
 from fcl_bench.engine.checkpoint import read_json
-from fcl_bench.engine.faults.base import Faults
-from fcl_bench.engine.faults.transport import Faulty
-from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import pooled_after
-from fcl_bench.engine.remote.census import Census
-from fcl_bench.engine.secure.base import SecureSums
+from fcl_bench.engine.remote.process_info import Census
 from fcl_bench.engine.transport import Asking
 from fcl_bench.engine.transports.base import Link
 from fcl_bench.errors import UserError
+from fcl_bench.execution.audits import audits_of
 from fcl_bench.execution.breakdown import confusion_arrays, sample_files
 from fcl_bench.execution.clients import clients_of
 from fcl_bench.execution.folder import SCHEMA, RunFolder, partition_arrays
@@ -38,6 +35,9 @@ from fcl_bench.execution.record import run_record, test_sizes
 from fcl_bench.execution.run_json import Result, RunRecord
 from fcl_bench.execution.tables import run_tables
 from fcl_bench.files import locked, special, user_path, writable
+from fcl_bench.options.faults.base import Faults
+from fcl_bench.options.faults.transport import Faulty
+from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.tracking.base import NoTracking, TrackedRun, Tracker, Tracking, flat, numbers
 
 log = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ def _learn(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link
     if isinstance(settings.faults, Faults):
         transport = Faulty(transport, settings.faults, problem.seed)
     if isinstance(secure, SecureSums):
-        from fcl_bench.engine.secure.transport import SummingTransport
+        from fcl_bench.options.secure.transport import SummingTransport
 
         transport = SummingTransport(cast(Asking, transport), secure, problem.seed, method.stages_apart)
     audits = audits_of(method, problem, settings.scalars.drift, dealt.shards)

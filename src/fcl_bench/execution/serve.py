@@ -10,10 +10,10 @@ import torch
 
 from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.config import Settings
+from fcl_bench.engine.client_state import Keeper
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.keeper import Keeper
-from fcl_bench.engine.remote.census import Census
 from fcl_bench.engine.remote.host import Host
+from fcl_bench.engine.remote.process_info import Census
 from fcl_bench.engine.remote.replies import Said, said
 from fcl_bench.environment import choosing_kernels, reuse_freed_memory
 from fcl_bench.execution.adapt import NoAdaptation, adapted_body, adapted_extractor, first_stage_clients

@@ -24,13 +24,13 @@ from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.data.sources.rows import rows_of
 from fcl_bench.data.sources.site_file import SiteFile
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.flower.worker import Site
 from fcl_bench.errors import UserError
 from fcl_bench.execution.clients import clients_of
 from fcl_bench.execution.inputs import require_range
 from fcl_bench.execution.plan import Plan, make_plan, problem_of, threads_of
 from fcl_bench.files import locked, user_path, writable
-from fcl_bench.protocol.problem import Problem
+from fcl_bench.flower.worker import Site
+from fcl_bench.protocol.context import Problem
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from fcl_bench.methods.gradient.lander import LANDER
+from fcl_bench.methods.data_free.lander import LANDER
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.method import Method
-from fcl_bench.protocol.problem import Problem
 
 MIB = 2**20
 

@@ -10,13 +10,13 @@ import pandas as pd
 import torch
 
 from fcl_bench.data.splits.base import even_sizes
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
-from fcl_bench.methods.gradient.fot import FOT
-from fcl_bench.methods.gradient.lander import LANDER
+from fcl_bench.methods.data_free.lander import LANDER
+from fcl_bench.methods.projection.fedprotip import FedProTIP
+from fcl_bench.methods.projection.fot import FOT
 from fcl_bench.papers.byte_conventions import MIB, accounting, lander_mib, rounds_mib
 from fcl_bench.papers.matching import overrides, settings_of, words_without_key
 from fcl_bench.papers.printed import lost_megabytes
-from fcl_bench.protocol.problem import Problem
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 
 CONVENTIONS = ("fedran_mib", "stsa_mib")

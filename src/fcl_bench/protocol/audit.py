@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fcl_bench.protocol.context import Shard
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.problem import Shard
 from fcl_bench.protocol.task import Task
 
 

@@ -11,9 +11,9 @@ import torch
 
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.combining import Combination, added_up
-from fcl_bench.protocol.expected import Expectation
+from fcl_bench.protocol.context import Prediction, Problem, Shard, State, TestBatch
+from fcl_bench.protocol.fields import Expectation
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Prediction, Problem, Shard, State, TestBatch
 from fcl_bench.protocol.task import Task
 
 #: Stands for the client of an upload that is the sum of all clients' uploads.
@@ -237,7 +237,7 @@ class Method(ABC):
 
     @property
     def summands(self) -> Mapping[str, str]:
-        """What one sample adds to each field of an upload (see `protocol.release`), if it has no other effect on it.
+        """What one sample adds to each field of an upload (see `protocol.dp_mechanism`), if it has no other effect on it.
 
         Empty: the upload holds something else as well, or its sensitivity has no known bound, so noise would guarantee
         nothing. The samples of a task go into one upload.

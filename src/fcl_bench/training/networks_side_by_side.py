@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from fcl_bench.training.batched_heads import CLIPPED, Steps
 from fcl_bench.training.grouped import Grouped, Stack, first, stacked
 from fcl_bench.training.network import Network
 from fcl_bench.training.samples import Samples
-from fcl_bench.training.side_by_side import CLIPPED, Steps
 from fcl_bench.training.trainer import Trainer
 
 

@@ -11,17 +11,15 @@ import pandas as pd
 import pytest
 import torch
 
-from fcl_bench.engine.faults.base import Faults
-from fcl_bench.engine.faults.listed import ListedFaults
-from fcl_bench.engine.faults.random import RandomFaults
-from fcl_bench.engine.faults.transport import Faulty
-from fcl_bench.engine.federation import Federation
+from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.node import Reply
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
+from fcl_bench.methods.averaging.fedavg import FineTune
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.air import AIR
+from fcl_bench.methods.closed_form.centralised_ridge import Joint
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.ds_al import DSAL
 from fcl_bench.methods.closed_form.fedfecam import FedFeCAM
@@ -29,11 +27,13 @@ from fcl_bench.methods.closed_form.fedklda import FedKLDA
 from fcl_bench.methods.closed_form.fedlda import FedLDA
 from fcl_bench.methods.closed_form.fedncm import FedNCM
 from fcl_bench.methods.closed_form.fedran import FedRAN
-from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.options.faults.base import Faults
+from fcl_bench.options.faults.listed import ListedFaults
+from fcl_bench.options.faults.random import RandomFaults
+from fcl_bench.options.faults.transport import Faulty
 from fcl_bench.protocol.method import Method
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import problem_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fcl_bench.engine.faults.base import Fate
-from fcl_bench.engine.faults.listed import ListedFaults
-from fcl_bench.engine.faults.random import RandomFaults
 from fcl_bench.errors import UserError
+from fcl_bench.options.faults.base import Fate
+from fcl_bench.options.faults.listed import ListedFaults
+from fcl_bench.options.faults.random import RandomFaults
 
 
 def share(fates: np.ndarray, fate: Fate) -> float:

@@ -9,14 +9,14 @@ import mpmath
 import numpy as np
 import pytest
 
-from fcl_bench.engine.faults.listed import ListedFaults
 from fcl_bench.engine.ledger import Ledger
-from fcl_bench.engine.noise import accountant
-from fcl_bench.engine.noise.gaussian import Gaussian
-from fcl_bench.engine.secure.base import SecureSums
 from fcl_bench.errors import UserError
+from fcl_bench.methods.averaging.fedavg import FineTune
 from fcl_bench.methods.closed_form.stsa import STSA
-from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.options.faults.listed import ListedFaults
+from fcl_bench.options.noise import accountant
+from fcl_bench.options.noise.gaussian import Gaussian
+from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.training.knobs import Training
 from tests.engine.secure.summing import federation
 from tests.methods.harness import problem_of

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.admission import BadUpload, admitted
 from fcl_bench.engine.codec import Codec
-from fcl_bench.engine.noise.gaussian import Gaussian
-from fcl_bench.engine.noise.middleware import NoisyStatistics, NoisyUpdates
+from fcl_bench.engine.validation import BadUpload, admitted
+from fcl_bench.methods.averaging.fedavg import FineTune
 from fcl_bench.methods.closed_form.fedlda import FedLDA
 from fcl_bench.methods.closed_form.stsa import STSA
-from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.options.noise.gaussian import Gaussian
+from fcl_bench.options.noise.middleware import NoisyStatistics, NoisyUpdates
+from fcl_bench.protocol.dp_mechanism import COLUMN, COUNT, SQUARE, Release, noise_room
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.release import COLUMN, COUNT, SQUARE, Release, noise_room
 from fcl_bench.training.knobs import Training
 from tests.engine.noise.test_sensitivity import TASK, noisy_problem, upload_of
 from tests.methods.harness import learn, problem_of, random_tasks

@@ -10,16 +10,16 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from fcl_bench.engine.noise.gaussian import Gaussian
-from fcl_bench.engine.noise.middleware import NoisyStatistics
-from fcl_bench.engine.noise.sensitivity import deviations, sensitivity
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.fedlda import FedLDA
 from fcl_bench.methods.closed_form.fedncm import FedNCM
 from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa import STSA
+from fcl_bench.options.noise.gaussian import Gaussian
+from fcl_bench.options.noise.middleware import NoisyStatistics
+from fcl_bench.options.noise.sensitivity import deviations, sensitivity
+from fcl_bench.protocol.dp_mechanism import COLUMN, COUNT, SQUARE, Release
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.release import COLUMN, COUNT, SQUARE, Release
 from fcl_bench.protocol.task import Task
 from tests.methods.harness import problem_of, shard_of, turn
 from tests.small_methods import ALIASES, NAMES, class_of

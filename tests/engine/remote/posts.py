@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
+from fcl_bench.engine.client_state import Keeper
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.keeper import Keeper
-from fcl_bench.engine.remote.dealing import homes, residents
+from fcl_bench.engine.remote.assignment import homes, residents
 from fcl_bench.engine.remote.host import Host, answered
 from fcl_bench.engine.remote.transport import Gone, Remote
 

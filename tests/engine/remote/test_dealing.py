@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fcl_bench.engine.remote.dealing import dealt, residents
+from fcl_bench.engine.remote.assignment import dealt, residents
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 7])

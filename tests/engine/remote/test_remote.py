@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from fcl_bench.engine.client_state import Keeper, as_state, new_tag
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.keeper import Keeper, as_state, new_tag
 from fcl_bench.engine.node import Node
-from fcl_bench.engine.remote.census import Census, counted, require_alike
+from fcl_bench.engine.remote.process_info import Census, counted, require_alike
 from fcl_bench.engine.remote.replies import heard, said
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
+from fcl_bench.methods.averaging.scaffold import Scaffold
 from fcl_bench.methods.closed_form.fedran import FedRAN
-from fcl_bench.methods.gradient.fedprotip import FedProTIP
-from fcl_bench.methods.gradient.scaffold import Scaffold
+from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.protocol.message import Message
 from tests.engine.counting import federation
 from tests.engine.remote.posts import Remotes
@@ -316,7 +316,7 @@ def test_errors_of_a_process_are_told_in_its_words(tmp_path):
 
 
 def test_audits_are_refused_over_processes(tmp_path):
-    from fcl_bench.audits.drift import FeatureDrift
+    from fcl_bench.execution.drift import FeatureDrift
 
     with pytest.raises(UserError, match="the audits drift need the clients' data, which stay where they are"):
         federation(transport=Remotes(tmp_path), audits={"drift": FeatureDrift(3, 0, [[], []])})
@@ -374,7 +374,7 @@ def test_the_threads_that_count_are_those_that_compute(monkeypatch):
 
     def census(process, threads, problem, prepared):
         with monkeypatch.context() as patch:
-            patch.setattr("fcl_bench.engine.remote.census.torch.get_num_threads", lambda: threads)
+            patch.setattr("fcl_bench.engine.remote.process_info.torch.get_num_threads", lambda: threads)
             return Census.here(process, "id", problem, prepared)
 
     def compared(problem, prepared):

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from fcl_bench.engine.faults.base import Faults
-from fcl_bench.engine.faults.transport import Faulty
-from fcl_bench.engine.federation import Federation
-from fcl_bench.engine.secure.base import SecureSums
-from fcl_bench.engine.secure.party import Parties, seeded
-from fcl_bench.engine.secure.transport import SummingTransport
+from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import InProcess, Transport
+from fcl_bench.options.faults.base import Faults
+from fcl_bench.options.faults.transport import Faulty
+from fcl_bench.options.secure.base import SecureSums
+from fcl_bench.options.secure.party import Parties, seeded
+from fcl_bench.options.secure.transport import SummingTransport
 from fcl_bench.protocol.method import Method
 from tests.methods.harness import problem_of
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem

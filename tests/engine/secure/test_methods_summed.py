@@ -5,11 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fcl_bench.engine.secure.base import SecureSums
 from fcl_bench.errors import UserError
+from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.feddisco import FedDisco
+from fcl_bench.methods.averaging.feddyn import FedDyn
+from fcl_bench.methods.averaging.fedewc import FedEWC
+from fcl_bench.methods.averaging.scaffold import Scaffold
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.air import AIR
+from fcl_bench.methods.closed_form.centralised_ridge import Joint
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.ds_al import DSAL
 from fcl_bench.methods.closed_form.fedfecam import FedFeCAM
@@ -17,23 +22,18 @@ from fcl_bench.methods.closed_form.fedklda import FedKLDA
 from fcl_bench.methods.closed_form.fedlda import FedLDA
 from fcl_bench.methods.closed_form.fedncm import FedNCM
 from fcl_bench.methods.closed_form.fedran import FedRAN
-from fcl_bench.methods.closed_form.joint import Joint
 from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from fcl_bench.methods.gradient.feddisco import FedDisco
-from fcl_bench.methods.gradient.feddyn import FedDyn
-from fcl_bench.methods.gradient.fedewc import FedEWC
-from fcl_bench.methods.gradient.fedgen import FedGen
-from fcl_bench.methods.gradient.fedicarl import FediCaRL
-from fcl_bench.methods.gradient.finetune import FineTune
-from fcl_bench.methods.gradient.fot import FOT
-from fcl_bench.methods.gradient.glfc import GLFC
-from fcl_bench.methods.gradient.lorm import LoRM
-from fcl_bench.methods.gradient.pilora import PILoRA
-from fcl_bench.methods.gradient.regmean import RegMean
-from fcl_bench.methods.gradient.replay_head import Gaussian
-from fcl_bench.methods.gradient.scaffold import Scaffold
+from fcl_bench.methods.data_free.fedgen import FedGen
+from fcl_bench.methods.exemplars.fedicarl import FediCaRL
+from fcl_bench.methods.exemplars.glfc import GLFC
+from fcl_bench.methods.gradient.ccvr import Gaussian
+from fcl_bench.methods.projection.fot import FOT
+from fcl_bench.methods.transformers.lorm import LoRM
+from fcl_bench.methods.transformers.pilora import PILoRA
+from fcl_bench.methods.transformers.regmean import RegMean
+from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.knobs import Training
 from tests.engine.secure.summing import SIZES, federation

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.faults.listed import ListedFaults
-from fcl_bench.engine.faults.random import RandomFaults
-from fcl_bench.engine.revealed import Grouped, revealed_together
-from fcl_bench.engine.secure.aggregation import peers_of
-from fcl_bench.engine.secure.base import SecureSums
+from fcl_bench.engine.single_sample_leakage import Grouped, revealed_together
 from fcl_bench.errors import UserError
+from fcl_bench.methods.averaging.fedavg import FineTune
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.fedncm import FedNCM
 from fcl_bench.methods.closed_form.stsa import STSA
-from fcl_bench.methods.gradient.finetune import FineTune
+from fcl_bench.options.faults.listed import ListedFaults
+from fcl_bench.options.faults.random import RandomFaults
+from fcl_bench.options.secure.aggregation import peers_of
+from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.protocol.method import EVERYONE
 from fcl_bench.training.knobs import Training
 from tests.engine.secure.summing import federation

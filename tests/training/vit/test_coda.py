@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.training.vit.coda import CodaPrompts, Components, group_name, orthonormal_rows, unlike_orthonormal
+from fcl_bench.methods.transformers.vit.coda import (
+    CodaPrompts,
+    Components,
+    group_name,
+    orthonormal_rows,
+    unlike_orthonormal,
+)
 
 LAYERS = (0, 2)
 

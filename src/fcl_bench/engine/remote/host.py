@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from fcl_bench.engine.client_state import Keeper, resolved
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.keeper import Keeper, resolved
 from fcl_bench.engine.node import Node, Reply
-from fcl_bench.engine.remote.census import Census
+from fcl_bench.engine.remote.process_info import Census
 from fcl_bench.engine.remote.replies import Said, heard, on, reply_said, said
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message

@@ -10,7 +10,7 @@ import torch
 
 from fcl_bench.engine.blob import packed, unpacked
 from fcl_bench.engine.node import Reply
-from fcl_bench.engine.revealed import Revealed
+from fcl_bench.engine.single_sample_leakage import Revealed
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
 

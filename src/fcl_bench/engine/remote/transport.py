@@ -9,12 +9,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from fcl_bench.engine.client_state import as_state, new_tag
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.keeper import as_state, new_tag
 from fcl_bench.engine.node import Late, Lost, Reply
-from fcl_bench.engine.raw import RawSamples
-from fcl_bench.engine.remote.census import Census, counted, require_alike
+from fcl_bench.engine.raw_cost import RawSamples
 from fcl_bench.engine.remote.host import Host, states_of
+from fcl_bench.engine.remote.process_info import Census, counted, require_alike
 from fcl_bench.engine.remote.replies import Said, heard, reply_heard, said
 from fcl_bench.engine.remote.waiting import MOST, OwnTurns
 from fcl_bench.errors import UserError

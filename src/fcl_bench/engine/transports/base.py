@@ -15,7 +15,7 @@ from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.config import counting, knob
 from fcl_bench.data.sources.base import Split
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.remote.census import Census
+from fcl_bench.engine.remote.process_info import Census
 from fcl_bench.engine.remote.replies import Said
 from fcl_bench.engine.transport import Transport
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from fcl_bench.engine.client_state import Keeper
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.keeper import Keeper
 from fcl_bench.engine.transport import InProcess, Transport
 from fcl_bench.engine.transports.base import Link, Reach
 

@@ -17,13 +17,13 @@ import torch.distributed as dist
 from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.config import knob
 from fcl_bench.data.sources.base import Split
+from fcl_bench.engine.client_state import Keeper
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.keeper import Keeper
-from fcl_bench.engine.remote.census import Census, require_alike
-from fcl_bench.engine.remote.dealing import homes, residents
+from fcl_bench.engine.remote.assignment import homes, residents
 from fcl_bench.engine.remote.host import Host, answered
 from fcl_bench.engine.remote.peers import CLOSED, Peer
 from fcl_bench.engine.remote.placing import Place, place
+from fcl_bench.engine.remote.process_info import Census, require_alike
 from fcl_bench.engine.remote.replies import Said, heard, said
 from fcl_bench.engine.remote.transport import Gone, Remote, lost
 from fcl_bench.engine.remote.waiting import share_of

@@ -17,9 +17,9 @@ from fcl_bench.config import knob
 from fcl_bench.methods.closed_form.afl import LocalRidge
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, one_hot, ridge_knob
 from fcl_bench.methods.closed_form.ridge_server import RidgeServer
-from fcl_bench.protocol.expected import Expectation, class_numbers, gram_matrix, real
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.fields import Expectation, class_numbers, gram_matrix, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 
 #: The stage in which clients name their classes.

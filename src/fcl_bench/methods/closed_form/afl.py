@@ -22,16 +22,16 @@ from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums, gram
 from fcl_bench.linalg.local_ridge import local_ridge
-from fcl_bench.linalg.pairwise_law import PairwiseLaw
 from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
+from fcl_bench.methods.closed_form.algebra.pairwise_law import PairwiseLaw
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, one_hot, positions, ridge_knob
 from fcl_bench.methods.closed_form.ridge_server import RidgeServer
 from fcl_bench.protocol.combining import Combination, added_up, as_one, total
-from fcl_bench.protocol.expected import Expectation, gram_matrix, real
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.dp_mechanism import COLUMN, SQUARE
+from fcl_bench.protocol.fields import Expectation, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.problem import Problem, Shard, State
-from fcl_bench.protocol.release import COLUMN, SQUARE
 from fcl_bench.protocol.task import Task
 
 #: What helps where the recursion inverts a singular matrix.

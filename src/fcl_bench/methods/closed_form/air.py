@@ -20,9 +20,9 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, positions, sums_without_samples
 from fcl_bench.methods.closed_form.stsa import STSA, STSAClient, STSAServer
-from fcl_bench.protocol.expected import Expectation, counts
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.fields import Expectation, counts
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 
 #: The stage in which clients send the sizes of their classes.

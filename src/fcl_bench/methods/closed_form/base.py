@@ -15,15 +15,15 @@ from fcl_bench.config import knob
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.eigen import nearest_semidefinite
 from fcl_bench.linalg.product import product
-from fcl_bench.linalg.random_features import ACTIVATIONS, RandomFeatures
-from fcl_bench.linalg.ridge import AUTO, GCV
-from fcl_bench.linalg.score_scaling import score_scales, unit_lengths
 from fcl_bench.linalg.solve import Solution
-from fcl_bench.protocol.expected import Expectation
+from fcl_bench.methods.closed_form.algebra.random_features import ACTIVATIONS, RandomFeatures
+from fcl_bench.methods.closed_form.algebra.ridge import AUTO, GCV
+from fcl_bench.methods.closed_form.algebra.score_scaling import score_scales, unit_lengths
+from fcl_bench.protocol.context import Prediction, Problem, Shard, TestBatch
+from fcl_bench.protocol.dp_mechanism import SQUARE
+from fcl_bench.protocol.fields import Expectation
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
-from fcl_bench.protocol.problem import Prediction, Problem, Shard, TestBatch
-from fcl_bench.protocol.release import SQUARE
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import Notices

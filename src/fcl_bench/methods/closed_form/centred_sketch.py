@@ -20,9 +20,9 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.gram import add_gram, class_sums
-from fcl_bench.linalg.relu_covariance import linear_covariance, relu_covariance
-from fcl_bench.linalg.remainder import Sketch, add_sketches
 from fcl_bench.linalg.spectral import Spectrum, summarise
+from fcl_bench.methods.closed_form.algebra.relu_covariance import linear_covariance, relu_covariance
+from fcl_bench.methods.closed_form.algebra.remainder import Sketch, add_sketches
 from fcl_bench.methods.closed_form.base import (
     ClosedFormClient,
     ClosedFormMethod,
@@ -32,10 +32,10 @@ from fcl_bench.methods.closed_form.base import (
 )
 from fcl_bench.methods.closed_form.ridge_server import RidgeServer
 from fcl_bench.protocol.combining import Combination, as_one, total
-from fcl_bench.protocol.expected import Expectation, Expected, counts, descending, orthonormal, real
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.fields import Expectation, Expected, counts, descending, orthonormal, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Server
-from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 
 #: What a node of a tree adds to the sketch that it merged: see `CentredSketchServer.merge_error`.

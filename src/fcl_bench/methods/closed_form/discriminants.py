@@ -9,10 +9,10 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.discriminant import class_means
+from fcl_bench.methods.closed_form.algebra.discriminant import class_means
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, ClosedFormServer, positions, sums_without_samples
+from fcl_bench.protocol.context import Problem, Shard
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Problem, Shard
 from fcl_bench.protocol.task import Task
 
 

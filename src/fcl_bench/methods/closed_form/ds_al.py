@@ -14,16 +14,16 @@ from typing import Any, ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.linalg.estimate import Estimate
 from fcl_bench.linalg.gram import grams
 from fcl_bench.linalg.product import product
-from fcl_bench.linalg.random_features import RandomFeatures
 from fcl_bench.linalg.solve import Solution
+from fcl_bench.methods.closed_form.algebra.estimate import Estimate
+from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, one_hot, ridge_knob
 from fcl_bench.methods.closed_form.stsa import STSAClient, STSAServer
-from fcl_bench.protocol.expected import Expectation, gram_matrix, real
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.fields import Expectation, gram_matrix, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 
 #: The stage of the second round.

@@ -16,9 +16,17 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.gram import add_gram
-from fcl_bench.linalg.mahalanobis import EPS, Whitening, correlations, deviations, scatter, shrunk, whitening
 from fcl_bench.linalg.solve import Solution, relative_rounding
 from fcl_bench.linalg.triangle import packed, symmetric, triangular
+from fcl_bench.methods.closed_form.algebra.mahalanobis import (
+    EPS,
+    Whitening,
+    correlations,
+    deviations,
+    scatter,
+    shrunk,
+    whitening,
+)
 from fcl_bench.methods.closed_form.base import (
     ClosedFormClient,
     ClosedFormMethod,
@@ -26,9 +34,9 @@ from fcl_bench.methods.closed_form.base import (
     positions,
     sums_without_samples,
 )
-from fcl_bench.protocol.expected import Expectation, counts, real
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.fields import Expectation, counts, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 
 

@@ -16,14 +16,19 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.product import product
-from fcl_bench.linalg.random_features import ACTIVATIONS, FOURIER, RandomFeatures, mean_squared_distance
 from fcl_bench.linalg.solve import DOUBTFUL, relative_rounding
 from fcl_bench.linalg.structure import sums_trouble
+from fcl_bench.methods.closed_form.algebra.random_features import (
+    ACTIVATIONS,
+    FOURIER,
+    RandomFeatures,
+    mean_squared_distance,
+)
 from fcl_bench.methods.closed_form.base import KEPT_FEATURES, projection_seed
 from fcl_bench.methods.closed_form.fedlda import FedLDA, FedLDAClient, FedLDAServer
-from fcl_bench.protocol.expected import Expectation, counts, real
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.fields import Expectation, counts, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 
 #: The stage of the first task in which clients send sums for the bandwidth.

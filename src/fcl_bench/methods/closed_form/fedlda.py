@@ -14,16 +14,22 @@ from typing import Any, ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.linalg.discriminant import contradiction, noise_of, oas_share, solve_discriminant, within_scatter
 from fcl_bench.linalg.gram import add_class_sums, add_gram
 from fcl_bench.linalg.solve import Solution, relative_rounding
-from fcl_bench.methods.asked import AskedTasks
+from fcl_bench.methods.closed_form.algebra.discriminant import (
+    contradiction,
+    noise_of,
+    oas_share,
+    solve_discriminant,
+    within_scatter,
+)
 from fcl_bench.methods.closed_form.base import ClosedFormClient, positions
 from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, DiscriminantServer, counted
-from fcl_bench.protocol.expected import Expectation, counts, gram_matrix, real
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.dp_mechanism import COLUMN, COUNT, SQUARE
+from fcl_bench.protocol.fields import Expectation, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Problem, Shard, State
-from fcl_bench.protocol.release import COLUMN, COUNT, SQUARE
+from fcl_bench.protocol.query_tasks import AskedTasks
 from fcl_bench.protocol.task import Task
 
 #: The stages of a task: the mean of all features (first task with samples, if its sums are centred), then statistics.

@@ -17,10 +17,10 @@ from fcl_bench.linalg.gram import add_class_sums
 from fcl_bench.linalg.solve import Solution
 from fcl_bench.methods.closed_form.base import ClosedFormClient, positions
 from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, DiscriminantServer, counted
-from fcl_bench.protocol.expected import Expectation, counts, real
+from fcl_bench.protocol.context import Shard, State
+from fcl_bench.protocol.dp_mechanism import COLUMN, COUNT
+from fcl_bench.protocol.fields import Expectation, counts, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Shard, State
-from fcl_bench.protocol.release import COLUMN, COUNT
 from fcl_bench.protocol.task import Task
 
 

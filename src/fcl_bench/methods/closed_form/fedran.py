@@ -15,19 +15,19 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums
-from fcl_bench.linalg.merging import MERGERS, Losses, Merger, Part
 from fcl_bench.linalg.product import product
-from fcl_bench.linalg.ridge import GCV
-from fcl_bench.linalg.ridge import Spectrum as Eigenvalues
 from fcl_bench.linalg.solve import DOUBTFUL, Solution, ill_conditioned, relative_rounding
 from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.linalg.subspace import outside
+from fcl_bench.methods.closed_form.algebra.merging import MERGERS, Losses, Merger, Part
+from fcl_bench.methods.closed_form.algebra.ridge import GCV
+from fcl_bench.methods.closed_form.algebra.ridge import Spectrum as Eigenvalues
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, positions, ridge_knob
 from fcl_bench.methods.closed_form.ridge_server import RegularisedServer
 from fcl_bench.protocol.combining import Combination, as_one, total
-from fcl_bench.protocol.expected import Expectation, descending, orthonormal, real
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.fields import Expectation, descending, orthonormal, real
 from fcl_bench.protocol.message import SAMPLES_BYTES, Message
-from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WireFormat, column_bytes, factor_bytes, numbers_bytes
 

@@ -19,15 +19,15 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.folds import fold_numbers, hash_factors
-from fcl_bench.linalg.held_out import Sums, cross_validated, held_out_errors, least
-from fcl_bench.linalg.ridge import AUTO, GCV, mean_share
+from fcl_bench.methods.closed_form.algebra.folds import fold_numbers, hash_factors
+from fcl_bench.methods.closed_form.algebra.held_out import Sums, cross_validated, held_out_errors, least
+from fcl_bench.methods.closed_form.algebra.ridge import AUTO, GCV, mean_share
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, positions
 from fcl_bench.methods.closed_form.stsa import STSAClient, STSAServer
-from fcl_bench.protocol.expected import Expectation, counts, gram_matrix, real
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.dp_mechanism import COLUMN, SQUARE
+from fcl_bench.protocol.fields import Expectation, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Problem, Shard, State
-from fcl_bench.protocol.release import COLUMN, SQUARE
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
 

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.linalg.estimate import Estimate
-from fcl_bench.linalg.ridge import GCV, Spectrum, gcv, mean_share
 from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
+from fcl_bench.methods.closed_form.algebra.estimate import Estimate
+from fcl_bench.methods.closed_form.algebra.ridge import GCV, Spectrum, gcv, mean_share
 from fcl_bench.methods.closed_form.base import AUTO, ClosedFormMethod, ClosedFormServer
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Problem
 
 
 class RegularisedServer(ClosedFormServer):

@@ -15,10 +15,10 @@ import torch
 from fcl_bench.linalg.gram import add_class_sums, grams
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, positions, ridge_knob
 from fcl_bench.methods.closed_form.ridge_server import RidgeServer
-from fcl_bench.protocol.expected import Expectation, gram_matrix, real
+from fcl_bench.protocol.context import Shard, State
+from fcl_bench.protocol.dp_mechanism import COLUMN, SQUARE
+from fcl_bench.protocol.fields import Expectation, gram_matrix, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Shard, State
-from fcl_bench.protocol.release import COLUMN, SQUARE
 from fcl_bench.protocol.task import Task
 
 

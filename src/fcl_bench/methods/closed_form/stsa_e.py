@@ -14,8 +14,8 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.errors import require_memory
-from fcl_bench.linalg.class_scatter import ClassScatter
 from fcl_bench.linalg.gram import add_class_sums
+from fcl_bench.methods.closed_form.algebra.class_scatter import ClassScatter
 from fcl_bench.methods.closed_form.base import (
     ClosedFormClient,
     ClosedFormMethod,
@@ -24,9 +24,9 @@ from fcl_bench.methods.closed_form.base import (
     sums_without_samples,
 )
 from fcl_bench.methods.closed_form.ridge_server import RidgeServer
-from fcl_bench.protocol.expected import Expectation, counts, real
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.fields import Expectation, counts, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
 

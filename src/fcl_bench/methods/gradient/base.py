@@ -9,19 +9,19 @@ from typing import ClassVar
 from fcl_bench.backbones.trainable import Trainable, frozen_names
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError, choices, require_memory
+from fcl_bench.methods.gradient.ccvr import MOMENTS, Gaussian
 from fcl_bench.methods.gradient.client import GradientClient
-from fcl_bench.methods.gradient.half import MODEL
-from fcl_bench.methods.gradient.replay_head import MOMENTS, Gaussian
+from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.methods.gradient.server import GradientServer, weight_in_average
 from fcl_bench.protocol.combining import Combination, added_up, as_one
+from fcl_bench.protocol.context import Problem
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
-from fcl_bench.protocol.problem import Problem
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network, feature_start
 from fcl_bench.training.optimisers import average
-from fcl_bench.training.vit.blocks import transformer_blocks
+from fcl_bench.training.transformer_blocks import transformer_blocks
 
 #: The methods with `compiles`, for messages.
 _COMPILE = ("finetune", "fedprox", "scaffold", "feddyn", "feddisco", "joint_training")

@@ -7,9 +7,9 @@ import torch
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.expected import Expectation, counts
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.fields import Expectation, counts
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.problem import Problem, Shard, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.optimisers import with_prefix

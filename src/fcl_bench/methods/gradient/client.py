@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from fcl_bench.linalg.flat import Flat
-from fcl_bench.methods.gradient.ahead import Trained, trained_ahead
-from fcl_bench.methods.gradient.half import MODEL, Half, final_prefix, teacher_prefix
-from fcl_bench.methods.gradient.replay_head import MOMENTS, moments_message
+from fcl_bench.methods.gradient.batched_clients import Trained, trained_ahead
+from fcl_bench.methods.gradient.ccvr import MOMENTS, moments_message
+from fcl_bench.methods.gradient.model_holder import MODEL, Half, final_prefix, teacher_prefix
+from fcl_bench.protocol.context import Shard, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
-from fcl_bench.protocol.problem import Shard, State
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.network import Network

@@ -11,12 +11,12 @@ import torch
 
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.flat import Flat
-from fcl_bench.methods.gradient.half import MODEL, Half, final_prefix, head_seed, teacher_prefix
-from fcl_bench.methods.gradient.replay_head import MOMENTS, ReplayHead
-from fcl_bench.protocol.expected import Expectation, like
+from fcl_bench.methods.gradient.ccvr import MOMENTS, ReplayHead
+from fcl_bench.methods.gradient.model_holder import MODEL, Half, final_prefix, head_seed, teacher_prefix
+from fcl_bench.protocol.context import Prediction, Problem, TestBatch
+from fcl_bench.protocol.fields import Expectation, like
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.problem import Prediction, Problem, TestBatch
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed, generator
 from fcl_bench.tracking.console import Notices

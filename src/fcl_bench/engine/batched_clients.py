@@ -1,0 +1,91 @@
+"""Turns of clients in one process whose training is done side by side, as far as their method can (`Client`)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from fcl_bench.engine.ledger import Stopwatch
+from fcl_bench.engine.node import Node, Reply
+from fcl_bench.protocol.context import Shard
+from fcl_bench.protocol.message import Message
+from fcl_bench.tracking.console import Notices
+
+log = logging.getLogger(__name__)
+
+#: `parallel_clients=auto`.
+AUTO = "auto"
+#: Clients that train together under `auto` on the CPU, where 8 to 32 take about the same time: docs/training_speed.md.
+_ON_CPU = 16
+#: The most numbers in the features of clients that train together, which stay until their turns: 32 MiB in float64.
+MOST_NUMBERS = 2**22
+
+
+def group_size(parallel: str, device: torch.device) -> int:
+    """How many clients of `parallel_clients` train together; 1: one after the other.
+
+    Only sizes and the kind of device count, so that the same command gives the same bits.
+    """
+    if parallel == AUTO:
+        return _ON_CPU if device.type == "cpu" else 1
+    return int(parallel)
+
+
+class Abreast:
+    """Takes the turns of a node's clients, in their order. Before the first turn of a group the group trains.
+
+    Everything else of a turn is each client's own and happens when it is asked for. The seconds of a joint training are
+    dealt to the clients in proportion to their samples.
+
+    Args:
+        node: of all clients.
+        size: the most clients of a group.
+        device: of the node.
+        if_faster: whether clients whose joint training would take longer train one after the other.
+    """
+
+    def __init__(self, node: Node, size: int, device: torch.device, if_faster: bool = False) -> None:
+        self._node, self._size, self._device, self._if_faster = node, size, device, if_faster
+        self._notices = Notices(log)
+
+    def turns(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply]:
+        """The replies of these clients, as of `Node.turn`."""
+        alone: str | None = ""
+        for group in self._groups(present, broadcast.task):
+            seconds, together = dict.fromkeys(group, 0.0), 1
+            shards: dict[int, Shard] = {}
+            if len(group) > 1 and alone == "":
+                shards = {client: self._node.data.shard(broadcast.task, client) for client in group}
+                seconds, alone = self._trained(shards, broadcast)
+                together = len(group) if alone == "" else 1
+                if alone:
+                    text = f"parallel_clients: clients train one after the other, since {alone}"
+                    self._notices.tell(alone, text, logging.INFO)
+            for client in group:
+                self._node.settle()
+                reply = self._node.turn(client, broadcast, shards.pop(client, None))
+                yield replace(reply, seconds=reply.seconds + seconds[client], together=together, alone=alone or "")
+
+    def _trained(self, shards: dict[int, Shard], broadcast: Message) -> tuple[dict[int, float], str | None]:
+        """The seconds of each client in the joint training, and why there was none; None: nothing trains."""
+        watch = Stopwatch(self._device)
+        with watch.running():
+            alone = self._node.train_ahead(list(shards.values()), broadcast, self._if_faster)
+        sizes = {client: max(len(shard.labels), 1) for client, shard in shards.items()}
+        whole = sum(sizes.values())
+        return {client: watch.seconds * size / whole for client, size in sizes.items()}, alone
+
+    def _groups(self, present: Sequence[int], task: int) -> Iterator[list[int]]:
+        """Neighbours in the order of turns: at most `size` clients, and no more features than fit."""
+        sizes = self._node.data.holdings[task].sizes() * self._node.data.numbers_per_sample
+        group: list[int] = []
+        for client in present:
+            if group and (len(group) == self._size or sizes[[*group, client]].sum() > MOST_NUMBERS):
+                yield group
+                group = []
+            group.append(client)
+        if group:
+            yield group

@@ -1,0 +1,221 @@
+"""The tests after a task: counts of right answers on the test sets of all tasks so far, for each way of asking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from fcl_bench.data.splits.stream import Stream
+from fcl_bench.engine.contract import answer_of
+from fcl_bench.engine.node import on_device
+from fcl_bench.engine.rows import Rows
+from fcl_bench.errors import UserError
+from fcl_bench.linalg.finite import all_finite
+from fcl_bench.protocol.context import Prediction, Problem, TestBatch
+from fcl_bench.protocol.method import Server
+from fcl_bench.protocol.task import Task
+from fcl_bench.randomness import generator
+
+#: Samples scored at a time: their random features take the most memory of evaluation.
+BATCH = 1024
+#: The ways of asking. `correct`: as the method predicts; `aware`: the sample's task is given, and only its classes
+#: compete (under the task's own head, if it has one); `unrouted`: all classes seen compete, regardless of the task that
+#: the method names; `routed`: whether the method named the right task.
+WAYS = ("correct", "aware", "unrouted", "routed")
+#: After task `after`: how many test samples of class `label` were classified as `answer`, both as columns.
+CONFUSION = np.dtype([("after", np.int32), ("label", np.int32), ("answer", np.int32), ("samples", np.int32)])
+#: After task `after`: the class of a test sample, its predicted class, and the score of the prediction.
+SAMPLES = np.dtype(
+    [("after", np.int32), ("sample", np.int64), ("label", np.int32), ("answer", np.int32), ("score", np.float64)]
+)
+
+
+class Answers:
+    """Counts (T, T) int64 for each of `WAYS`: row t, column tau counts the test set of task tau after task t.
+
+    It also keeps the predicted classes, as `correct` counts them: as a confusion table and, on request, per sample.
+
+    Args:
+        tasks: T.
+        by_sample: whether the predicted class of every single sample is kept.
+
+    Attributes:
+        routes: whether the method names tasks at all; if not, `routed` has no meaning and `unrouted` is `correct`.
+        confusion: `CONFUSION` rows, those of each task's examination in turn, ascending.
+        samples: `SAMPLES` rows in the same order; None if they are not kept.
+    """
+
+    def __init__(self, tasks: int, by_sample: bool = False) -> None:
+        # A task's counts lie together, because they never change after its examination.
+        self._counts = np.zeros((tasks, len(WAYS), tasks), dtype=np.int64)
+        self.routes = False
+        self.confusion = Rows(CONFUSION)
+        self.samples = Rows(SAMPLES) if by_sample else None
+        #: Of the current examination: samples, true columns, answers, scores of the answers.
+        self._given: list[tuple[np.ndarray, ...]] = []
+
+    def __getitem__(self, way: str) -> np.ndarray:
+        return self._counts[:, WAYS.index(way)]
+
+    def add(
+        self,
+        after: int,
+        prediction: Prediction,
+        columns: torch.Tensor,
+        true_tasks: torch.Tensor,
+        classes: list[torch.Tensor],
+        samples: np.ndarray | None = None,
+    ) -> None:
+        """Count a batch.
+
+        Args:
+            after: index of the last task learnt.
+            prediction: of n samples.
+            columns: (n,) their true classes; a class not seen yet is never answered.
+            true_tasks: (n,) the tasks whose test samples they are.
+            classes: per task so far, the columns of its classes, ascending.
+            samples: (n,) their indices, where single samples are kept.
+        """
+        tasks, best = prediction.tasks, chosen(prediction, classes)
+        right = {
+            "correct": best == columns,
+            "aware": _best_of(prediction, classes, true_tasks) == columns,
+        }
+        right["unrouted"] = right["correct"]
+        if tasks is not None:
+            self.routes = True
+            right["unrouted"] = prediction.scores.argmax(dim=1) == columns
+            right["routed"] = tasks == true_tasks
+        for way, hits in right.items():
+            self[way][after] += np.bincount(true_tasks[hits].cpu().numpy(), minlength=len(self[way]))
+        scores = prediction.scores.gather(1, best.unsqueeze(1)).squeeze(1)
+        kept = [] if self.samples is None or samples is None else [samples, scores.cpu().numpy()]
+        self._given.append((columns.cpu().numpy(), best.cpu().numpy(), *kept))
+
+    def finish(self, after: int) -> None:
+        """End the examination after task `after`: all its batches have been counted."""
+        if not self._given:  # no test sample yet
+            return
+        columns, answers, *kept = (np.concatenate(parts) for parts in zip(*self._given, strict=True))
+        self._given = []
+        pairs, counts = np.unique(np.stack([columns, answers]), axis=1, return_counts=True)
+        self.confusion.extend(_table(CONFUSION, after, *pairs, counts))
+        if self.samples is not None:
+            samples, scores = kept
+            order = np.argsort(samples)
+            self.samples.extend(_table(SAMPLES, after, *(part[order] for part in (samples, columns, answers, scores))))
+
+    def state(self) -> dict[str, Any]:
+        """The part of the state that is not a count, as JSON."""
+        return {"routes": self.routes}
+
+    def tensor(self, done: int) -> torch.Tensor:
+        """(done, 4, T): the rows of the first `done` tasks, for each of `WAYS`; they never change again."""
+        return torch.from_numpy(self._counts[:done])
+
+    def restore(self, state: dict[str, Any], rows: torch.Tensor) -> None:
+        """Take over what `state` and `tensor` returned."""
+        self.routes = bool(state["routes"])
+        self._counts[: len(rows)] = rows.numpy()
+
+
+def _table(dtype: np.dtype, after: int, *columns: np.ndarray) -> np.ndarray:
+    """Rows of the type whose first column is `after`."""
+    rows = np.empty(len(columns[0]), dtype=dtype)
+    for name, values in zip(dtype.names or (), (after, *columns), strict=True):
+        rows[name] = values
+    return rows
+
+
+def chosen(prediction: Prediction, classes: list[torch.Tensor]) -> torch.Tensor:
+    """The predicted class (n,) of each sample, as a column.
+
+    Args:
+        prediction: of n samples.
+        classes: per task so far, the columns of its classes, ascending.
+    """
+    if prediction.tasks is None:
+        return prediction.scores.argmax(dim=1)
+    return _best_of(prediction, classes, prediction.tasks)
+
+
+def _best_of(prediction: Prediction, classes: list[torch.Tensor], tasks: torch.Tensor) -> torch.Tensor:
+    """The best class (n,) among those of each sample's task."""
+    if prediction.heads is None:
+        member = prediction.scores.new_zeros(len(classes), prediction.scores.shape[1], dtype=torch.bool)
+        sizes = torch.tensor([len(columns) for columns in classes], device=tasks.device)
+        task_of = torch.arange(len(classes), device=tasks.device).repeat_interleave(sizes)
+        member[task_of, torch.cat(classes)] = True
+        return prediction.scores.masked_fill(~member[tasks], -torch.inf).argmax(dim=1)
+    best = torch.empty_like(tasks)
+    for task, columns in enumerate(classes):
+        chosen = tasks == task
+        best[chosen] = columns[prediction.heads[task][chosen].argmax(dim=1)]
+    return best
+
+
+class Examination:
+    """Asks a server about test samples, and counts its right answers.
+
+    Args:
+        problem: device, types, seed.
+        stream: the stream whose test samples these are.
+        test: (n, ...) all test samples; they are moved to the device.
+    """
+
+    def __init__(self, problem: Problem, stream: Stream, test: torch.Tensor) -> None:
+        self._problem = problem
+        self._stream = stream
+        self._test = test.to(problem.device)
+        self._classes = [torch.tensor(task.columns, device=problem.device) for task in stream.tasks]
+        self._task_of = np.full(len(stream.test_columns), -1)
+        for task in stream.tasks:
+            self._task_of[stream.test[task.index]] = task.index
+
+    def batches(self, task: Task, pure: int | None) -> Iterator[np.ndarray]:
+        """Indices of the test samples of all tasks up to `task`; `pure`: see `test_batches`."""
+        return test_batches(self._stream.test[: task.index + 1], pure, self._problem.seed)
+
+    def inputs(self, indices: np.ndarray) -> torch.Tensor:
+        """Test samples on the device."""
+        return on_device(self._test, indices, self._problem)
+
+    def take(self, task: Task, server: Server, answers: Answers) -> None:
+        """Add what `server` answers after `task` to `answers`.
+
+        Raises:
+            UserError: the answers are not as `Prediction` says, or a score is not finite.
+        """
+        pure = server.pure_batches
+        for number, batch in enumerate(self.batches(task, pure)):
+            # A partial batch has other samples after the next task.
+            stays = pure is None and len(batch) == BATCH
+            asked = TestBatch(partial(self.inputs, batch), pure is not None, number if stays else None)
+            prediction = answer_of(server, server.classify(asked), len(batch), task)
+            if not all_finite(prediction.scores):
+                raise UserError(
+                    f"{type(server).__name__}: class scores after task {task.index} are not finite",
+                    "finite numbers, such as -1e30 for a class that is ruled out",
+                )
+            truth = self._stream.test_columns[batch], self._task_of[batch]
+            columns, tasks = (torch.from_numpy(values).to(self._problem.device) for values in truth)
+            answers.add(task.index, prediction, columns, tasks, self._classes[: task.index + 1], batch)
+        answers.finish(task.index)
+
+
+def test_batches(test: tuple[np.ndarray, ...], pure: int | None, seed: int) -> Iterator[np.ndarray]:
+    """Indices of the test samples in batches: in their order, or (`pure`) in batches of `pure` samples of one task.
+
+    For `pure`, a task's samples are shuffled: a file that is sorted by class would give batches of a single class.
+    """
+    if pure is None:
+        samples = np.concatenate(test)
+        yield from (samples[begin : begin + BATCH] for begin in range(0, len(samples), BATCH))
+        return
+    for task, indices in enumerate(test):
+        shuffled = generator(seed, "test batches", task).permutation(indices)
+        yield from (shuffled[begin : begin + pure] for begin in range(0, len(shuffled), pure))

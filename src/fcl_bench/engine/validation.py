@@ -1,0 +1,332 @@
+"""The check of uploads: the server absorbs only what it expects."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+
+from fcl_bench.engine.codec import narrower
+from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.wire_form import form_objection, rounding_of
+from fcl_bench.errors import UserError
+from fcl_bench.linalg.flat import Flat
+from fcl_bench.linalg.structure import (
+    descending_trouble,
+    gram_trouble,
+    noisy_gram_trouble,
+    orthonormal_trouble,
+    packed_grams_trouble,
+    sums_trouble,
+)
+from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.dp_mechanism import noise_room
+from fcl_bench.protocol.fields import Announced, Expectation, Expected
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import EVERYONE, Server
+
+#: More samples than any client has: the largest int32.
+MOST_SAMPLES = 2**31 - 1
+#: Tolerance of sums over many samples, and of results computed from them, in roundings of their type: the wire rounds
+#: once, and the statistics' type rounds at every addition.
+_SUMMED, _ORTHONORMAL = 256, 1e-9
+
+#: What is wrong with the numbers of a form, and what was expected.
+_FORMS: dict[str, tuple[Callable[[torch.Tensor, float], str], str]] = {
+    "gram": (gram_trouble, "a symmetric, positive semidefinite matrix"),
+    "packed grams": (packed_grams_trouble, "triangles of symmetric, positive semidefinite matrices"),
+    "orthonormal": (orthonormal_trouble, "orthonormal columns"),
+    "descending": (descending_trouble, "singular values, the largest first"),
+}
+#: The field, what it contains, and what was expected.
+Objection = tuple[str, str, str]
+
+
+class BadUpload(UserError):
+    """An upload is not as the server expects; the message has client, task, round, field, and what was expected.
+
+    Attributes:
+        client: the client who sent it, or the first whose upload is in it; `EVERYONE` for a sum over clients.
+    """
+
+    def __init__(self, client: int, message: Message, what: str, expected: str, sender: str = "") -> None:
+        where = f"task {message.task}, round {message.round} ({message.stage})"
+        whose = "the sum of the uploads" if client == EVERYONE else f"{sender or f'client {client}'}'s upload"
+        super().__init__(f"{whose} in {where}: {what}", f"expected: {expected}")
+        self.client = client
+
+
+def admitted(
+    client: int,
+    upload: Message,
+    middleware: Middleware,
+    server: Server,
+    expected: Expectation,
+    problem: Problem | None = None,
+    announced: Announced | None = None,
+    clients: int = 1,
+    sender: str = "",
+    rounding: float = 0.0,
+) -> Message:
+    """The upload as the server absorbs it.
+
+    Args:
+        client: the client who sent it.
+        upload: as it came from the wire.
+        middleware: the server side's middleware.
+        server: asked for objections.
+        expected: the fields of an upload of this round.
+        problem: defines the wire format and types that the upload has to use; None: any.
+        announced: how many samples the client has; None: it has not said.
+        clients: the number of clients' uploads that it is made of.
+        sender: the sender's name in errors; "": "client" and its number.
+        rounding: the largest absolute error of entries, besides the rounding by the wire's type.
+
+    Raises:
+        BadUpload: the upload can't be decoded; a field is missing, unknown, of another shape or type, not finite, out
+            of its range or not of its form; or the fields contradict each other.
+    """
+
+    def bad(what: str, wanted: str) -> BadUpload:
+        return BadUpload(client, upload, what, wanted, sender)
+
+    def refused(field: str, what: str, wanted: str) -> BadUpload:
+        return bad(f"{field} {what}", wanted)
+
+    if upload.clients != clients:
+        raise bad(f"clients={upload.clients}", f"{clients}, since it is of so many")
+    if problem is not None and problem.release is not None:
+        expected = problem.release.loosened(expected, clients)
+    if found := form_objection(upload, expected, None if problem is None else problem.wire):
+        raise refused(*found)
+    try:
+        message = middleware.receive(upload, client)
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        raise bad(f"it cannot be decoded ({error})", ", ".join(expected)) from error
+    summed = torch.finfo(torch.float64 if problem is None else problem.dtype).eps
+    relative = {name: rounding_of(upload, name) + _SUMMED * summed for name in _compared(expected)}
+    if rounding:
+        relative = {name: error + _root_of(rounding, message.get(name)) for name, error in relative.items()}
+    largest = _largest(problem)
+    if found := first_objection(message.tensors, expected, relative, announced, largest):
+        raise refused(*found)
+    if (samples := upload.samples) is not None:
+        most = MOST_SAMPLES if announced is None else announced.run
+        if type(samples) is not int or not 1 <= samples <= most:
+            raise bad(f"samples={samples}", f"a whole number, at least 1 and at most {most}")
+    message = _widened(message, expected, None if problem is None else problem.dtype)
+    if said := server.objection(message):
+        raise bad(said, "fields that agree with each other")
+    return message
+
+
+def _widened(message: Message, expected: Expectation, dtype: torch.dtype | None) -> Message:
+    """The message in the statistics' type, except for fields that are only added up."""
+    narrow = {
+        name: tensor.to(dtype)
+        for name, tensor in message.items()
+        if narrower(tensor, dtype) and not expected[name].added
+    }
+    return message.with_tensors({**message, **narrow}) if narrow else message
+
+
+def _root_of(rounding: float, tensor: torch.Tensor | None) -> float:
+    """The relative error that stands for an absolute error of the entries: the root of their ratio.
+
+    It is a root because a Gram matrix's off-diagonal entries are compared with roots of diagonal ones: where a diagonal
+    entry below the rounding is lost, its row can still have entries as large as the root of it.
+    """
+    if tensor is None or not tensor.numel() or not tensor.is_floating_point():
+        return 0.0
+    largest = float(tensor.abs().max())
+    return min(1.0, (rounding / largest) ** 0.5) if largest > 0 else 1.0
+
+
+def first_objection(
+    tensors: Mapping[str, torch.Tensor],
+    expected: Expectation,
+    rounding: Mapping[str, float] | None = None,
+    announced: Announced | None = None,
+    largest: float = math.inf,
+) -> Objection | None:
+    """What is wrong with an upload: the field, what it contains, and what was expected. None if nothing is wrong.
+
+    Args:
+        tensors: the decoded upload.
+        expected: the expectation of each field.
+        rounding: relative errors of the fields' numbers; left out: those of float64.
+        announced: how many samples the client has; None: unknown.
+        largest: the largest allowed absolute value of a real number.
+    """
+    for name, wanted in expected.items():
+        if name not in tensors and not wanted.optional:
+            return name, "is missing", f"the fields {', '.join(expected)}"
+    sides: dict[str, int] = {}
+    small = _surely_small(tensors, expected, largest)
+    ends = _extremes(tensors, expected, small)
+    for name, tensor in tensors.items():
+        if name not in expected:
+            return name, "is no field of this upload", f"the fields {', '.join(expected)}"
+        wanted = expected[name]
+        # Where all sides are numbers, there is nothing else to look at.
+        if tensor.shape != wanted.shape and not _fits(tensor.shape, wanted, sides):
+            shape = ", ".join(f"{side}={sides[side]}" if side in sides else str(side) for side in wanted.shape)
+            return name, f"has the shape {tuple(tensor.shape)}", f"({shape})"
+        if name not in small and (problem := _values(tensor, wanted, largest, ends.get(name))):
+            return name, *problem
+    rounding = dict.fromkeys(expected, torch.finfo(torch.float64).eps) if rounding is None else rounding
+    # These checks cost more than those above, so they come last, when all fields have passed.
+    for name in tensors:
+        if expected[name].joint and (problem := _form(name, tensors, expected[name], rounding, announced)):
+            return name, *problem
+    return None
+
+
+def _compared(expected: Expectation) -> set[str]:
+    """Names of the fields whose numbers are looked at jointly, and of those that they are compared with."""
+    joint = {name for name, wanted in expected.items() if wanted.joint}
+    return joint | {expected[name].of for name in joint if expected[name].of in expected}
+
+
+def _fits(shape: torch.Size, wanted: Expected, sides: dict[str, int]) -> bool:
+    """Whether a tensor has the expected sides; lengths of named ones are entered in `sides`."""
+    return len(wanted.shape) == len(shape) and all(
+        length == (sides.setdefault(side, length) if isinstance(side, str) else side)
+        for side, length in zip(wanted.shape, shape, strict=True)
+    )
+
+
+def _values(
+    tensor: torch.Tensor, wanted: Expected, largest: float, ends: tuple[float, float] | None = None
+) -> tuple[str, str] | None:
+    """What is wrong with single numbers; `ends` are the least and the largest, where they are known."""
+    right_kind = {
+        "real": tensor.is_floating_point(),
+        "whole": not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool,
+        "bytes": tensor.dtype == torch.uint8,
+    }[wanted.kind]
+    if not right_kind:
+        kinds = {"real": "a floating-point type", "whole": "an integer type", "bytes": "uint8"}
+        return f"has the type {str(tensor.dtype).removeprefix('torch.')}", kinds[wanted.kind]
+    if wanted.widest is not None and tensor.shape[-1] > wanted.widest:
+        return f"has {tensor.shape[-1]} columns", f"at most {wanted.widest}"
+    if not tensor.numel() or wanted.kind == "bytes":
+        return None
+    # The extremes of a tensor that holds a NaN are NaN, and every comparison with NaN is false.
+    least, most = ends or (end.item() for end in torch.aminmax(tensor))
+    if wanted.kind == "real":
+        if not (least > -math.inf and most < math.inf):
+            return "is not finite", "finite numbers"
+        if max(-least, most) > largest:
+            return f"holds {most if most > -least else least:.3g}", f"numbers of at most {largest:.3g}"
+    if wanted.least is not None and least < wanted.least:
+        return f"holds {least:g}", f"no value below {wanted.least:g}"
+    if wanted.below is not None and most >= wanted.below:
+        return f"holds {most:g}", f"values below {wanted.below}"
+    if wanted.most is not None and most > wanted.most:
+        return f"holds {most:g}", f"no value above {wanted.most:g}"
+    return None
+
+
+def _surely_small(tensors: Mapping[str, torch.Tensor], expected: Expectation, largest: float) -> set[str]:
+    """Names of the real tensors whose norms show that their values are in range: no value exceeds its tensor's norm.
+
+    All norms are computed at once; the remaining tensors are checked one by one.
+    """
+    real = {
+        name: expected[name]
+        for name, tensor in tensors.items()
+        if name in expected and expected[name].kind == "real" and tensor.is_floating_point()
+    }
+    names = [name for name, wanted in real.items() if wanted.around_zero > 0]
+    if not names:
+        return set()
+    # Half of the limit, since a norm is rounded too. A norm that is infinite or NaN is below nothing.
+    most = {name: min(largest, expected[name].around_zero) / 2 for name in names}
+    if isinstance(tensors, Flat) and float(torch.linalg.vector_norm(tensors.buffer)) < min(most.values()):
+        positive = [name for name, wanted in real.items() if wanted.from_zero]
+        if positive and bool((torch.cat([tensors[name].flatten() for name in positive]) >= 0).all()):
+            names += positive
+        return set(names)
+    norms = torch.stack(torch._foreach_norm([tensors[name] for name in names])).tolist()
+    return {name for name, norm in zip(names, norms, strict=True) if norm < most[name]}
+
+
+def _extremes(
+    tensors: Mapping[str, torch.Tensor], expected: Expectation, small: set[str]
+) -> dict[str, tuple[float, float]]:
+    """The least and the largest number of each real tensor whose norm does not show that its values are in range.
+
+    They are read at once: batch norms have a variance in every layer, and a GPU would be waited for twice for each.
+    """
+    names = [
+        name
+        for name, tensor in tensors.items()
+        if name in expected
+        and expected[name].kind == "real"
+        and name not in small
+        and tensor.is_floating_point()
+        and tensor.numel()
+    ]
+    if not names:
+        return {}
+    ends = torch.stack([end.double() for name in names for end in torch.aminmax(tensors[name])])
+    return {name: (least, most) for name, (least, most) in zip(names, ends.view(-1, 2).tolist(), strict=True)}
+
+
+def _largest(problem: Problem | None) -> float:
+    """Numbers up to this size can be multiplied in the types of the wire and of the statistics without overflow."""
+    if problem is None:
+        return math.inf
+    exact = problem.wire.dtype == problem.dtype == torch.float64
+    return torch.finfo(torch.float64 if exact else torch.float32).max ** 0.5 / 2
+
+
+def _form(
+    name: str,
+    tensors: Mapping[str, torch.Tensor],
+    wanted: Expected,
+    rounding: Mapping[str, float],
+    announced: Announced | None,
+) -> tuple[str, str] | None:
+    """What is wrong with the field's numbers jointly, and in relation to other fields of the upload."""
+    tensor, error = tensors[name], rounding[name]
+    if wanted.kind == "whole":
+        return _whole(tensor, wanted, announced)
+    if wanted.per_sample is not None and announced is not None and tensor.numel():
+        most, found = announced.task * wanted.per_sample, float(tensor.abs().max())
+        if found > (1 + 4 * error) * most:
+            return f"holds {found:.4g}", f"at most {most:.4g} of {announced.task} samples"
+    if wanted.form == "noisy gram":
+        room = noise_room(wanted.noise, len(tensor))
+        if said := noisy_gram_trouble(tensor, error, room):
+            return (
+                f"{said} beyond what its noise explains",
+                "a symmetric, positive semidefinite matrix with noise on it",
+            )
+    elif wanted.form:
+        trouble, words = _FORMS[wanted.form]
+        if said := trouble(tensor, max(error, _ORTHONORMAL) if wanted.form == "orthonormal" else error):
+            return said, words
+    if wanted.of and (wanted.by or announced is not None):
+        samples = tensors[wanted.by] if wanted.by else float(announced.task if announced else 0)
+        trace = float(tensors[wanted.of].diagonal().sum(dtype=torch.float64))
+        if said := sums_trouble(tensor, trace, samples, max(error, rounding[wanted.of]), wanted.of):
+            return said, f"sums over the samples of {wanted.of}"
+    return None
+
+
+def _whole(tensor: torch.Tensor, wanted: Expected, announced: Announced | None) -> tuple[str, str] | None:
+    if not tensor.numel():
+        return None
+    if wanted.form == "distinct" and len(tensor.unique()) < tensor.numel():
+        return "names something twice", "different numbers"
+    if wanted.among is not None and (others := sorted({*tensor.flatten().tolist()} - wanted.among)):
+        return f"holds {others[0]}", f"some of {', '.join(map(str, sorted(wanted.among)))}"
+    if wanted.speaks_for:
+        most = MOST_SAMPLES if announced is None else getattr(announced, wanted.speaks_for)
+        # In float64, since sums of integers wrap around.
+        if (total := float(tensor.double().sum())) > most:
+            return f"counts {total:.6g} samples", f"at most the {most} that the client has"
+    return None

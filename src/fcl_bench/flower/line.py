@@ -1,0 +1,177 @@
+"""The server's end of a Flower run: starts the relay on the SuperLink, and pushes and pulls messages through it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fcl_bench.errors import UserError, first_line, installing
+from fcl_bench.flower import frames
+
+_BUNDLE = Path(__file__).parent / "bundle"
+#: Seconds until a ServerApp that was asked for has come: Flower starts a process and installs two files.
+_START = 60.0
+
+
+class LinkLost(Exception):
+    """The SuperLink, or the relay on it, is not there (any more)."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a message.
+
+    Attributes:
+        message: the message that it answers.
+        blobs: the answer of the node's worker; none if Flower reports an error.
+        error: that error.
+    """
+
+    message: str
+    blobs: list[bytes]
+    error: str = ""
+
+
+def require_flower(asked: str) -> None:
+    """Raise a `UserError` unless Flower is installed."""
+    if importlib.util.find_spec("flwr") is None or not program("flwr").exists():
+        raise UserError(f"{asked} needs Flower, which is not installed", installing("flower"))
+
+
+def program(name: str) -> Path:
+    """Return the path of one of Flower's commands in the environment of this process."""
+    return Path(sysconfig.get_path("scripts")) / name
+
+
+def quiet_environment(home: Path) -> dict[str, str]:
+    """Return the environment of Flower's processes: files in `home`, ten looks for work per second, no telemetry."""
+    own = {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
+    return {**os.environ, **own}
+
+
+class Line:
+    """A line to a SuperLink, through a ServerApp that relays.
+
+    Args:
+        address: host:port of the SuperLink, on this machine.
+        authority: file of the certificate authority that signed the SuperLink's certificate; None: no TLS.
+    """
+
+    def __init__(self, address: str, authority: Path | None = None) -> None:
+        self._address, self._authority = address, authority
+        # A Unix socket's path has room for a hundred letters, which a run's folder may exceed.
+        self._folder = Path(tempfile.mkdtemp(prefix="fcl-bench-"))
+        self._socket: socket.socket | None = None
+
+    def open(self) -> None:
+        """Start the relay, in place of one that is lost.
+
+        Raises:
+            UserError: the SuperLink refuses, which no waiting mends.
+            LinkLost: it does not answer.
+        """
+        self._hang_up()
+        path = self._folder / "server"
+        with contextlib.closing(frames.listener(path)) as listener:
+            self._start(path)
+            listener.settimeout(_START)
+            try:
+                self._socket, _ = listener.accept()
+            except TimeoutError as error:
+                raise LinkLost(
+                    f"no ServerApp of the SuperLink at {self._address} came within {_START:g} seconds; it has to run on"
+                    " this machine, as this user, with fcl-bench installed"
+                ) from error
+        self._socket.settimeout(None)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether there is a relay."""
+        return self._socket is not None
+
+    def _start(self, path: Path) -> None:
+        """Have the SuperLink run the relay, by Flower's own command."""
+        secure = (
+            "insecure = true"
+            if self._authority is None
+            else f"root-certificates = {json.dumps(str(self._authority.absolute()))}"
+        )
+        (self._folder / "config.toml").write_text(
+            f'[superlink]\ndefault = "link"\n[superlink.link]\naddress = {json.dumps(self._address)}\n{secure}\n'
+        )
+        command = [program("flwr"), "run", _BUNDLE, "link", "--run-config", f"socket={json.dumps(str(path))}"]
+        try:
+            done = subprocess.run(
+                [*map(str, command), "--format", "json"],
+                capture_output=True,
+                text=True,
+                timeout=_START,
+                env=quiet_environment(self._folder),
+            )
+            told = json.loads(done.stdout[done.stdout.index("{") :])
+        except (subprocess.TimeoutExpired, ValueError) as error:
+            raise LinkLost(f"flwr run says nothing of use about {self._address}") from error
+        if not told.get("success"):
+            # The last line says what is wrong; the lines before it say what was tried.
+            reason = [line for line in str(told.get("error-message", done.stderr)).splitlines() if line.strip()][-1:]
+            raise LinkLost(f"the SuperLink at {self._address}: {' '.join(reason) or 'flwr run failed'}")
+
+    def nodes(self) -> list[str]:
+        """Return the SuperNodes that the SuperLink counts as there, by their numbers."""
+        return list(self._asked({"do": "nodes"}).header["nodes"])
+
+    def push(self, node: str, seconds: float, request: bytes) -> str | None:
+        """Send a request to a node; return the message's name, or None if the node is gone.
+
+        Args:
+            node: of `nodes`.
+            seconds: after which neither the request nor its answer is of use.
+            request: for the node's worker.
+        """
+        found = self._asked({"do": "push", "node": node, "ttl": seconds}, [request]).header["message"]
+        return None if found is None else str(found)
+
+    def pull(self, messages: Sequence[str]) -> Iterator[Answer]:
+        """Return the answers that are there, each once."""
+        if not messages:
+            return
+        header, blobs = self._asked({"do": "pull", "messages": list(messages)})
+        for reply in header["replies"]:
+            own, blobs = blobs[: reply["blobs"]], blobs[reply["blobs"] :]
+            yield Answer(reply["message"], own, reply["error"])
+
+    def _asked(self, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> frames.Frame:
+        if self._socket is None:
+            raise LinkLost(f"there is no line to {self._address}")
+        try:
+            frames.send(self._socket, header, blobs)
+            answer = frames.receive(self._socket)
+        except OSError as error:
+            answer, reason = None, f": {first_line(error)}"
+        else:
+            reason = ""
+        if answer is None:
+            self._hang_up()
+            raise LinkLost(f"the SuperLink at {self._address} is gone{reason}")
+        return answer
+
+    def _hang_up(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def close(self) -> None:
+        """End the relay."""
+        self._hang_up()
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""One autoencoder per class."""

@@ -1,0 +1,398 @@
+"""FedCBC: a variational autoencoder per class on frozen features, whose loss classifies (Yu et al., ACM MM 2024).
+
+For each class c of which it has samples, a client trains an autoencoder on them and on samples of the received one, by
+    L = mean_x |x^ - x|^2 + kl KL(q(z | x) || N(0, I)) + alpha KL(q(z | x) || q_global(z | x)),
+with the last term only if there is a received one. If one client alone sends the first autoencoder of a class, the
+server takes it over. Else it draws samples from all autoencoders that it has of the class, and trains on them by the
+same loss, where q_global is the mean of their posteriors. A sample is of the class whose autoencoder has the smallest L
+without the last term, at z = its posterior mean. No autoencoder ever sees another class, so those of classes that do
+not come back stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.environment import exact_kernels
+from fcl_bench.errors import UserError, require_memory
+from fcl_bench.linalg.finite import all_finite
+from fcl_bench.methods.autoencoders.class_vaes.bank import Bank
+from fcl_bench.methods.autoencoders.class_vaes.fitting import Fit, Grouped, Wanted, fitted, posteriors
+from fcl_bench.methods.autoencoders.class_vaes.fusion import Drawing, drawn, fused
+from fcl_bench.methods.autoencoders.class_vaes.networks import Architecture, losses
+from fcl_bench.methods.autoencoders.class_vaes.streams import further, keys, keys_of_rows, normals
+from fcl_bench.methods.gradient.model_holder import MODEL
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.fields import Expectation, numbers, real, weights
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Client, Method, Server
+from fcl_bench.protocol.query_tasks import AskedTasks
+from fcl_bench.protocol.task import Task
+from fcl_bench.randomness import derived_seed, generator
+from fcl_bench.training.knobs import MOST_PASSES, diverged
+
+#: The stage in which clients send the smallest and largest value of each feature.
+RANGE = "range"
+#: The prefix of received autoencoders' names, `vae.<column>.<version>`; what has such a name never changes.
+_VAE = "vae."
+#: The most numbers of reconstructed features in memory at once.
+_AT_ONCE = 2**24
+
+
+@dataclass
+class VAETraining:
+    """`method.training`, for the clients, and for the server where it fuses.
+
+    Args:
+        rounds: rounds of exchange per task.
+        fraction: share of the clients that take part in a round, chosen at random.
+        epochs: passes over a class's samples, in each round.
+        batch_size: samples per class and step.
+        lr, weight_decay: of Adam, which starts anew in each round.
+    """
+
+    rounds: int = knob(5, least=1, most=MOST_PASSES, words="an integer from 1 to 1000000")
+    fraction: float = knob(1.0, above=0, most=1)
+    epochs: int = knob(300, least=1, most=MOST_PASSES, words="an integer from 1 to 1000000")
+    batch_size: int = knob(32, least=1)
+    lr: float = knob(0.001, above=0)
+    weight_decay: float = knob(0.001, least=0)
+
+    def forward_precision(self, device: str) -> str:
+        """float32 on every device: autoencoders are small."""
+        return "float32"
+
+
+@dataclass
+class FedCBC(Method):
+    """Knobs of FedCBC.
+
+    Args:
+        training: rounds, epochs, Adam.
+        hidden, latent: h and l, widths of the autoencoders.
+        kl: weight of the divergence from the prior, in training and in the scores.
+        alpha: weight of the divergence from earlier posteriors; 0: without.
+        samples: samples drawn from an autoencoder: by a client from the received one, by the server from each.
+        scaling: how features are brought within 0 and 1, as the decoders' outputs are: range (by the smallest and the
+            largest value of each feature in the first task, clipped later on), logistic (1 / (1 + exp(-x)), without
+            any message), none.
+        variant: working; published: the latents of drawn samples are uniform within -1 and 1, the server averages
+            random z instead of posterior means, and the scores are at a random z.
+    """
+
+    name: ClassVar[str] = "fedcbc"
+    resumes_within_tasks: ClassVar[bool] = True
+
+    training: VAETraining = field(default_factory=VAETraining)
+    hidden: int = knob(256, least=1)
+    latent: int = knob(128, least=1)
+    kl: float = knob(0.5, least=0)
+    alpha: float = knob(0.1, least=0)
+    samples: int = knob(100, least=1)
+    scaling: str = knob("range", choices=("range", "logistic", "none"))
+    variant: str = knob("working", choices=("working", "published"))
+
+    def __post_init__(self) -> None:
+        if self.published and self.scaling != "none":
+            raise UserError(
+                f"method.scaling={self.scaling} contradicts method.variant=published", "method.scaling=none"
+            )
+
+    @property
+    def published(self) -> bool:
+        return self.variant == "published"
+
+    def architecture(self, problem: Problem) -> Architecture:
+        return Architecture(problem.inputs, self.hidden, self.latent)
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        # The server holds them, the memory for scores, and the uploads of a round (at most every class from every
+        # client), with their copies in the classes' order.
+        uploads = (problem.clients or 1) * max(classes_per_task)
+        size = 3 * 4 * (problem.all_classes(classes_per_task) + uploads) * self.architecture(problem).numbers
+        require_memory(f"method.hidden={self.hidden}", size, "the autoencoders of all classes")
+
+    def fit(self) -> Fit:
+        knobs = self.training
+        return Fit(knobs.epochs, knobs.batch_size, knobs.lr, knobs.weight_decay, self.kl)
+
+    def drawing(self) -> Drawing:
+        return Drawing(self.samples, self.published)
+
+    def client(self, problem: Problem) -> Client:
+        return FedCBCClient(self, problem)
+
+    def server(self, problem: Problem) -> Server:
+        return FedCBCServer(self, problem)
+
+
+class _Half:
+    """What both halves have.
+
+    Attributes:
+        architecture: the autoencoders' sizes.
+    """
+
+    def __init__(self, method: FedCBC, problem: Problem) -> None:
+        self.method, self.problem = method, problem
+        self.architecture = method.architecture(problem)
+
+    def scaled(self, inputs: torch.Tensor, low: torch.Tensor | None, high: torch.Tensor | None) -> torch.Tensor:
+        """Features (n, d) as autoencoders take them, in float32; `low` and `high` (d,) are for scaling=range."""
+        if self.method.scaling == "logistic":
+            return inputs.sigmoid().float()
+        if low is None or high is None:
+            return inputs.float()
+        low, high = low.to(inputs), high.to(inputs)
+        # A feature that never varied says nothing: it becomes 0 at that value, and is clipped elsewhere.
+        return ((inputs - low) / torch.where(high > low, high - low, 1)).clamp(0, 1).float()
+
+    def keys(self, columns: torch.Tensor, purpose: str, *indices: int) -> torch.Tensor:
+        """(c,) the keys of the random streams of these classes."""
+        return keys(derived_seed(self.problem.seed, f"vae {purpose}", *indices), columns)
+
+    def checked(self, weights: torch.Tensor) -> torch.Tensor:
+        """Trained weights. Raises a `UserError` where they are not finite."""
+        if not all_finite(weights):
+            knobs = self.method.training
+            raise diverged("method.training", knobs.lr, knobs.weight_decay)
+        return weights
+
+
+class FedCBCClient(_Half, Client):
+    """Trains an autoencoder for each of its classes, keeps them, and starts from them the next time."""
+
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """The weights of its classes' autoencoders, the classes last; or the range of its features."""
+        if broadcast.stage == RANGE:
+            ends = {"low": shard.inputs.amin(dim=0), "high": shard.inputs.amax(dim=0)}
+            return Message(ends, sums_of=dict.fromkeys(ends)), state
+        columns, own, at = self._start(shard, broadcast, state)
+        inputs = self.scaled(shard.inputs, broadcast.get("range.low"), broadcast.get("range.high"))
+        indices = shard.task, int(broadcast["round"]), shard.client
+        samples, wanted = self._samples(columns, inputs, shard.labels, self._received(columns, broadcast), indices)
+        with exact_kernels():
+            weights = fitted(
+                self.architecture, at, samples, self.method.fit(), self.keys(columns, "training", *indices), wanted
+            )
+        weights = self.checked(weights)
+        upload = {name: part.movedim(0, -1).contiguous() for name, part in self.architecture.parts(weights).items()}
+        kept = own.updated(columns, weights)
+        return (
+            Message({"classes": columns.to(torch.int32), **upload}),
+            {**state, "vaes.columns": kept.columns, "vaes.weights": kept.weights},
+        )
+
+    def _start(self, shard: Shard, broadcast: Message, state: State) -> tuple[torch.Tensor, Bank, torch.Tensor]:
+        """Its classes (c,), its own autoencoders, and weights (c, P) to start from: own, else received, else new."""
+        columns = shard.labels.unique()
+        own = Bank.empty(self.architecture.numbers, columns.device)
+        if "vaes.columns" in state:
+            own = Bank(state["vaes.columns"], state["vaes.weights"])
+        received = self._received(columns, broadcast)
+        start = self.architecture.initial(self.keys(columns, "start"))
+        for known in (received, own):
+            there = known.has(columns)
+            start[there] = known.at(columns[there])
+        return columns, own, start
+
+    def _received(self, columns: torch.Tensor, broadcast: Message) -> Bank:
+        """The broadcast's autoencoders of the classes in `columns`."""
+        names = {int(name.split(".")[1]): name for name in broadcast if name.startswith(_VAE)}
+        found = [column for column in columns.tolist() if column in names]
+        if not found:
+            return Bank.empty(self.architecture.numbers, columns.device)
+        weights = torch.stack([broadcast[names[column]] for column in found])
+        return Bank(torch.tensor(found, device=columns.device), weights.to(columns.device))
+
+    def _samples(
+        self,
+        columns: torch.Tensor,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        received: Bank,
+        indices: tuple[int, ...],
+    ) -> tuple[Grouped, Wanted | None]:
+        """The training samples, its own of each class and then those drawn; and the posteriors to be held to."""
+        method, known = self.method, received.columns
+        if len(known):
+            latents = self.method.drawing().latents(self.keys(known, "samples", *indices), self.architecture.latent)
+            made = drawn(self.architecture, received.weights, latents)
+            inputs = torch.cat([inputs, made.flatten(0, 1)])
+            labels = torch.cat([labels, known.repeat_interleave(method.samples)])
+        which = torch.searchsorted(columns, labels)
+        inputs = inputs[which.argsort(stable=True)]
+        samples = Grouped(inputs, torch.bincount(which, minlength=len(columns)))
+        if not method.alpha or not len(known):
+            return samples, None
+        held = received.has(columns)
+        teachers = torch.zeros(len(columns), self.architecture.numbers, device=columns.device)
+        teachers[held] = received.weights
+        mean, log_variance = posteriors(self.architecture, teachers, samples)
+        return samples, Wanted(mean, log_variance, None, method.alpha * held.float())
+
+
+class FedCBCServer(_Half, Server):
+    """Keeps one autoencoder per class, and fuses those of several clients.
+
+    Attributes:
+        bank: the autoencoders.
+        versions: (k,) how often each of them has changed.
+        low, high: (d,) smallest and largest value of each feature; None: no client has sent them yet.
+        asked: the tasks that begin with the stage that asks for them.
+    """
+
+    def __init__(self, method: FedCBC, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self.bank = Bank.empty(self.architecture.numbers, problem.device)
+        self.versions = torch.zeros(0, dtype=torch.int64, device=problem.device)
+        self.low: torch.Tensor | None = None
+        self.high: torch.Tensor | None = None
+        self.asked = AskedTasks()
+        self._columns: tuple[int, ...] = ()
+        self._seen, self._stage, self._task, self._round = 0, MODEL, 0, 0
+        #: The uploads of the round at hand, by client: a sum of them could not be fused.
+        self._uploads: dict[int, Bank] = {}
+
+    def start_task(self, task: Task) -> None:
+        self._task, self._columns, self._seen = task.index, task.columns, task.columns_seen
+        if self.method.scaling == "range" and self.low is None:
+            self.asked.add(task)
+
+    def _stages(self, task: Task) -> list[str]:
+        asks = self.method.scaling == "range" and task in self.asked
+        return [*([RANGE] if asks else []), *[MODEL] * self.method.training.rounds]
+
+    def rounds(self, task: Task) -> int:
+        return len(self._stages(task))
+
+    def model_rounds(self, task: Task) -> list[int]:
+        return [round_ for round_, stage in enumerate(self._stages(task)) if stage == MODEL]
+
+    def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
+        """A random `fraction` of the clients, at least one; in the stage for the range, all clients."""
+        fraction = self.method.training.fraction
+        if fraction == 1 or not available or self._stages(task)[round_] == RANGE:
+            return available
+        rng = generator(self.problem.seed, "participants", task.index, round_)
+        return sorted(rng.choice(available, max(1, round(fraction * len(available))), replace=False).tolist())
+
+    def may_return(self, task: Task, refused: int, round_: int) -> bool:
+        """Yes in the model's rounds, which use the broadcast alone."""
+        return self._stages(task)[refused] == MODEL
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        """All autoencoders. Those that have not changed since a client had them are not sent again."""
+        self._stage, self._round, self._uploads = self._stages(task)[round_], round_, {}
+        if self._stage == RANGE:
+            return Message({}, RANGE)
+        named = zip(self.bank.columns.tolist(), self.versions.tolist(), self.bank.weights, strict=True)
+        sent = {f"{_VAE}{column}.{version}": weights for column, version, weights in named}
+        if self.low is not None and self.high is not None:
+            sent |= {"range.low": self.low, "range.high": self.high}
+        return Message({**sent, "round": torch.tensor(round_)}, MODEL, kept=sent)
+
+    def expects(self, task: Task, round_: int) -> Expectation:
+        if self._stage == RANGE:
+            return {"low": real(self.problem.inputs), "high": real(self.problem.inputs)}
+        parts = {name: weights(*shape, "held") for name, shape in self.architecture.shapes.items()}
+        return {"classes": numbers("held", below=self._seen), **parts}
+
+    def objection(self, upload: Message) -> str:
+        if self._stage == RANGE:
+            return "its smallest values are above its largest" if bool((upload["low"] > upload["high"]).any()) else ""
+        told = upload["classes"].tolist()
+        if not told or told != sorted({*told} & {*self._columns}):
+            return "its classes are not some of the task's, ascending"
+        return ""
+
+    def absorb(self, client: int, upload: Message) -> None:
+        if self._stage == RANGE:
+            low, high = upload["low"].float(), upload["high"].float()
+            self.low = low if self.low is None else torch.minimum(self.low, low)
+            self.high = high if self.high is None else torch.maximum(self.high, high)
+            return
+        parts = [upload[name].float().movedim(-1, 0).flatten(1) for name in self.architecture.shapes]
+        self._uploads[client] = Bank(upload["classes"].long(), torch.cat(parts, dim=1))
+
+    def finish_round(self) -> None:
+        """Take over autoencoders that one client alone has, and fuse the others, in order of the clients' numbers."""
+        uploads = [self._uploads[client] for client in sorted(self._uploads)]
+        self._uploads = {}
+        if not uploads:
+            return
+        columns = torch.cat([upload.columns for upload in uploads])
+        changed = columns.unique()
+        # The known autoencoder of a class is a teacher too, the last one.
+        known = changed[self.bank.has(changed)]
+        columns = torch.cat([columns, known])
+        weights = torch.cat([*[upload.weights for upload in uploads], self.bank.at(known)])
+        order = columns.argsort(stable=True)
+        indices = self._task, self._round
+        with exact_kernels():
+            new = fused(
+                self.architecture,
+                weights[order],
+                torch.bincount(torch.searchsorted(changed, columns)),
+                self.bank.has(changed),
+                self.method.fit(),
+                self.method.alpha,
+                self.method.drawing(),
+                self.keys(changed, "fusion", *indices),
+            )
+        before = torch.zeros(self._seen, dtype=torch.int64, device=changed.device)
+        before[self.bank.columns] = self.versions
+        before[changed] += 1
+        self.bank = self.bank.updated(changed, self.checked(new))
+        self.versions = before[self.bank.columns]
+
+    def finish_task(self) -> None:
+        """The autoencoders of the last round are the task's."""
+
+    @torch.inference_mode()
+    def predict(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Minus the loss of each class's autoencoder; the lowest number there is for a class without one."""
+        found = torch.full((len(inputs), self._seen), torch.finfo(torch.float32).min / 2, device=inputs.device)
+        scaled = self.scaled(inputs, self.low, self.high)
+        parts, columns = self.architecture.parts(self.bank.weights), self.bank.columns
+        at_once = max(1, _AT_ONCE // max(1, len(columns) * max(self.problem.inputs, self.method.hidden)))
+        with exact_kernels():
+            for begin in range(0, len(inputs) if len(columns) else 0, at_once):
+                rows = scaled[begin : begin + at_once]
+                noise = self._noise(rows) if self.method.published else None
+                apart = losses(parts, rows.expand(len(columns), -1, -1), noise, self.method.kl)[0]
+                found[begin : begin + at_once, columns] = -apart.T
+        return found
+
+    def _noise(self, rows: torch.Tensor) -> torch.Tensor:
+        """(k, n, l) noise for each class and sample, which does not depend on the other samples of the batch."""
+        of_classes = self.keys(self.bank.columns, "scores")
+        of_pairs = further(keys_of_rows(rows), of_classes.unsqueeze(1))
+        return normals(of_pairs.flatten(), self.method.latent).unflatten(0, of_pairs.shape)
+
+    def model(self) -> dict[str, torch.Tensor]:
+        """`vaes` (k, P) of the classes `columns` (k,), and `low`, `high` (d,) with scaling=range."""
+        ends = {name: end for name, end in (("low", self.low), ("high", self.high)) if end is not None}
+        return {"vaes": self.bank.weights, "columns": self.bank.columns, **ends}
+
+    def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
+        self.bank, self._seen = Bank(model["columns"], model["vaes"]), tasks[-1].columns_seen
+        self.low, self.high = model.get("low"), model.get("high")
+
+    def report(self) -> dict[str, Any]:
+        """`vae_bytes`, the bytes of one autoencoder; `classes`, the number of classes that have one."""
+        return {"vae_bytes": 4 * self.architecture.numbers, "classes": len(self.bank.columns)}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {**self.model(), "versions": self.versions, "asked": self.asked.tensor()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        here = {name: value.to(self.problem.device) for name, value in state.items()}
+        self.bank, self.versions = Bank(here["columns"], here["vaes"]), here["versions"]
+        self.low, self.high = here.get("low"), here.get("high")
+        self.asked.restore(state["asked"])

@@ -1,0 +1,1 @@
+"""Federated averaging, and what corrects or weighs its updates."""

@@ -1,0 +1,141 @@
+"""Joint training: everyone's images of all tasks so far in one place, the ceiling of the gradient methods.
+
+This is no federated method: clients send their images and labels, which other methods avoid. The server trains the
+same network with the same optimiser, for as many epochs as a client of the other methods makes in a task.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.errors import UserError
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.server import GradientServer
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.fields import Expectation, class_numbers, images
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Client
+from fcl_bench.protocol.task import Task
+from fcl_bench.randomness import derived_seed
+from fcl_bench.tracking.console import progress
+from fcl_bench.training.objective import Objective
+from fcl_bench.training.samples import Samples
+
+#: The stage in which clients give their samples away.
+SAMPLES = "samples"
+
+
+class JointTrainingClient(Client):
+    """Gives away its samples."""
+
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """The images (n, 3, h, w), a byte per value, and the labels (n,)."""
+        each = torch.arange(len(shard.labels))
+        return Message(
+            {"images": shard.inputs, "labels": shard.labels.to(torch.int32)}, sums_of={"images": each}
+        ), state
+
+
+class JointTrainingServer(GradientServer):
+    """Plain SGD over all samples so far."""
+
+    method: JointTraining
+
+    def __init__(self, method: JointTraining, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._images: list[torch.Tensor] = []
+        self._labels: list[torch.Tensor] = []
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        """Nothing: the model stays where the samples are."""
+        self.stage = SAMPLES
+        return Message({}, SAMPLES)
+
+    def expects_answer(self) -> Expectation:
+        return {"images": images("n", 3, "h", "w"), "labels": class_numbers("n", among=self.tasks[-1])}
+
+    def objection(self, upload: Message) -> str:
+        size = tuple(upload["images"].shape[2:])
+        known = tuple(self._images[0].shape[2:]) if self._images else size
+        return "" if size == known else f"its images are of {size} pixels, and those so far of {known}"
+
+    def absorb_answer(self, client: int, upload: Message) -> None:
+        self._images.append(upload["images"])
+        self._labels.append(upload["labels"].long())
+
+    def finish_task(self) -> None:
+        if not self._images:
+            return
+        self._images, self._labels = [torch.cat(self._images)], [torch.cat(self._labels)]
+        if self.method.restart:
+            self.network.load({f"body.{name}": value for name, value in self.start.build().state_dict().items()})
+            self.network.keep_heads(0)
+            self.prepare(self.heads)
+        training, seed = self.method.training, self.problem.seed
+        with progress(training.rounds, f"training on tasks 1 to {self.task + 1}", "round") as bar:
+            for round_ in range(training.rounds):
+                self.trainer.train(
+                    self.network,
+                    Samples(self._images[0], self._labels[0]),
+                    training.rate(round_),
+                    derived_seed(seed, "training", self.task, round_),
+                    # All classes compete: with all samples at hand there is no old task to spare.
+                    Objective(),
+                )
+                bar.update()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        samples = {"images": torch.cat(self._images), "labels": torch.cat(self._labels)} if self._images else {}
+        return {**super().state_dict(), **samples}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        if "images" in state:
+            self._images, self._labels = ([state[name].to(self.problem.device)] for name in ("images", "labels"))
+
+
+@dataclass
+class JointTraining(GradientMethod):
+    """Knobs of joint training.
+
+    Args:
+        training: `rounds` times `epochs` passes over all samples so far; no average is taken.
+        restart: whether every task starts from the initial network, rather than from the last one.
+    """
+
+    name: ClassVar[str] = "joint_training"
+    compiles: ClassVar[bool] = True
+    only_mean: ClassVar[str] = "clients send no models"
+    apart = "the clients of joint_training send samples", "method=finetune"
+    server_half = JointTrainingServer
+    resumes_within_tasks: ClassVar[bool] = False
+
+    restart: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        without: dict[str, object] = {
+            "frozen_stages": 0,
+            "frozen_heads": False,
+            "loss_over": "seen",
+            "on": "images",
+            "replay_head": "none",
+        }
+        given = [(f"method.{name}", getattr(self, name), value) for name, value in without.items()]
+        given.append(("method.training.fraction", self.training.fraction, 1))
+        given.append(("method.training.server_optimizer", self.training.server_optimizer, "average"))
+        for key, value, only in given:
+            if value != only:
+                shown = str(value).lower()
+                raise UserError(
+                    f"{key}={shown} has no meaning with all data in one place", f"{key}={str(only).lower()}"
+                )
+
+    def stages(self, task: Task) -> list[str]:
+        return [SAMPLES]
+
+    def client(self, problem: Problem) -> Client:
+        return JointTrainingClient()

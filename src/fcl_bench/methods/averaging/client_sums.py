@@ -1,0 +1,96 @@
+"""A server that keeps the mean over all clients of something that each client keeps for itself (FedDyn, SCAFFOLD)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.server import GradientServer
+from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import EVERYONE
+from fcl_bench.protocol.task import Task
+from fcl_bench.training.knobs import Training
+from fcl_bench.training.optimisers import with_prefix
+
+#: Prefix of the names of the sums in a state.
+_SUM = "sum."
+
+
+class ClientSumServer(GradientServer):
+    """Keeps S = sum_k s_k in float64, s_k being what client k keeps, and N, the number of clients that may have an s_k.
+
+    N counts the clients that had labelled samples of some task since the sums began: the server is told of them when it
+    chooses participants. Clients that never have samples never train, so they are in no mean. S is kept rather than
+    S / N, so that the mean stays the mean when a later task brings new clients.
+
+    Attributes:
+        sums: S, by the names of parameters; a parameter without an entry has zero.
+        met: the N clients.
+    """
+
+    method: ClientSumMethod
+
+    def __init__(self, method: ClientSumMethod, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self.sums: dict[str, torch.Tensor] = {}
+        self.met: set[int] = set()
+
+    def start_task(self, task: Task) -> None:
+        if self.method.reset and len(self.tasks) == task.index:
+            self.sums, self.met = {}, set()
+        super().start_task(task)
+
+    def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
+        self.met |= set(available)
+        return super().participants(task, round_, available)
+
+    def absorb(self, client: int, upload: Message) -> None:
+        if client != EVERYONE:  # who all were, `participants` has told
+            self.met.add(client)
+        super().absorb(client, upload)
+
+    def parameters(self) -> list[str]:
+        """The names of the parameters that the task trains, without running statistics."""
+        return list(self.network.training_parameters())
+
+    def add(self, name: str, change: torch.Tensor) -> None:
+        """s_k of one client has changed by `change`."""
+        change = change.double()
+        self.sums[name] = self.sums[name] + change if name in self.sums else change
+
+    def mean(self, name: str) -> torch.Tensor:
+        """S / N in float64."""
+        return self.sums[name] / len(self.met)
+
+    def report(self) -> dict[str, Any]:
+        """`clients`: N."""
+        return {**super().report(), "clients": len(self.met)}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        own = {_SUM + name: value for name, value in self.sums.items()}
+        return {**super().state_dict(), **own, "met": torch.tensor(sorted(self.met), dtype=torch.int64)}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        self.sums = {name: value.to(self.problem.device) for name, value in with_prefix(state, _SUM).items()}
+        self.met = set(state["met"].tolist())
+
+
+@dataclass
+class ClientSumMethod(GradientMethod):
+    """Knobs of a method with such a server; all clients count alike in the average, as in both papers.
+
+    Args:
+        reset: whether clients and server start every task with zeros.
+    """
+
+    training: Training = field(default_factory=lambda: Training(weighting="uniform"))
+    reset: bool = False
+
+    def since(self, task: int) -> int:
+        """The first task whose rounds are in the sums of a task."""
+        return task if self.reset else 0

@@ -1,0 +1,175 @@
+"""FedDyn (Acar et al., ICLR 2021): dynamic regularisation, with which clients and server agree on one optimum.
+
+Client k keeps d_k, the sum of its drifts w_k - w0 over the rounds in which it took part, and minimises
+
+    f_k(w) - <g_k, w> + (alpha_k / 2) ||w - w0||^2,   g_k = -alpha_k d_k,
+
+which is a proximal term around w0 - d_k. The server keeps h = -alpha (1/N) sum_k d_k and takes w = mean of the
+participants' w_k - h / alpha. Where training comes to rest, w minimises the clients' losses together: sum_k f_k, or
+sum_k n_k f_k (all samples' loss) if `scaled`, where alpha_k = alpha (n / N) / n_k, as in the authors' code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.methods.averaging.client_sums import ClientSumMethod, ClientSumServer
+from fcl_bench.methods.averaging.fedprox import Proximal, Weights, training_weights
+from fcl_bench.methods.gradient.client import GradientClient
+from fcl_bench.methods.gradient.model_holder import MODEL
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.task import Task
+from fcl_bench.training.heads import Heads
+from fcl_bench.training.network import Network
+from fcl_bench.training.objective import Objective
+from fcl_bench.training.optimisers import with_prefix
+
+#: The stage in which clients say how many samples they have.
+SIZES = "sizes"
+
+
+def drift_prefix(since: int) -> str:
+    """Prefix of the names of d_k in a client's state; `since` is the task with which the sum began."""
+    return f"drift.{since}."
+
+
+def mean_name(task: int) -> str:
+    """The name of the clients' mean number of samples of a task."""
+    return f"mean_samples.{task}"
+
+
+class Dynamic(Proximal):
+    """A proximal term, then clipping of the whole gradient to a norm of `max_norm`; None: no clipping."""
+
+    def __init__(
+        self, heads: Heads, over: str, rest: bool, centre: Weights, strength: float, max_norm: float | None
+    ) -> None:
+        super().__init__(heads, over, rest, centre, strength)
+        self._max_norm = max_norm
+
+    def direction(self, network: Network) -> None:
+        super().direction(network)
+        if self._max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(network.parameters(), self._max_norm)
+
+    def pull(self) -> tuple[Weights, float, float | None]:
+        return self._centre, self._strength, self._max_norm
+
+
+class FedDynClient(GradientClient):
+    """Keeps d_k, and trains near w0 - d_k."""
+
+    method: FedDyn
+
+    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        return Message({}, samples=len(shard.labels)), state
+
+    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+        drift = self._drift(shard, state)
+        start = training_weights(self.network)
+        centre = {name: value - drift[name] if name in drift else value for name, value in start.items()}
+        alpha = self.method.alpha
+        if self.method.scaled:
+            alpha *= float(broadcast[mean_name(shard.task)]) / len(shard.labels)
+        heads = Heads.from_message(broadcast)
+        return Dynamic(heads, self.method.loss_over, self.method.frozen_heads, centre, alpha, self.method.max_norm)
+
+    def remember(self, shard: Shard, broadcast: Message, state: State) -> State:
+        drift = self._drift(shard, state)
+        for name, value in training_weights(self.network).items():
+            moved = value - broadcast[name].to(value)
+            drift[name] = drift[name] + moved if name in drift else moved
+        prefix = drift_prefix(self.method.since(shard.task))
+        return {prefix + name: value for name, value in drift.items()}
+
+    def _drift(self, shard: Shard, state: State) -> Weights:
+        """d_k so far; a parameter that is not in it has zero."""
+        return with_prefix(state, drift_prefix(self.method.since(shard.task)))
+
+
+class FedDynServer(ClientSumServer):
+    """Moves the average on by the mean of all clients' d_k.
+
+    Attributes:
+        sizes: samples of the task at hand, and the clients that have them; only if `scaled`.
+    """
+
+    method: FedDyn
+
+    def __init__(self, method: FedDyn, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self.sizes = (0, 0)
+
+    def start_task(self, task: Task) -> None:
+        if len(self.tasks) == task.index:
+            self.sizes = (0, 0)
+        super().start_task(task)
+
+    def extra_broadcast(self) -> dict[str, torch.Tensor]:
+        samples, clients = self.sizes
+        told = {mean_name(self.task): torch.tensor(samples / clients, dtype=torch.float64)} if clients else {}
+        return super().extra_broadcast() | told
+
+    def objection(self, upload: Message) -> str:
+        if self.stage != SIZES:
+            return super().objection(upload)
+        return "it does not say how many samples it is of" if upload.samples is None else ""
+
+    def absorb_answer(self, client: int, upload: Message) -> None:
+        self.sizes = (self.sizes[0] + (upload.samples or 0), self.sizes[1] + upload.clients)
+
+    def absorb(self, client: int, upload: Message) -> None:
+        super().absorb(client, upload)
+        if self.stage == MODEL:
+            for name in self.parameters():
+                self.add(name, upload[name].double() - upload.clients * self.sent[name].double())
+
+    def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        moved = {name: (mean[name].double() + self.mean(name)).float() for name in self.parameters()}
+        for name, rows in self.still().items():
+            moved[name][rows] = mean[name][rows]
+        return {**mean, **moved}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {**super().state_dict(), "sizes": torch.tensor(self.sizes)}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        samples, clients = state["sizes"].tolist()
+        self.sizes = (samples, clients)
+
+
+@dataclass
+class FedDyn(ClientSumMethod):
+    """Knobs of FedDyn.
+
+    Args:
+        alpha: strength of the regularisation.
+        scaled: whether each client's alpha is divided by its share of the samples times N; all samples then count
+            alike where it converges, else all clients do.
+        max_norm: to which the norm of a step's whole gradient is clipped; None: no clipping.
+    """
+
+    name: ClassVar[str] = "feddyn"
+    compiles: ClassVar[bool] = True
+    only_mean: ClassVar[str] = "its server adds up what clients keep, which no aggregate of models protects"
+    client_half = FedDynClient
+    server_half = FedDynServer
+
+    alpha: float = knob(0.1, above=0)
+    scaled: bool = True
+    max_norm: float | None = knob(10.0, above=0)
+
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        if self.training.weighting == "uniform":
+            return super().needs_each_upload()
+        key = f"{self.training_key}.weighting"
+        return f"{key}={self.training.weighting}: FedDyn adds up models that count alike, too", f"{key}=uniform"
+
+    def stages(self, task: Task) -> list[str]:
+        return [SIZES, *super().stages(task)] if self.scaled else super().stages(task)

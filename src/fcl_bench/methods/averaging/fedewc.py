@@ -1,0 +1,269 @@
+"""FedEWC: elastic weight consolidation (Kirkpatrick et al., PNAS 2017), federated.
+
+In every task but the first, clients minimise
+
+    cross-entropy + strength / 2 sum_i F_i (theta_i - theta*_i)^2,
+
+theta* the model with which the last task ended and F the diagonal of the Fisher information of all tasks before. After
+a task each client sends the sum over its samples of squared gradients, S_k = sum_x (d log p(y|x) / d theta)^2 under the
+final model, and the server makes F_t = sum_k S_k / sum_k n_k, F <- min(gamma F + F_t, fisher_max) of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from fcl_bench.config import knob, text
+from fcl_bench.errors import UserError
+from fcl_bench.methods.averaging.fisher import LABELS, summed_squares
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.client import GradientClient
+from fcl_bench.methods.gradient.model_holder import MODEL, final_prefix
+from fcl_bench.methods.gradient.server import GradientServer
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.fields import Expectation, real
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.task import Task
+from fcl_bench.randomness import derived_seed
+from fcl_bench.tracking.console import Notices
+from fcl_bench.training.heads import Heads
+from fcl_bench.training.network import Network
+from fcl_bench.training.objective import Objective
+from fcl_bench.training.optimisers import with_prefix
+
+log = logging.getLogger(__name__)
+
+#: The stage in which clients send their sums of squared gradients.
+FISHER = "fisher"
+#: Prefixes of the names of the server's tensors in a state.
+_KEPT = "fisher.", "anchor."
+
+
+def fisher_prefix(task: int) -> str:
+    """Prefix of the names of F as it was after a task."""
+    return f"fisher.{task}."
+
+
+class Anchored(Objective):
+    """The gradient of the penalty, strength F (theta - theta*), is added to that of the loss; autograd never sees it.
+
+    Args:
+        heads, over, rest: see `Objective`.
+        pairs: per parameter, itself, F and theta*, all of its shape.
+        strength: lambda.
+    """
+
+    def __init__(
+        self,
+        heads: Heads,
+        over: str,
+        rest: bool,
+        pairs: list[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor]],
+        strength: float,
+    ) -> None:
+        super().__init__(heads, over, rest)
+        self._pairs, self._strength = pairs, strength
+
+    def direction(self, network: Network) -> None:
+        for weight, F, anchor in self._pairs:
+            if weight.grad is not None:
+                weight.grad.addcmul_(F, weight.data - anchor, value=self._strength)
+        super().direction(network)
+
+
+class FedEWCClient(GradientClient):
+    """Trains with the penalty, and sends squared gradients after the task."""
+
+    method: FedEWC
+
+    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+        fisher = with_prefix(broadcast, fisher_prefix(shard.task - 1))
+        if not fisher:
+            return super().objective(shard, broadcast, state)
+        own, anchors = dict(self.network.named_parameters()), with_prefix(broadcast, final_prefix(shard.task - 1))
+        pairs = [(own[name], F.to(own[name]), anchors[name].to(own[name])) for name, F in fisher.items()]
+        method = self.method
+        return Anchored(Heads.from_message(broadcast), method.loss_over, method.frozen_heads, pairs, method.strength)
+
+    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """S_k of each parameter, and the number of samples."""
+        seed = derived_seed(self.problem.seed, "fisher", shard.task, shard.client)
+        generator = torch.Generator().manual_seed(seed)
+        inputs, labels, most = shard.inputs, shard.labels, self.method.fisher_samples
+        which = torch.zeros(len(labels), dtype=torch.int64)
+        if most is not None and len(labels) > most:
+            chosen = torch.randperm(len(labels), generator=generator)[:most].sort().values.to(labels.device)
+            inputs, labels = inputs[chosen], labels[chosen]
+            which = which.sub(1).index_fill(0, chosen.cpu(), 0)
+        competing, position = Heads.from_message(broadcast).competition(self.method.loss_over)
+        squares = summed_squares(
+            self.network,
+            self.method.measured(self.network),
+            inputs,
+            labels if position is None else position.to(labels.device)[labels],
+            competing=competing,
+            kind=self.method.fisher,
+            generator=generator,
+            standardise=self.trainer.standardise,
+        )
+        return Message(squares, samples=len(labels), summed=squares, moments_of=dict.fromkeys(squares, which)), state
+
+
+class FedEWCServer(GradientServer):
+    """Keeps F and theta*.
+
+    Attributes:
+        fisher: F by parameter, in float32.
+        anchor: theta* of the same parameters.
+    """
+
+    method: FedEWC
+
+    def __init__(self, method: FedEWC, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self.fisher: dict[str, torch.Tensor] = {}
+        self.anchor: dict[str, torch.Tensor] = {}
+        self._squares: dict[str, torch.Tensor] = {}
+        self._samples = 0
+        self._notices = Notices(log)
+
+    def extra_broadcast(self) -> dict[str, torch.Tensor]:
+        """F and theta* of what trains. theta* has the names of the last stage, in which most clients received it."""
+        extra = super().extra_broadcast()
+        if self.stage == MODEL:
+            trains = [name for name in self.network.changing() if name in self.fisher]
+            extra |= {fisher_prefix(self.task - 1) + name: self.fisher[name] for name in trains}
+            extra |= {final_prefix(self.task - 1) + name: self.anchor[name] for name in trains}
+        return extra
+
+    def expects_answer(self) -> Expectation:
+        own = dict(self.network.named_parameters())
+        return {name: real(*own[name].shape, least=0) for name in self.method.measured(self.network)}
+
+    def objection(self, upload: Message) -> str:
+        if self.stage != FISHER:
+            return super().objection(upload)
+        return "it does not say how many samples it is of" if upload.samples is None else ""
+
+    def absorb_answer(self, client: int, upload: Message) -> None:
+        for name, squares in upload.items():
+            self._squares[name] = self._squares.get(name, 0) + squares.double()
+        self._samples += upload.samples or 0
+
+    def finish_stage(self) -> None:
+        gamma, most = self.method.gamma, self.method.fisher_max
+        if self._samples:
+            total = {name: gamma * F.double() for name, F in self.fisher.items()}
+            for name, squares in self._squares.items():
+                new = squares / self._samples
+                total[name] = total[name] + new if name in total else new
+            self.fisher = {name: (F if most is None else F.clamp(max=most)).float() for name, F in total.items()}
+        self._squares, self._samples = {}, 0
+        state = self.network.state()
+        self.anchor = {name: state[name].clone() for name in self.fisher}
+        self._warn_of_long_steps()
+
+    def _warn_of_long_steps(self) -> None:
+        """Warn if steps overshoot: on a parabola they do if step size times curvature is above 2 (1 + momentum)."""
+        training, strength = self.method.training, self.method.strength
+        reached, bound = training.lr * strength * self._largest(), 2 * (1 + training.momentum)
+        if training.optimizer == "sgd" and reached > bound:
+            self._notices.tell(
+                "steps",
+                f"fedewc: lr times strength times F is up to {reached:.3g} after task {self.task}; above {bound:g} the"
+                " penalty makes steps overshoot (a smaller method.strength, method.fisher_max or method.training.lr)",
+            )
+
+    def _largest(self) -> float:
+        return max((float(F.max()) for F in self.fisher.values() if F.numel()), default=0.0)
+
+    def report(self) -> dict[str, Any]:
+        """`fisher`: mean and largest entry of F at the end, and which share of it is at `fisher_max`."""
+        if not self.fisher:
+            return {}
+        together = torch.cat([F.flatten() for F in self.fisher.values()]).double()
+        most = self.method.fisher_max
+        # As float32 has it.
+        clipped = 0.0 if most is None else float((together >= torch.tensor(most).double().item()).double().mean())
+        return {"fisher": {"mean": float(together.mean()), "largest": self._largest(), "at_maximum": clipped}}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        kept = zip(_KEPT, (self.fisher, self.anchor), strict=True)
+        return {**super().state_dict(), **{prefix + name: v for prefix, own in kept for name, v in own.items()}}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        on_device = {name: value.to(self.problem.device) for name, value in state.items() if name.startswith(_KEPT)}
+        self.fisher, self.anchor = (with_prefix(on_device, prefix) for prefix in _KEPT)
+
+
+@dataclass
+class FedEWC(GradientMethod):
+    """Knobs of FedEWC.
+
+    Args:
+        strength: lambda, of the penalty; 0: finetune.
+        gamma: share of F that stays when a task's is added.
+        fisher: whose log probability is differentiated: empirical (the sample's own class), sampled (one drawn from the
+            model's prediction), exact (the expectation over the prediction, one pass per class).
+        fisher_samples: most samples of a client that F_t is made of; None: all.
+        fisher_max: no entry of F is larger; None: no bound.
+        variant: working (as above), published (what the public code computes: the penalty never reaches the model that
+            trains, so it is finetune with loss_over=task and uniform weights).
+    """
+
+    name: ClassVar[str] = "fedewc"
+    averages = True
+    client_half = FedEWCClient
+    server_half = FedEWCServer
+
+    strength: float = knob(1000.0, least=0)
+    gamma: float = knob(1.0, least=0, most=1)
+    fisher: str = knob("empirical", choices=LABELS)
+    fisher_samples: int | None = knob(None, least=1)
+    fisher_max: float | None = knob(1e-4, above=0)
+    variant: str = knob("working", choices=("working", "published"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.variant != "published":
+            return
+        knobs = ("strength", "gamma", "fisher", "fisher_samples", "fisher_max")
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        wanted = [(f"method.{name}", getattr(self, name), defaults[name]) for name in knobs]
+        wanted.append(("method.loss_over", self.loss_over, "task"))
+        wanted.append(("method.training.weighting", self.training.weighting, "uniform"))
+        for key, value, only in wanted:
+            if value != only:
+                typed = "null" if value is None else text(value)
+                raise UserError(
+                    f"{key}={typed} contradicts method.variant=published, which is finetune",
+                    "method.loss_over=task method.training.weighting=uniform, and no knob of the penalty"
+                    if key in ("method.loss_over", "method.training.weighting")
+                    else f"{key}={'null' if only is None else text(only)}, or method.variant=working",
+                )
+
+    @property
+    def penalises(self) -> bool:
+        return self.variant == "working" and self.strength > 0
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
+        if self.variant == "published":
+            log.warning(
+                "method.variant=published is finetune: in the public code the penalty never reaches the model that"
+                " trains (docs/fedewc.md)"
+            )
+
+    def stages(self, task: Task) -> list[str]:
+        return [*super().stages(task), *([FISHER] if self.penalises else [])]
+
+    def measured(self, network: Network) -> list[str]:
+        """Names of the parameters that F is of: those that train now and may train again in a later task."""
+        settled = self.frozen(network, network.stages, 1, range(len(network.heads)))
+        return [name for name, own in network.named_parameters() if own.requires_grad and name not in settled]

@@ -1,0 +1,86 @@
+"""FedProx (Li et al., MLSys 2020): FedAvg whose clients are held to the broadcast model by a proximal term.
+
+A client minimises its own loss + (mu / 2) ||w - w0||^2, w0 being the broadcast model. The gradient of the term,
+mu (w - w0), is added after weight decay; at the first step of a round it is zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.client import GradientClient
+from fcl_bench.protocol.context import Shard, State
+from fcl_bench.protocol.message import Message
+from fcl_bench.training.heads import Heads
+from fcl_bench.training.network import Network
+from fcl_bench.training.objective import Objective
+
+#: Parameters, or something of their shapes, by their names in the network.
+Weights = dict[str, torch.Tensor]
+
+
+def training_weights(network: Network) -> Weights:
+    """Copies of the parameters that train."""
+    return {name: own.detach().clone() for name, own in network.training_parameters().items()}
+
+
+class Proximal(Objective):
+    """Adds (strength / 2) ||w - centre||^2 to the loss, over the parameters that train.
+
+    Args:
+        heads, over, rest: as of `Objective`.
+        centre: where the weights are pulled to.
+        strength: how hard.
+    """
+
+    def __init__(self, heads: Heads, over: str, rest: bool, centre: Weights, strength: float) -> None:
+        super().__init__(heads, over, rest)
+        self._centre, self._strength = centre, strength
+
+    def direction(self, network: Network) -> None:
+        pulled = [
+            (own.grad, own.data, self._centre[name])
+            for name, own in network.training_parameters().items()
+            if own.grad is not None
+        ]
+        gradients, weights, centres = (list(column) for column in zip(*pulled, strict=True))
+        torch._foreach_add_(gradients, torch._foreach_sub(weights, centres), alpha=self._strength)
+        super().direction(network)
+
+    def pull(self) -> tuple[Weights, float, float | None]:
+        return self._centre, self._strength, None
+
+
+class FedProxClient(GradientClient):
+    """Trains near the broadcast model."""
+
+    method: FedProx
+
+    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+        if not self.method.mu:
+            return super().objective(shard, broadcast, state)
+        heads = Heads.from_message(broadcast)
+        centre = training_weights(self.network)
+        return Proximal(heads, self.method.loss_over, self.method.frozen_heads, centre, self.method.mu)
+
+
+@dataclass
+class FedProx(GradientMethod):
+    """Knobs of FedProx.
+
+    Args:
+        mu: weight of the proximal term; 0: FedAvg.
+    """
+
+    name: ClassVar[str] = "fedprox"
+    averages = True
+    compiles: ClassVar[bool] = True
+    only_updates: ClassVar[bool] = True
+    client_half = FedProxClient
+
+    mu: float = knob(0.01, least=0)

@@ -1,0 +1,178 @@
+"""SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1): control variates against the drift of clients.
+
+Client k keeps c_k, an estimate of its own gradient; the server keeps c = (1/N) sum_k c_k. A client steps along
+g - c_k + c, which takes out what only its own data want. After K steps from x to y it takes option II,
+
+    c_k <- c_k - c + (x - y) / (K eta),
+
+the mean gradient of these steps, and sends y and the change of c_k. The server takes x + eta_g mean(y - x), and
+c + (1/N) sum of the changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.errors import UserError
+from fcl_bench.methods.averaging.client_sums import ClientSumMethod, ClientSumServer
+from fcl_bench.methods.averaging.fedprox import Weights, training_weights
+from fcl_bench.methods.gradient.client import GradientClient
+from fcl_bench.methods.gradient.model_holder import MODEL
+from fcl_bench.protocol.context import Shard, State
+from fcl_bench.protocol.fields import Expectation, like, real
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.task import Task
+from fcl_bench.training.heads import Heads
+from fcl_bench.training.network import Network
+from fcl_bench.training.objective import Objective
+from fcl_bench.training.optimisers import own_rate, with_prefix
+
+#: Prefix of the names of c in a broadcast, of the change of c_k in an upload and, with a task, of c_k in a state.
+VARIATE = "variate."
+
+
+class Corrected(Objective):
+    """Adds c - c_k to the gradient of every step.
+
+    Args:
+        heads, over, rest: as of `Objective`.
+        correction: c - c_k, of the parameters for which there is any.
+        momentum: of the client's SGD.
+
+    Attributes:
+        length: K, the number of steps so far; with momentum m what it stands for, the sum of all steps' weights in
+            x - y = eta sum_i (1 + m + ... + m^(K-i)) (g_i - c_k + c).
+    """
+
+    def __init__(self, heads: Heads, over: str, rest: bool, correction: Weights, momentum: float) -> None:
+        super().__init__(heads, over, rest)
+        self._correction, self._momentum = correction, momentum
+        self._weight = self.length = 0.0
+
+    def direction(self, network: Network) -> None:
+        self._weight = 1 + self._momentum * self._weight
+        self.length += self._weight
+        for name, own in network.training_parameters().items():
+            if name in self._correction and own.grad is not None:
+                own.grad += self._correction[name]
+        super().direction(network)
+
+
+class ScaffoldClient(GradientClient):
+    """Keeps c_k."""
+
+    method: Scaffold
+    #: Of the turn at hand: every turn makes its own.
+    _corrected: Corrected
+
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """The trained model, and the change of c_k."""
+        upload, kept = super().update(shard, broadcast, state)
+        before, after = self._variate(shard, state), self._variate(shard, kept)
+        changes = {
+            VARIATE + name: value - before[name] if name in before else value
+            for name, value in after.items()
+            if name in upload
+        }
+        return replace(upload, tensors={**upload, **changes}, summed={*upload.summed, *changes}), kept
+
+    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+        correction = self._common(broadcast)
+        for name, value in self._variate(shard, state).items():
+            correction[name] = correction[name] - value if name in correction else -value
+        heads = Heads.from_message(broadcast)
+        momentum = self.method.training.momentum
+        self._corrected = Corrected(heads, self.method.loss_over, self.method.frozen_heads, correction, momentum)
+        return self._corrected
+
+    def remember(self, shard: Shard, broadcast: Message, state: State) -> State:
+        common, variate = self._common(broadcast), self._variate(shard, state)
+        resting = self._corrected.resting.items()
+        still = {f"heads.{head}.{kind}": rows for head, rows in resting for kind in ("weight", "bias")}
+        for name, value in training_weights(self.network).items():
+            rate = own_rate(name, self.method.training, float(broadcast["rate"]))
+            gradient = (broadcast[name].to(value) - value) / (self._corrected.length * rate)
+            if name in common:
+                gradient -= common[name]
+            if name in still:  # rows that take no step keep their c_k
+                gradient[still[name]] = 0
+            variate[name] = variate[name] + gradient if name in variate else gradient
+        return {self._prefix(shard) + name: value for name, value in variate.items()}
+
+    def _prefix(self, shard: Shard) -> str:
+        return f"{VARIATE}{self.method.since(shard.task)}."
+
+    def _common(self, broadcast: Message) -> Weights:
+        """c; a parameter that is not in it has zero."""
+        return {name: value.to(self.problem.device) for name, value in with_prefix(broadcast, VARIATE).items()}
+
+    def _variate(self, shard: Shard, state: State) -> Weights:
+        """c_k; a parameter that is not in it has zero."""
+        return with_prefix(state, self._prefix(shard))
+
+
+class ScaffoldServer(ClientSumServer):
+    """Keeps c, and sends it down beside the model."""
+
+    method: Scaffold
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        message = super().broadcast(task, round_)
+        if self.stage != MODEL:
+            return message
+        known = {VARIATE + name: self.mean(name).float() for name in self.parameters() if name in self.sums}
+        return message.with_tensors({**message, **known})
+
+    def expects(self, task: Task, round_: int) -> Expectation:
+        if self.stage != MODEL:
+            return super().expects(task, round_)
+        variates = {VARIATE + name: self.sent[name] for name in self.parameters()}
+        return {**like(self.sent), **{name: real(*sent.shape) for name, sent in variates.items()}}
+
+    def absorb(self, client: int, upload: Message) -> None:
+        super().absorb(client, upload)
+        if self.stage != MODEL:
+            return
+        for name in self.parameters():
+            self.add(name, upload[VARIATE + name])
+
+    def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        rate = self.method.eta_g
+        if rate == 1:
+            return mean
+        stepped = {name: self.sent[name] + rate * (mean[name] - self.sent[name]) for name in self.parameters()}
+        return {**mean, **stepped}
+
+
+@dataclass
+class Scaffold(ClientSumMethod):
+    """Knobs of SCAFFOLD.
+
+    Args:
+        eta_g: step size of the server.
+    """
+
+    name: ClassVar[str] = "scaffold"
+    compiles: ClassVar[bool] = True
+    only_mean: ClassVar[str] = "its server adds up what clients keep, which no aggregate of models protects"
+    client_half = ScaffoldClient
+    server_half = ScaffoldServer
+
+    eta_g: float = knob(1.0, above=0)
+
+    @property
+    def revision(self) -> int:  # type: ignore[override]
+        """2 with frozen heads, whose rows at rest keep their c_k when classes come back; else 1."""
+        return 2 if self.frozen_heads else 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.training.optimizer != "sgd":
+            raise UserError(
+                f"{self.training_key}.optimizer={self.training.optimizer}: SCAFFOLD reads gradients off SGD's steps",
+                f"{self.training_key}.optimizer=sgd",
+            )

@@ -1,0 +1,1 @@
+"""The matrices and laws behind the closed forms."""

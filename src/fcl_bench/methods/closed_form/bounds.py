@@ -1,0 +1,273 @@
+"""Bounds on the errors of a sketched Gram matrix, and the true errors (FedRAN Theorems 1 and 2, Corollaries 1 and 2).
+
+The true errors need the exact Gram matrix, which no server of a sketching method has; these audits are outside the
+federation and see all data. They are meant for small M, and they double a run's work.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import abstractmethod
+from typing import NamedTuple, cast
+
+import torch
+
+from fcl_bench.linalg.gram import class_sums
+from fcl_bench.linalg.solve import solve_symmetric
+from fcl_bench.linalg.spectral import Spectrum, summarise
+from fcl_bench.methods.closed_form.algebra.remainder import Sketch, substitute
+from fcl_bench.methods.closed_form.base import positions, shared_features
+from fcl_bench.methods.closed_form.centred_sketch import (
+    CentredSketch,
+    CentredSketchServer,
+    GaussianRemainderServer,
+    deviations,
+    noise_level,
+)
+from fcl_bench.methods.closed_form.fedran import FedRAN, FedRANServer
+from fcl_bench.protocol.audit import Audit, Everything
+from fcl_bench.protocol.context import Problem, Shard
+from fcl_bench.protocol.method import Server
+from fcl_bench.protocol.task import Task
+from fcl_bench.tracking.console import Notices
+
+log = logging.getLogger(__name__)
+
+
+class Bounds(NamedTuple):
+    """Upper bounds on the errors of a server's estimate and classifier.
+
+    Attributes:
+        gram: bound on G minus its estimate, in the spectral norm.
+        weights: bound on W* - W in the Frobenius norm, as in the method's paper.
+        sharper: the same bound by `inverse_gap`, never larger.
+    """
+
+    gram: float
+    weights: float
+    sharper: float
+
+
+def inverse_gap(error: float, ridge: float) -> float:
+    """error / (ridge (ridge + error)): the most by which (A + ridge I)^-1 and (B + ridge I)^-1 differ (spectral norm).
+
+    For symmetric positive semidefinite A and B with ||A - B|| <= error. With E = error I, B <= A + E in the order of
+    symmetric matrices, so (A + ridge I)^-1 - (B + ridge I)^-1 <= (A + ridge I)^-1 - (A + E + ridge I)^-1, whose
+    eigenvalues 1/x - 1/(x + error) are largest at x = ridge; and the same with A and B exchanged. FedRAN's proof has
+    error / ridge^2 (Eq. 71).
+    """
+    return error / (ridge + error) / ridge
+
+
+class GramAudit(Audit):
+    """Keeps the exact G (M, M) and compares a server's estimate and classifier with it.
+
+    Attributes:
+        local_error: sum over all uploads so far of the spectral norm of each one's error.
+    """
+
+    def __init__(self, method: FedRAN | CentredSketch, problem: Problem) -> None:
+        M = method.dimension(problem)
+        self._method, self._problem = method, problem
+        self._features = shared_features(method, problem)
+        self._G = torch.zeros(M, M, dtype=torch.float64, device=problem.device)
+        self._notices = Notices(log)
+        self.local_error = 0.0
+        self.rows = []
+
+    def observe(self, task: Task, shard: Shard) -> None:
+        H = self._features.map(shard.inputs)
+        wide = H.to(torch.float64)
+        self._G.addmm_(wide.T, wide)
+        self.local_error += self.upload_error(H, shard, task)
+
+    @abstractmethod
+    def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
+        """Spectral norm of H'H minus its sketch, or a bound on it."""
+
+    @abstractmethod
+    def bounds(self, server: Server) -> Bounds:
+        """The theorems' bounds for the server after a task."""
+
+    def in_trace(self, server: Server, error: torch.Tensor) -> dict[str, float]:
+        """The columns that a bound on the trace of G minus its estimate (M, M) adds to the row."""
+        return {}
+
+    def report(self, task: Task, server: Server, everything: Everything) -> None:
+        """One row of bounds.csv: bounds and true errors after a task; null for values that are not finite.
+
+        The bounds hold in exact arithmetic; the rounding of `wire.dtype` is not included.
+
+        `gram_error` <= `gram_bound` (Theorem 1, spectral norm), `weight_error` <= `weight_bound` (Theorem 2, Frobenius
+        norm, against W* = (G + lambda I)^-1 B), and for every test sample ||s* - s|| / ||h|| <= `weight_bound`
+        (Corollary 1), where `score_error` is the largest left-hand side. `certified` is the share of test samples
+        (percent) whose margin makes the corollary promise the same class, `agree` the share that really get the same
+        class. `weight_bound_sharper` and `certified_sharper` use `inverse_gap`. FedRAN's row also has Corollary 2.
+        """
+        assert isinstance(server, FedRANServer | CentredSketchServer)
+        gram_bound, weight_bound, sharper = self.bounds(server)
+        error = self._G - server.gram()
+        exact, _, trouble = solve_symmetric(self._G, server.B, shift=server.ridge)
+        if trouble:
+            self._notices.tell("exact", f"method.bounds, the exact solution itself: {trouble}")
+        samples = certified = certified_sharper = agree = 0
+        score_error = 0.0
+        for inputs in everything.tests():
+            H = self._features.map(inputs)
+            truth, scores = H @ exact, H @ server.W
+            length = H.norm(dim=1)
+            positive = length > 0
+            relative = (truth - scores).norm(dim=1)[positive] / length[positive]
+            score_error = max(score_error, float(relative.max()) if len(relative) else 0.0)
+            top = truth.topk(min(2, truth.shape[1]), dim=1).values
+            margin = top[:, 0] - top[:, 1] if truth.shape[1] > 1 else torch.full_like(length, torch.inf)
+            certified += int((margin > 2 * length * weight_bound).sum())
+            certified_sharper += int((margin > 2 * length * sharper).sum())
+            agree += int((truth.argmax(dim=1) == scores.argmax(dim=1)).sum())
+            samples += len(H)
+        found = {
+            "gram_error": float(torch.linalg.matrix_norm(error, 2)),
+            "gram_bound": gram_bound,
+            "gram_norm": float(torch.linalg.matrix_norm(self._G, 2)),
+            "weight_error": float(torch.linalg.matrix_norm(exact - server.W)),
+            "weight_bound": weight_bound,
+            "weight_bound_sharper": sharper,
+            "weight_norm": float(torch.linalg.matrix_norm(exact)),
+            "score_error": score_error,
+            "certified": 100 * certified / max(samples, 1),
+            "certified_sharper": 100 * certified_sharper / max(samples, 1),
+            "agree": 100 * agree / max(samples, 1),
+            **self.in_trace(server, error),
+        }
+        # JSON has no infinity, so an infinite bound becomes null.
+        self.rows.append({name: value if math.isfinite(value) else None for name, value in found.items()})
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"G": self._G, "local_error": torch.tensor(self.local_error, dtype=torch.float64)}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self._G = state["G"].to(self._G)
+        self.local_error = float(state["local_error"])
+
+
+class FedRANAudit(GramAudit):
+    """Theorem 1: the first dropped sigma^2 of every summary and the first dropped eigenvalue of every merge.
+
+    Corollary 2: it uses the largest share that a summary or a merge dropped, and how many merges an upload went
+    through.
+    """
+
+    _method: FedRAN
+
+    def __init__(self, method: FedRAN, problem: Problem) -> None:
+        super().__init__(method, problem)
+        #: Over all uploads so far: E_t = ||H||_F^2, N_t samples, the largest ||h||^2, and the largest share dropped.
+        self._energy, self._samples, self._largest, self._share = 0.0, 0, 0.0, 0.0
+
+    def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
+        (_, sigma), dropped = summarise(H, self._method.feasible_rank(self._problem, len(task.columns)))
+        squares = H.double().square().sum(dim=1)
+        energy = float(squares.sum())
+        if dropped:
+            self._share = max(self._share, 1 - float(sigma.double().square().sum()) / energy)
+        self._energy += energy
+        self._samples += len(H)
+        self._largest = max(self._largest, float(squares.max()))
+        return dropped
+
+    def in_trace(self, server: Server, error: torch.Tensor) -> dict[str, float]:
+        """Corollary 2: `gram_error` <= `trace_error` <= `tail_bound` (Eq. 63) <= `tail_bound_R` (Eq. 64).
+
+        `eta_local` and `eta_merge` are the smallest numbers with which Eq. 60 and 61 hold, `truncations` is L_t,
+        counting merges that dropped something, and `energy` is E_t, the trace of the exact G.
+        """
+        server = cast(FedRANServer, server)
+        tail = self._share + server.losses.share * server.truncations
+        return {
+            "trace_error": float(error.trace()),
+            "tail_bound": tail * self._energy,
+            "tail_bound_R": tail * self._largest * self._samples,
+            "eta_local": self._share,
+            "eta_merge": server.losses.share,
+            "truncations": float(server.truncations),
+            "energy": self._energy,
+        }
+
+    def bounds(self, server: Server) -> Bounds:
+        """Eq. 24 and 31; with the floor f, max(eps_G, f) / (lambda (lambda + f)) ||B||.
+
+        Sharper, the first term is eps_G ||B|| / (lambda (lambda + eps_G)).
+        """
+        server = cast(FedRANServer, server)
+        (V, _), B, ridge = server.sketch, server.B, server.ridge
+        gram = self.local_error + server.losses.first
+        size = float(torch.linalg.matrix_norm(B))
+        if self._method.complement == "floor":
+            # G - G~ is positive semidefinite with norm eps_G, and no more than f is taken from it in any direction;
+            # the inverses of G + lambda I and of the floored sketch have norms at most 1 / lambda and 1 / (lambda + f).
+            floor = server.floor
+            # Floored, the sketch is at most G + f I and at least G - eps_G I, and at least f I.
+            sharper = max(inverse_gap(floor, ridge), inverse_gap(gram, ridge + floor))
+            return Bounds(gram, max(gram, floor) / ridge / (ridge + floor) * size, sharper * size)
+        outside = float(torch.linalg.matrix_norm(B - V @ (V.T @ B))) / ridge
+        return Bounds(gram, gram / ridge * (size / ridge) + outside, inverse_gap(gram, ridge) * size + outside)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        seen = torch.tensor([self._energy, self._samples, self._largest, self._share], dtype=torch.float64)
+        return {**super().state_dict(), "seen": seen}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        self._energy, samples, self._largest, self._share = state["seen"].tolist()
+        self._samples = int(samples)
+
+
+class CentredSketchAudit(GramAudit):
+    """The analogue for the centred sketch: the error of every upload is at most max(sigma_{r+1}^2 - tau, tau)."""
+
+    _method: CentredSketch
+
+    def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
+        A, (_, sigma), residual = self.sketched(H, shard, task)
+        tau = noise_level(A, sigma)
+        return max(residual - tau, tau)
+
+    def sketched(self, H: torch.Tensor, shard: Shard, task: Task) -> tuple[torch.Tensor, Spectrum, float]:
+        """The matrix that the client sketches, its sketch, and sigma_{r+1}^2."""
+        which = positions(shard, torch.tensor(task.columns))
+        A = deviations(H, which, class_sums(H, which, len(task.columns))) if self._method.centre else H
+        return A, *summarise(A, self._method.rank)
+
+    def bounds(self, server: Server) -> Bounds:
+        """The estimate is at least delta I, so its inverse factor is at most 1 / (lambda + delta)."""
+        server = cast(CentredSketchServer, server)
+        size, ridge = float(torch.linalg.matrix_norm(server.B)), server.ridge
+        error = self.local_error + server.merge_error
+        weights = error / ridge / (ridge + server.delta)
+        return Bounds(error, weights * size, min(weights, inverse_gap(error, ridge)) * size)
+
+
+class GaussianRemainderAudit(CentredSketchAudit):
+    """Every upload's error is at most max(sigma_{r+1}^2 - level, lambda_max); the last two are the substitute's.
+
+    The rest D and the server's substitute R are positive semidefinite and zero on the span of V. Outside it R is at
+    least `level` and at most lambda_max, which is known once the task's Q is. So D - R is between the two bounds.
+    """
+
+    def __init__(self, method: CentredSketch, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._uploads: list[tuple[Sketch, float]] = []
+
+    def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
+        A, (V, sigma), residual = self.sketched(H, shard, task)
+        dropped = float(A.square().sum() - sigma.square().sum())
+        self._uploads.append((Sketch(V, sigma, max(dropped, 0.0)), residual))
+        return 0.0
+
+    def bounds(self, server: Server) -> Bounds:
+        for sketch, residual in self._uploads:
+            largest, level = substitute(sketch, cast(GaussianRemainderServer, server).Q, self._method.mix)
+            self.local_error += max(residual - level, largest)
+        self._uploads = []
+        return super().bounds(server)

@@ -1,0 +1,79 @@
+"""Joint: ridge regression on everyone's features in one place, the ceiling of the closed-form methods.
+
+This is no federated method: clients send their samples' features and labels, which the others avoid. It is the
+reference for comparisons, under the same random features, split and accounting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.linalg.gram import add_grams, class_sums
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, ridge_knob
+from fcl_bench.methods.closed_form.ridge_server import RidgeServer
+from fcl_bench.protocol.context import Shard, State
+from fcl_bench.protocol.fields import Expectation, class_numbers, real
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.task import Task
+
+
+class JointClient(ClosedFormClient):
+    """Sends its samples' features and labels."""
+
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """Z (n, d) and the labels (n)."""
+        each = torch.arange(len(shard.labels))
+        return Message({"Z": shard.inputs, "labels": shard.labels.to(torch.int32)}, sums_of={"Z": each}), state
+
+
+class JointServer(RidgeServer):
+    """W = (H'H + lambda I)^-1 H'Y over all samples so far (FedRAN Eq. 4)."""
+
+    method: Joint
+    sums_what_came = False
+    absorbs_late = True
+
+    def expects(self, task: Task, round_: int) -> Expectation:
+        return {"Z": real("n", self.problem.inputs), "labels": class_numbers("n", among=task.columns)}
+
+    def absorb(self, client: int, upload: Message) -> None:
+        self.count(upload)
+        self.samples += len(upload["labels"])
+        batches = self.random_features.blocks(upload["Z"]), upload["labels"].split(self.random_features.rows)
+
+        def summed() -> Iterator[torch.Tensor]:
+            for H, labels in zip(*batches, strict=True):
+                which = torch.searchsorted(self.columns, labels.to(self.columns))
+                self.add_class_sums(class_sums(H, which, len(self.columns)))
+                yield H
+
+        add_grams(self.estimate.matrix, summed())
+
+    def objection(self, upload: Message) -> str:
+        return ""
+
+
+@dataclass
+class Joint(ClosedFormMethod):
+    """Knobs of the joint reference.
+
+    Args:
+        M: number of random features; None: the backbone's features themselves, H = Z.
+        ridge: lambda; 0: least squares, the Moore-Penrose solution where that is not unique; "auto", "gcv": chosen by
+            the statistics.
+        scale_scores: divide each class's scores by the root of their sum over the class's own samples.
+    """
+
+    name: ClassVar[str] = "joint"
+    client_half = JointClient
+    server_half = JointServer
+
+    ridge: float | str = ridge_knob(1e-3, least=0)
+
+    @property
+    def penalty(self) -> float | str:
+        return self.ridge

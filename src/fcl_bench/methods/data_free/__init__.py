@@ -1,0 +1,1 @@
+"""Methods that make synthetic samples or features of earlier tasks."""

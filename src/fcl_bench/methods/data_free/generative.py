@@ -1,0 +1,171 @@
+"""What the data-free methods share: images of earlier classes, made by the server from the model alone.
+
+At the start of every task but the first, the server makes something of the model with which the last task ended: a pool
+of images, or a generator of them. It goes down once to each client that takes part in the task, with that model as the
+teacher, and clients train on their own samples and on synthetic ones. Clients keep nothing between tasks.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.data.images.batches import Standardise
+from fcl_bench.errors import UserError
+from fcl_bench.methods.data_free.generators.batch_norm import InputStatistics
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.client import GradientClient
+from fcl_bench.methods.gradient.model_holder import Half
+from fcl_bench.methods.gradient.server import GradientServer
+from fcl_bench.protocol.context import Problem, Shard
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Picture
+from fcl_bench.protocol.task import Task
+from fcl_bench.randomness import derived_seed
+from fcl_bench.tracking.console import Notices
+from fcl_bench.training.optimisers import with_prefix
+
+log = logging.getLogger(__name__)
+
+#: Prefixes of the names of what was made, and of what is shown of it, in a server's state.
+_MADE, _SHOWN = "made.", "shown."
+#: Images of each task that a run's picture shows.
+_PICTURED = 16
+
+
+def made_prefix(task: int) -> str:
+    """Prefix of the names under which images or a generator travel that were made of a task's last model."""
+    return f"{_MADE}{task}."
+
+
+class DataFreeHalf(Half):
+    """A half that works with images."""
+
+    @property
+    def scale(self) -> Standardise:
+        """Turns images into what the network sees."""
+        standardise = self.trainer.standardise
+        assert isinstance(standardise, Standardise)  # `DataFreeMethod.__post_init__`
+        return standardise
+
+
+class DataFreeClient(DataFreeHalf, GradientClient):
+    """Receives what the server made; `objective` is each method's own."""
+
+    method: DataFreeMethod
+
+    def made(self, shard: Shard, broadcast: Message) -> dict[str, torch.Tensor]:
+        """What the server made of the last task's final model, by name; empty in the first task."""
+        return with_prefix(broadcast, made_prefix(shard.task - 1))
+
+    def synthetic_seed(self, shard: Shard, broadcast: Message) -> int:
+        """The seed of the random stream of a client's synthetic samples in a round."""
+        return derived_seed(self.problem.seed, "synthetic", shard.task, int(broadcast["round"]), shard.client)
+
+
+class DataFreeServer(DataFreeHalf, GradientServer):
+    """Makes images, or a generator, at the start of every task but the first.
+
+    Attributes:
+        made: what was made last: `images` (n, 3, size, size) uint8 and `labels` (n,), or a generator's tensors.
+    """
+
+    method: DataFreeMethod
+
+    def __init__(self, method: DataFreeMethod, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self.made: dict[str, torch.Tensor] = {}
+        self._shown: dict[str, torch.Tensor] = {}
+        self._synthetic = 0
+        self._notices = Notices(log)
+
+    @abstractmethod
+    def synthesise(self, task: Task) -> None:
+        """Make images and set `made`. `network` is the last task's model, in evaluation mode, without gradients.
+
+        Torch's generators are seeded. The images are of the columns 0 to `task.new_columns.start` - 1.
+        """
+
+    def samples_to_show(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(count, 3, size, size) uint8 of what was made, and their columns; the same at every call."""
+        return self.made["images"][:count], self.made["labels"][:count]
+
+    def start_task(self, task: Task) -> None:
+        # The server does not know which task is the last, so it makes images when the next task begins.
+        if task.index and len(self.tasks) == task.index and self.method.replays:
+            self._make(task)
+        super().start_task(task)
+
+    def _make(self, task: Task) -> None:
+        training = {name: value.requires_grad for name, value in self.network.named_parameters()}
+        self.network.eval().requires_grad_(False)
+        if InputStatistics(self.network).absent:
+            self._notices.tell(
+                "batch norm",
+                f"{self.method.name}: the backbone has no BatchNorm2d, so synthetic images"
+                " are not held to statistics of real ones",
+            )
+        with self.trainer.reproducible(derived_seed(self.problem.seed, "generator", task.index)):
+            self.synthesise(task)
+            images, labels = self.samples_to_show(_PICTURED)
+        for name, value in self.network.named_parameters():
+            value.requires_grad_(training[name])
+        shown = {"images": images, "labels": labels, "tasks": torch.full_like(labels, task.index - 1)}
+        before = self._shown or {name: value[:0] for name, value in shown.items()}
+        self._shown = {name: torch.cat([before[name], value]) for name, value in shown.items()}
+        self._synthetic += len(self.made.get("images", ()))
+
+    def extra_broadcast(self) -> dict[str, torch.Tensor]:
+        prefix = made_prefix(self.task - 1)
+        return {**super().extra_broadcast(), **{prefix + name: value for name, value in self.made.items()}}
+
+    def pictures(self) -> dict[str, Picture]:
+        if not self._shown:
+            return super().pictures()
+        return {**super().pictures(), "synthetic": Picture(**self._shown)}
+
+    def privacy(self) -> dict[str, int]:
+        """`synthetic_images`: the number of images sent; they are inversions of models, not of single samples."""
+        return {**super().privacy(), "synthetic_images": self._synthetic}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        own = {_MADE + name: value for name, value in self.made.items()}
+        own |= {_SHOWN + name: value for name, value in self._shown.items()}
+        return {**super().state_dict(), **own, **({"synthetic": torch.tensor(self._synthetic)} if own else {})}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        here = {name: value.to(self.problem.device) for name, value in state.items()}
+        self.made, self._shown = with_prefix(here, _MADE), with_prefix(here, _SHOWN)
+        self._synthetic = int(state.get("synthetic", 0))
+
+
+@dataclass
+class DataFreeMethod(GradientMethod):
+    """A method whose server makes images of earlier classes.
+
+    Args:
+        loss_over: as in any gradient method; here the task's own classes by default, since the teacher holds the old.
+        send: what goes to the clients: images, or the generator, of which they draw images themselves.
+    """
+
+    loss_over: str = knob("task", choices=("seen", "task"))
+    send: str = knob("images", choices=("images", "generator"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.trains_network:
+            raise UserError(f"method.on=features: method={self.name} makes images", "method.on=images")
+
+    @property
+    def replays(self) -> bool:
+        """Whether anything is made. If not, the method is finetune, bit for bit."""
+        return True
+
+    @property
+    def keeps_teacher(self) -> bool:  # type: ignore[override]  # what nobody learns from is not sent
+        return self.replays

@@ -1,0 +1,338 @@
+"""LANDER (Tran et al., CVPR 2024): data-free replay with an anchor in a space of text embeddings for every class.
+
+Beside the head the network has a mapping A of its features phi to the space of the anchors e_c (R^d_e). The loss
+pulls samples of a class into a ball around its anchor, B(a, e) = relu(mse(a, e) - r), in training and in generation.
+
+    client, first task    CE + ltc B(A phi(x), e_y)
+    client, later         cur [CE_N(x) + ltc B(A phi(x), e_y)] + pre [KD_2(q_O(u), q'(u)) + mse(A phi(u), A' phi'(u))]
+    factors               cur = c (1 + 1/a) / b, pre = p a b with a = log2(|seen| / 2 + 1), b = sqrt(|O| / |seen|)
+    server, per batch     bn R + oh CE + ltc B(A' phi'(u), e_y) - adv mean 1(student = teacher) KL_1
+
+x is of the task's classes N, u of the synthetic images, q', A', phi' of the teacher (the model with which the last task
+ended), O are its columns, KD_T = -mean sum softmax(q'/T) log softmax(q/T), c and p the knobs `cur` and `pre`. A task
+ends with the model that came into the round of the lowest total training loss, of which every client uploads its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.data.images.batches import Augment
+from fcl_bench.errors import UserError
+from fcl_bench.files import content_hash
+from fcl_bench.methods.data_free.anchors import MappedNetwork, random_anchors, read_anchors
+from fcl_bench.methods.data_free.bounded import Bounded, Replaying, factors
+from fcl_bench.methods.data_free.generative import DataFreeClient, DataFreeMethod, DataFreeServer, made_prefix
+from fcl_bench.methods.data_free.generators.anchored import (
+    AnchoredGenerator,
+    AnchoredInversion,
+    Synthesis,
+    drawn_images,
+)
+from fcl_bench.methods.data_free.generators.replay import ImagePool
+from fcl_bench.methods.gradient.model_holder import MODEL
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.fields import Expectation, real
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.task import Task
+from fcl_bench.randomness import derived_seed
+from fcl_bench.training.heads import Heads
+from fcl_bench.training.knobs import Training
+from fcl_bench.training.network import Network
+from fcl_bench.training.objective import Objective
+from fcl_bench.training.optimisers import with_prefix
+
+#: Prefixes of the names of anchors (by task), and of the model of the lowest loss in a state.
+_ANCHORS, _BEST = "anchors.", "best."
+#: What clients upload beside the model.
+_LOSS = "loss"
+
+
+class LANDERClient(DataFreeClient):
+    """Trains with anchors and, from the second task on, on synthetic images under the teacher."""
+
+    method: LANDER
+    #: Of the turn at hand.
+    _objective: Bounded | None = None
+    #: A task and the images that its generator makes, the same for all clients.
+    _drawn: tuple[int, torch.Tensor] | None = None
+
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """The upload of any gradient method, and the total loss of the first epoch, 4 bytes."""
+        upload, kept = super().update(shard, broadcast, state)
+        if broadcast.stage == MODEL and self.method.returns:
+            assert self._objective is not None
+            loss = {_LOSS: self._objective.first_pass(self.method.training.epochs)}
+            summed = {*upload.summed, *loss} if self.problem.sums else ()
+            upload = replace(upload, tensors={**upload, **loss}, summed=summed)
+        self._objective = None
+        return upload, kept
+
+    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+        method, heads = self.method, Heads.from_message(broadcast)
+        seen = sum(heads.sizes)
+        current, previous = 1.0, 0.0
+        if shard.task:
+            of_current, of_previous = factors(seen, seen - heads.sizes[-1])
+            current, previous = method.cur * of_current, method.pre * of_previous
+        anchors = self.anchors(broadcast) if method.ltc else None
+        base = (heads, method.loss_over, method.frozen_heads, method.ltc, method.radius, anchors, current)
+        teacher = self.teacher(shard, broadcast)
+        if teacher is None:
+            self._objective = Bounded(*base)
+        else:
+            assert isinstance(teacher, MappedNetwork)
+            images = self.images(shard, broadcast)
+            pool = ImagePool(
+                images,
+                images.new_zeros(len(images)),  # nobody asks for their classes
+                self.synthetic_seed(shard, broadcast),
+                Augment(method.training.augment),
+                self.scale,
+            )
+            self._objective = Replaying(
+                *base, teacher=teacher, pool=pool, count=method.training.batch_size, previous=previous
+            )
+        return self._objective
+
+    def anchors(self, broadcast: Message) -> torch.Tensor:
+        """(C, d_e) of all columns."""
+        return torch.cat([broadcast[f"{_ANCHORS}{task}"] for task in range(len(Heads.from_message(broadcast).sizes))])
+
+    def images(self, shard: Shard, broadcast: Message) -> torch.Tensor:
+        """(n, 3, size, size) uint8: the images that were sent, or those that the sent generator makes."""
+        made, knobs = self.made(shard, broadcast), self.method.synthesis
+        if self.method.send == "images":
+            return made["images"][: knobs.images]
+        if self._drawn is None or self._drawn[0] != shard.task:
+            old = self.anchors(broadcast)[: -Heads.from_message(broadcast).sizes[-1] or None]
+            with self.trainer.reproducible(derived_seed(self.problem.seed, "drawn images", shard.task)):
+                self._drawn = (
+                    shard.task,
+                    drawn_images(self.method.new_generator(self.start.size, old), made, old, knobs)[0],
+                )
+        return self._drawn[1]
+
+
+class LANDERServer(DataFreeServer):
+    """Gives out anchors, makes images, and goes back to the model of the lowest loss at the end of a task.
+
+    Attributes:
+        anchors: (c, d_e) of each task's new classes, by name.
+        best: the changing part of the model of the lowest loss so far in this task; `lowest` is that loss.
+        ended_with: of each task that is over, the round into which its final model came.
+    """
+
+    method: LANDER
+
+    def __init__(self, method: LANDER, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self.anchors: dict[str, torch.Tensor] = {}
+        self.best: dict[str, torch.Tensor] = {}
+        self.lowest, self._best_round = math.inf, 0
+        self.ended_with: list[int] = []
+        self._loss, self._samples = 0.0, 0
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        if f"{_ANCHORS}{task.index}" not in self.anchors and self.method.maps:
+            self.anchors[f"{_ANCHORS}{task.index}"] = self.method.anchors_of(task, self.problem).to(self.problem.device)
+
+    def all_anchors(self) -> torch.Tensor:
+        """(C, d_e) by column; a checkpoint may have its tensors in any order."""
+        return torch.cat([self.anchors[f"{_ANCHORS}{task}"] for task in range(len(self.anchors))])
+
+    def synthesise(self, task: Task) -> None:
+        method, network, knobs = self.method, self.network, self.method.synthesis
+        assert isinstance(network, MappedNetwork)
+        inversion = AnchoredInversion(
+            knobs,
+            network,
+            self.all_anchors(),
+            method.ltc,
+            method.radius,
+            self.scale,
+            Augment(method.training.augment),
+            method.training.batch_size,
+            self.trainer.autocast,
+        )
+        images, labels = inversion.run()
+        used = len(images) if method.published else knobs.images
+        self.made = {"images": images[:used], "labels": labels[:used]}
+        if method.send == "generator":
+            self.made = inversion.generator.state()
+
+    def samples_to_show(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.method.send == "images":
+            return super().samples_to_show(count)
+        anchors = self.all_anchors()
+        maker = self.method.new_generator(self.start.size, anchors)
+        images, labels = drawn_images(maker, self.made, anchors, self.method.synthesis)
+        return images[:count], labels[:count]
+
+    def extra_broadcast(self) -> dict[str, torch.Tensor]:
+        """The teacher, the images without their classes, and the anchors of all classes."""
+        sent = super().extra_broadcast()
+        sent.pop(made_prefix(self.task - 1) + "labels", None)
+        needed = self.method.ltc > 0 or self.method.send == "generator"
+        return {**sent, **(self.anchors if needed else {})}
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        message = super().broadcast(task, round_)
+        if self.stage == MODEL:
+            self._loss, self._samples = 0.0, 0
+        return message
+
+    def expects(self, task: Task, round_: int) -> Expectation:
+        expected = super().expects(task, round_)
+        return {**expected, _LOSS: real(1, least=0)} if self.stage == MODEL and self.method.returns else expected
+
+    def absorb(self, client: int, upload: Message) -> None:
+        super().absorb(client, upload)
+        if self.stage == MODEL and self.method.returns:
+            self._loss += float(upload[_LOSS])
+            self._samples += upload.samples or 0
+
+    def finish_round(self) -> None:
+        super().finish_round()
+        if self.stage != MODEL or not self.method.returns:
+            return
+        # Losses are per sample, so that rounds with other participants can be compared.
+        if self._samples and self._loss / self._samples < self.lowest:
+            self.lowest, self._best_round = self._loss / self._samples, self._round
+            self.best = dict(self.sent)
+        if self._round == self.method.training.rounds - 1:
+            self.network.load(self.best)
+            self.ended_with.append(self._best_round)
+            self.best, self.lowest, self._best_round = {}, math.inf, 0
+
+    def model(self) -> dict[str, torch.Tensor]:
+        return {name: value for name, value in super().model().items() if not name.startswith("mapping.")}
+
+    def report(self) -> dict[str, Any]:
+        """`ended_with`: of each task, the round whose incoming model became its last."""
+        return {**super().report(), **({"ended_with": self.ended_with} if self.method.returns else {})}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        own = {_BEST + name: value for name, value in self.best.items()}
+        own["lowest"] = torch.tensor([self.lowest, self._best_round], dtype=torch.float64)
+        own["ended_with"] = torch.tensor(self.ended_with, dtype=torch.int64)
+        return {**super().state_dict(), **self.anchors, **(own if self.method.returns else {})}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        here = {name: value.to(self.problem.device) for name, value in state.items()}
+        self.anchors = {name: value for name, value in here.items() if name.startswith(_ANCHORS)}
+        if self.method.returns:
+            self.best = with_prefix(here, _BEST)
+            self.lowest, self._best_round = float(state["lowest"][0]), int(state["lowest"][1])
+            self.ended_with = state["ended_with"].tolist()
+
+
+@dataclass
+class LANDER(DataFreeMethod):
+    """Knobs of LANDER.
+
+    Args:
+        anchors: random (orthogonal, of length 0.2 sqrt(d_e)), or a file of embeddings (see `read_anchors`).
+        anchor_size: d_e.
+        radius: r.
+        ltc: weight of the bounding loss; 0: without.
+        cur, pre: c and p; with `pre` 0 there are no images and no teacher.
+        final: what a task ends with: best (see above), last (the last average).
+        synthesis: see `Synthesis`.
+        variant: working: the images that clients use are sent; published: all images that are kept are sent, and
+            clients count alike in the average (`weighting: uniform`), as in the public code.
+    """
+
+    name: ClassVar[str] = "lander"
+    client_half = LANDERClient
+    server_half = LANDERServer
+
+    # The step size falls to lr times 0.025, which is 0.001.
+    training: Training = field(
+        default_factory=lambda: Training(
+            rounds=100, epochs=2, batch_size=128, lr=0.04, momentum=0.9, schedule="cosine_decay", decay=0.025
+        )
+    )
+    anchors: str = knob("random", filled=True, words="random, or a file")
+    anchor_size: int = knob(512, least=1)
+    radius: float = knob(0.015, least=0)
+    ltc: float = knob(5.0, least=0)
+    cur: float = knob(0.2, above=0)
+    pre: float = knob(0.4, least=0)
+    final: str = knob("best", choices=("best", "last"))
+    synthesis: Synthesis = field(default_factory=Synthesis)
+    variant: str = knob("working", choices=("working", "published"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.published:
+            self.require_published(send="images", final="best", weighting="uniform")
+
+    @property
+    def published(self) -> bool:
+        return self.variant == "published"
+
+    @property
+    def replays(self) -> bool:
+        return self.pre > 0
+
+    @property
+    def maps(self) -> bool:
+        """Whether the network has a mapping and classes have anchors. If not, no term would use them."""
+        return self.ltc > 0 or self.replays
+
+    @property
+    def returns(self) -> bool:
+        return self.final == "best"
+
+    def contents(self) -> Mapping[str, str]:
+        if self.anchors == "random":
+            return {}
+        rows = read_anchors(self.anchors, "method.anchors")
+        return {"anchors": content_hash(rows.numpy().tobytes() + str(tuple(rows.shape)).encode()).hexdigest()}
+
+    def build_network(self, problem: Problem) -> Network:
+        if not self.maps:
+            return super().build_network(problem)
+        return MappedNetwork(self.start(problem), self.anchor_size, derived_seed(problem.seed, "mapping"))
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
+        if self.anchors == "random":
+            return
+        rows, classes = read_anchors(self.anchors, "method.anchors"), problem.all_classes(classes_per_task)
+        if rows.shape[1] != self.anchor_size:
+            raise UserError(
+                f"method.anchor_size={self.anchor_size}: {self.anchors} has anchors of {rows.shape[1]} numbers",
+                f"method.anchor_size={rows.shape[1]}",
+            )
+        if len(rows) < classes:
+            raise UserError(
+                f"method.anchors={self.anchors} has {len(rows)} anchors", f"one for each of {classes} classes"
+            )
+
+    def anchors_of(self, task: Task, problem: Problem) -> torch.Tensor:
+        """(c, d_e) of the classes that are new in a task."""
+        if self.anchors == "random":
+            seed = derived_seed(problem.seed, "anchors") % 2**62
+            return random_anchors(task.new_columns, self.anchor_size, seed)
+        rows = read_anchors(self.anchors, "method.anchors")
+        if task.classes and max(task.classes) >= len(rows):
+            raise UserError(
+                f"method.anchors={self.anchors} has {len(rows)} anchors, none for class {max(task.classes)}",
+                "one for each class of the data set",
+            )
+        return rows[list(task.classes)]
+
+    def new_generator(self, side: int, anchors: torch.Tensor) -> AnchoredGenerator:
+        """A generator before it has learnt, on the device of the anchors."""
+        knobs = self.synthesis
+        return AnchoredGenerator(self.anchor_size, knobs.noise, side, knobs.batch).to(anchors.device)

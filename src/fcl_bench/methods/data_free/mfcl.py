@@ -1,0 +1,298 @@
+"""MFCL: a generator of images, trained by the server, goes to the clients (Babakniya et al., NeurIPS 2023).
+
+After a task the server trains the one generator G further on images u = G(z), z standard normal, under the task's final
+model q' with old columns O, its features phi':
+
+    CE(q'(u) / T, argmax q'(u)) + w_ie (1 + sum_{c in O} p_c log p_c / log |O|) + w_bn R(u) + w_smooth mse(u, blur(u)),
+
+p the batch's mean softmax, R the divergence of batch norms' statistics (`batch_norm.divergence`). In the next task a
+client's step has a batch x of its own and as many u as `synthetic` says, with labels argmax q'(u):
+
+    CE over the task's classes, of x
+    + w_ft CE over all classes seen of W sg[phi] + b, of x and u              (sg: a constant; only heads learn by it)
+    + w_kd mean_{x, u} || V phi - V phi' ||^2 / |O|,                           V the heads of q', frozen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch.nn.functional import cross_entropy, linear, mse_loss
+
+from fcl_bench.config import knob
+from fcl_bench.errors import UserError
+from fcl_bench.methods.data_free.generative import DataFreeClient, DataFreeMethod, DataFreeServer
+from fcl_bench.methods.data_free.generators.batch_norm import InputStatistics, LayerStatistics, divergence
+from fcl_bench.methods.data_free.generators.images import WIDTH, ImageGenerator, to_bytes
+from fcl_bench.methods.data_free.generators.inversion import BLUR, blurred, imbalance
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.task import Task
+from fcl_bench.randomness import derived_seed
+from fcl_bench.training.heads import Heads
+from fcl_bench.training.knobs import Training
+from fcl_bench.training.network import Network
+from fcl_bench.training.objective import Objective
+
+#: The public code's T, and the width of its blur, whose exponent has 4 in place of 2.
+_PUBLISHED_TEMPERATURE, _PUBLISHED_BLUR = 1000.0, 2**0.5
+#: The eps of the batch norms of G, in the public code.
+_EPS = 0.8
+
+
+@dataclass
+class Generation:
+    """`method.generator`: the network G, and how the server trains it.
+
+    Args:
+        noise: length of z.
+        width: channels of G's first layers.
+        scale: standard deviation of G's images as the network sees them: 1 for a network that standardises by the
+            data's own statistics, as in the paper; about 0.5 for one that takes pixels from -1 to 1.
+        steps: of Adam after each task.
+        batch_size: images per step.
+        lr: of Adam, which starts anew after each task.
+        temperature: T.
+        w_ie, w_bn, w_smooth: weights of the terms; 0: without.
+    """
+
+    noise: int = knob(1000, least=1)
+    width: int = knob(WIDTH, least=2)
+    scale: float = knob(1.0, above=0)
+    steps: int = knob(1000, least=1)
+    batch_size: int = knob(128, least=2)
+    lr: float = knob(1e-3, above=0)
+    temperature: float = knob(1.0, above=0)
+    w_ie: float = knob(1.0, least=0)
+    w_bn: float = knob(50.0, least=0)
+    w_smooth: float = knob(1e-3, least=0)
+
+
+class Replaying(Objective):
+    """The clients' loss.
+
+    Args:
+        heads, over, rest: see `Objective`.
+        teacher: q'.
+        generator: G as broadcast, in evaluation mode.
+        knobs: weights, and how many images are made at each step.
+        seed: of z, a stream of its own.
+    """
+
+    def __init__(
+        self,
+        heads: Heads,
+        over: str,
+        rest: bool,
+        teacher: Network,
+        generator: ImageGenerator,
+        knobs: MFCL,
+        seed: int,
+    ) -> None:
+        super().__init__(heads, over, rest)
+        self._all = Objective(heads, "seen")
+        self._columns = torch.tensor(heads.logits)
+        self._teacher, self._made_by, self._knobs = teacher, generator, knobs
+        self._old = torch.cat(
+            [value for name, value in teacher.heads.named_parameters() if name.endswith("weight")]
+        )  # V
+        self._random = torch.Generator().manual_seed(seed)
+
+    def loss(self, network: Network, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        knobs, own = self._knobs, len(inputs)
+        with torch.no_grad():
+            made = knobs.images(self._made_by, self._made_by.noise(knobs.synthetic, self._random))
+            together = torch.cat([inputs, made.to(inputs)]).contiguous(memory_format=torch.channels_last)
+            wanted = self._teacher.body(together)
+        # One forward pass, so that batch norm takes its statistics from both.
+        features = network.body(together)
+        loss = self.score_loss(network.logits(features[:own]), labels, inputs)
+        if knobs.w_ft:
+            told = self._columns.to(labels.device)[self._teacher.logits(wanted[own:]).argmax(dim=1)]
+            scores = network.logits(self._constant(network, features, together))
+            loss = loss + knobs.w_ft * cross_entropy(*self._all.competing(scores, torch.cat([labels, told])))
+        if knobs.w_kd:
+            apart = linear(features - wanted, self._old)
+            loss = loss + knobs.w_kd * apart.square().mean()
+        return loss
+
+    def _constant(self, network: Network, features: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        """sg[phi]; published: of a second forward pass, which moves the running statistics once more."""
+        if not self._knobs.published:
+            return features.detach()
+        with torch.no_grad():
+            again: torch.Tensor = network.body(images)
+        return again
+
+
+class MFCLClient(DataFreeClient):
+    """Trains with the generator and the old model beside it."""
+
+    method: MFCL
+
+    def __init__(self, method: MFCL, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self._generator: ImageGenerator | None = None
+
+    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+        values, teacher = self.made(shard, broadcast), self.teacher(shard, broadcast)
+        if teacher is None or not values:
+            return super().objective(shard, broadcast, state)
+        if self._generator is None:
+            self._generator = self.method.new_generator(self.problem).eval().requires_grad_(False)
+        self._generator.load(values)
+        method = self.method
+        return Replaying(
+            Heads.from_message(broadcast),
+            method.loss_over,
+            method.frozen_heads,
+            teacher,
+            self._generator,
+            method,
+            self.synthetic_seed(shard, broadcast),
+        )
+
+
+class MFCLServer(DataFreeServer):
+    """Keeps G, whose tensors are what it has made, and trains it after each task but the last."""
+
+    method: MFCL
+
+    def synthesise(self, task: Task) -> None:
+        knobs, generator = self.method.generator, self.method.new_generator(self.problem)
+        generator.load(self.made)
+        optimiser = torch.optim.Adam(generator.parameters(), lr=knobs.lr)
+        with InputStatistics(self.network) as statistics:
+            for _ in range(knobs.steps):
+                images = self.method.images(generator, generator.noise(knobs.batch_size))
+                with self.trainer.autocast():
+                    scores = self.network(images)
+                loss = self.loss(images, scores.float(), statistics.layers())
+                optimiser.zero_grad(set_to_none=True)
+                loss.backward()
+                optimiser.step()
+        if not all(bool(torch.isfinite(value).all()) for value in generator.state().values()):
+            raise UserError(
+                f"method.generator.lr={knobs.lr:g}: the generator diverged", "a smaller method.generator.lr"
+            )
+        self.made = {name: value.clone() for name, value in generator.state().items()}
+
+    def loss(self, images: torch.Tensor, scores: torch.Tensor, layers: list[LayerStatistics]) -> torch.Tensor:
+        """G's loss of a batch.
+
+        Args:
+            images: (b, 3, size, size) u.
+            scores: (b, |O|) q'(u).
+            layers: the statistics of its batch norms' inputs.
+        """
+        knobs, method = self.method.generator, self.method
+        loss = cross_entropy(scores / method.temperature, scores.argmax(dim=1))
+        if knobs.w_ie:
+            loss = loss + knobs.w_ie * imbalance(scores)
+        if knobs.w_bn and layers:
+            loss = loss + knobs.w_bn * divergence(layers)
+        if knobs.w_smooth:
+            loss = loss + knobs.w_smooth * mse_loss(images, blurred(images, _PUBLISHED_BLUR if method.published else 1))
+        return loss
+
+    @torch.no_grad()
+    def samples_to_show(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = self.method.new_generator(self.problem).eval()
+        generator.load(self.made)
+        seed = derived_seed(self.problem.seed, "shown")
+        images = self.method.images(generator, generator.noise(count, torch.Generator().manual_seed(seed)))
+        columns = torch.tensor(self.heads.logits, device=images.device)[self.network(images).argmax(dim=1)]
+        start = self.start
+        mean, std = (torch.tensor(value, device=images.device).view(3, 1, 1) for value in (start.mean, start.std))
+        return to_bytes(images * std + mean), columns
+
+    def report(self) -> dict[str, Any]:
+        """`generator_bytes`: what G adds to a client's first broadcast of a task."""
+        sizes = [value.nbytes for value in self.made.values()]
+        return {**super().report(), **({"generator_bytes": sum(sizes)} if sizes else {})}
+
+
+@dataclass
+class MFCL(DataFreeMethod):
+    """Knobs of MFCL.
+
+    Args:
+        training: as in the paper: 100 rounds of 10 epochs, the step size from 0.1 towards 0.01.
+        send: the generator; images are refused.
+        synthetic: images that a client makes at each step.
+        w_ft: weight of the heads' loss on real and synthetic samples; 0: without.
+        w_kd: weight of the distillation; 0: without. Without both, this is finetune, and nothing is generated.
+        generator: G, and how it is trained.
+        variant: working: as above; published: as the public code: T = 1000, and sg[phi] of a second forward pass.
+    """
+
+    name: ClassVar[str] = "mfcl"
+    client_half = MFCLClient
+    server_half = MFCLServer
+
+    training: Training = field(
+        default_factory=lambda: Training(
+            rounds=100,
+            epochs=10,
+            batch_size=32,
+            lr=0.1,
+            schedule="exponential",
+            weight_decay=1e-5,
+            weighting="uniform",
+        )
+    )
+    send: str = knob("generator", choices=("generator", "images"))
+    synthetic: int = knob(128, least=1)
+    w_ft: float = knob(1.0, least=0)
+    w_kd: float = knob(0.1, least=0)
+    generator: Generation = field(default_factory=Generation)
+    variant: str = knob("working", choices=("working", "published"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = self.generator.temperature
+        if self.published and given not in (Generation.temperature, _PUBLISHED_TEMPERATURE):
+            raise UserError(
+                f"method.generator.temperature={given:g} contradicts method.variant=published",
+                f"{_PUBLISHED_TEMPERATURE:g}, or method.variant=working",
+            )
+        if self.send != "generator":
+            raise UserError(
+                f"method.send={self.send}: clients of method=mfcl draw new images at every step",
+                "method.send=generator; method=target sends images",
+            )
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
+        size = self.start(problem).size
+        if self.replays and self.generator.w_smooth and size <= BLUR // 2:
+            raise UserError(
+                f"method.generator.w_smooth={self.generator.w_smooth:g}: images of {size} pixels are too small to blur",
+                "method.generator.w_smooth=0",
+            )
+
+    @property
+    def published(self) -> bool:
+        return self.variant == "published"
+
+    @property
+    def replays(self) -> bool:
+        return self.w_ft > 0 or self.w_kd > 0
+
+    @property
+    def temperature(self) -> float:
+        """T."""
+        return _PUBLISHED_TEMPERATURE if self.published else self.generator.temperature
+
+    def new_generator(self, problem: Problem) -> ImageGenerator:
+        """A new G; torch draws its first weights."""
+        size, knobs = self.start(problem).size, self.generator
+        made = ImageGenerator(knobs.noise, size, output="tanh", eps=_EPS, width=knobs.width)
+        return made.to(problem.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def images(self, generator: ImageGenerator, noise: torch.Tensor) -> torch.Tensor:
+        """What the network sees of G(z), (b, 3, size, size)."""
+        made: torch.Tensor = self.generator.scale * generator(noise)
+        return made

@@ -1,0 +1,1 @@
+"""Federated averaging whose clients are held to an earlier model by what it answers."""

@@ -1,0 +1,59 @@
+"""FedLwF: learning without forgetting (Li and Hoiem, ECCV 2016; TPAMI 2018), federated.
+
+In every task but the first, the model with which the last task ended teaches the old classes' logits on the new images:
+
+    cross-entropy over the task's classes - strength mean_x sum_c softmax(q_old(x) / T)_c log softmax(q(x) / T)_c,
+
+c over the old classes, q_old the teacher's logits in evaluation mode, of the same augmented images. As in the public
+code, there is no factor T^2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fcl_bench.config import knob
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.client import GradientClient
+from fcl_bench.protocol.context import Shard, State
+from fcl_bench.protocol.message import Message
+from fcl_bench.training.distillation import Distilled
+from fcl_bench.training.heads import Heads
+from fcl_bench.training.objective import Objective
+
+
+class FedLwFClient(GradientClient):
+    """Trains with the teacher beside it."""
+
+    method: FedLwF
+
+    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+        teacher, method = self.teacher(shard, broadcast), self.method
+        if teacher is None:
+            return super().objective(shard, broadcast, state)
+        heads = Heads.from_message(broadcast)
+        return Distilled(heads, method.loss_over, method.frozen_heads, teacher, method.strength, method.temperature)
+
+
+@dataclass
+class FedLwF(GradientMethod):
+    """Knobs of FedLwF.
+
+    Args:
+        loss_over: as in any gradient method; here the task's own classes by default, since the teacher holds the old.
+        strength: lambda, of the distillation; 0: finetune, without a teacher.
+        temperature: T, by which both models' logits are divided.
+    """
+
+    name: ClassVar[str] = "fedlwf"
+    averages = True
+    client_half = FedLwFClient
+
+    loss_over: str = knob("task", choices=("seen", "task"))
+    strength: float = knob(3.0, least=0)
+    temperature: float = knob(2.0, above=0)
+
+    @property
+    def keeps_teacher(self) -> bool:  # type: ignore[override]  # what nobody learns from is not sent
+        return self.strength > 0

@@ -1,0 +1,1 @@
+"""Methods whose clients keep samples of earlier tasks."""

@@ -1,0 +1,303 @@
+"""FediCaRL: iCaRL (Rebuffi et al., CVPR 2017) by federated averaging. Every client keeps exemplars of its own classes.
+
+A round trains on the client's samples and all its exemplars, held to the model with which the last task ended; O are
+the columns of earlier tasks, q the logits, q' the teacher's:
+
+    ce_kd: CE(q, y) + strength * KD,   KD = -mean_x sum_{c in O} softmax(q'_O / T)_c log softmax(q_O / T)_c
+    bce:   mean_x sum_c BCE(sigma(q_c), z_c),   z = one-hot y, but for c in O: (1 - strength) y_c + strength sigma(q'_c)
+
+After a task's rounds, each client chooses its exemplars by herding under the final model, in the stage `exemplars`.
+`classify: nme` names the class whose exemplars' mean is nearest; clients then send sums of their exemplars' features.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits, normalize, one_hot
+
+from fcl_bench.config import knob
+from fcl_bench.errors import UserError
+from fcl_bench.methods.exemplars.memory import (
+    herd,
+    lists_in,
+    memory_size,
+    random_order,
+    recalled,
+    remembered,
+    storable,
+    with_memory,
+)
+from fcl_bench.methods.exemplars.memory_client import EXEMPLARS, ExemplarClient, ExemplarMethod, ExemplarServer
+from fcl_bench.protocol.context import Prediction, Problem, Shard, State, TestBatch
+from fcl_bench.protocol.fields import Expectation, counts, numbers, real
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.task import Task
+from fcl_bench.randomness import derived_seed
+from fcl_bench.tracking.console import Notices
+from fcl_bench.training.distillation import Distilled
+from fcl_bench.training.heads import Heads
+from fcl_bench.training.network import Network
+from fcl_bench.training.objective import Objective
+from fcl_bench.training.samples import Samples
+
+log = logging.getLogger(__name__)
+
+#: Prefixes of the names of what the server keeps for `nme`.
+_MEANS, _HOLDERS = "exemplars.", "holders"
+#: The score of a class without a mean; two directions are at most 2 apart.
+_FARTHEST = -3.0
+
+
+class Binary(Objective):
+    """A yes or no for every column, as in iCaRL: the teacher's for old columns, the label's for the task's."""
+
+    def __init__(self, heads: Heads, rest: bool, teacher: Network | None, strength: float) -> None:
+        super().__init__(heads, "seen", rest)
+        self._teacher, self._strength = teacher, strength
+        # A class that comes back is learnt from its labels.
+        self._own = list(heads.task)
+
+    def score_loss(self, scores: torch.Tensor, labels: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        targets = one_hot(labels, scores.shape[1]).to(scores.dtype)
+        if self._teacher is not None:
+            with torch.no_grad():
+                wanted = self._teacher(inputs).to(scores.dtype).sigmoid()
+            mixed = targets.clone()
+            old = slice(wanted.shape[1])
+            mixed[:, old] = (1 - self._strength) * targets[:, old] + self._strength * wanted
+            mixed[:, self._own] = targets[:, self._own]
+            targets = mixed
+        return binary_cross_entropy_with_logits(scores, targets, reduction="sum") / len(scores)
+
+
+class FediCaRLClient(ExemplarClient):
+    """Keeps exemplars and trains on them beside its samples."""
+
+    method: FediCaRL
+
+    def samples(self, shard: Shard, broadcast: Message, state: State) -> Samples:
+        kept = recalled(state)
+        if kept is not None and self.method.published:
+            seed = derived_seed(self.problem.seed, "recall", shard.task, int(broadcast["round"]), shard.client)
+            chosen = random_order(self.method.memory, len(kept[1]), seed).to(kept[1].device)
+            kept = kept[0][chosen], kept[1][chosen]
+        return with_memory(super().samples(shard, broadcast, state), kept)
+
+    def speaks_for(self, shard: Shard, state: State) -> int:
+        """The client's samples and exemplars together."""
+        return super().speaks_for(shard, state) + min(self.method.memory, memory_size(state))
+
+    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+        method = self.method
+        heads, teacher = Heads.from_message(broadcast), self.teacher(shard, broadcast)
+        if method.loss == "bce":
+            return Binary(heads, method.frozen_heads, teacher, method.strength)
+        if teacher is None:
+            return super().objective(shard, broadcast, state)
+        return Distilled(heads, method.loss_over, method.frozen_heads, teacher, method.strength, method.temperature)
+
+    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """Choose the exemplars of the task's classes; with `nme`, the sums of all exemplars' features."""
+        if self.method.published:
+            return Message({}), remembered(state, shard.inputs, shard.labels, budget=None)
+
+        def ranking(candidates: torch.Tensor, column: int, count: int) -> torch.Tensor:
+            if self.method.choose == "herding":
+                return herd(self.directions(candidates), count)
+            seed = derived_seed(self.problem.seed, "exemplars", shard.task, shard.client, column)
+            return random_order(count, len(candidates), seed)
+
+        state = self.with_exemplars(state, shard.inputs, shard.labels, self.method.budget(self.problem), ranking)
+        return (self.sums(state, shard) if self.method.classify == "nme" else Message({})), state
+
+    def sums(self, state: State, shard: Shard) -> Message:
+        """Return, for each class with exemplars, its column, their number, and the sum (d,) of their directions."""
+        lists = {column: kept for column, kept in lists_in(state).items() if len(kept)}
+        sums = [self.directions(kept).sum(dim=0) for kept in lists.values()]
+        width, sizes = self.network.dimension, torch.tensor([len(kept) for kept in lists.values()], dtype=torch.int32)
+        now, before = torch.full((len(shard.labels),), -1), []
+        for number, (column, kept) in enumerate(lists.items()):
+            own = torch.nonzero(shard.labels == column).squeeze(1)
+            # The engine knows a lone exemplar by its place in the shard, if it is of this task.
+            if len(kept) == 1 and len(own):
+                own = own[(storable(shard.inputs[own]) == kept).flatten(1).all(dim=1)][:1]
+                now[own.cpu()] = number
+            before += [number] * (len(kept) - int((now == number).sum()))
+        return Message(
+            {
+                "classes": torch.tensor(list(lists), dtype=torch.int32),
+                "counts": sizes,
+                "sums": torch.stack(sums) if sums else torch.zeros(0, width, dtype=torch.float64),
+            },
+            sums_of={"sums": torch.cat([now, torch.tensor(before, dtype=torch.int64)])},
+        )
+
+
+class FediCaRLServer(ExemplarServer):
+    """Averages models and, for `nme`, adds up the sums of the exemplars of all clients.
+
+    Attributes:
+        holders: for `nme`, the clients that have chosen exemplars so far; all of them are asked in every task.
+        sums: (C, d) of the exemplars' directions under the last task's model.
+        counts: (C,) how many exemplars there are.
+    """
+
+    method: FediCaRL
+
+    def __init__(self, method: FediCaRL, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self.holders: set[int] = set()
+        self.sums = torch.zeros(0, self.network.dimension, dtype=torch.float64, device=problem.device)
+        self.counts = torch.zeros(0, dtype=torch.int64, device=problem.device)
+        self._notices = Notices(log)
+
+    def model_rounds(self, task: Task) -> list[int]:
+        """No round with nearest means, since a class is known only once its exemplars are chosen."""
+        return [] if self.method.classify == "nme" else super().model_rounds(task)
+
+    def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
+        present = super().participants(task, round_, available)
+        asks_all = self.method.classify == "nme" and self.method.stages(task)[round_] == EXEMPLARS
+        return sorted({*present, *self.holders}) if asks_all else present
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        message = super().broadcast(task, round_)
+        if self.stage != EXEMPLARS:
+            return message
+        self.sums = self.sums.new_zeros(task.columns_seen, self.sums.shape[1])
+        self.counts = self.counts.new_zeros(task.columns_seen)
+        # Clients that keep random samples need no model.
+        return message if self.method.looks else Message(self.heads.to_message(), EXEMPLARS)
+
+    def expects_answer(self) -> Expectation:
+        if self.method.classify != "nme":
+            return {}
+        known = numbers("classes", below=len(self.counts))
+        return {
+            "classes": known,
+            "counts": counts("classes", speaks_for="run"),
+            "sums": real("classes", self.sums.shape[1]),
+        }
+
+    def objection(self, upload: Message) -> str:
+        if "classes" in upload and len(upload["classes"].unique()) < len(upload["classes"]):
+            return "it names a class twice"
+        return super().objection(upload)
+
+    def absorb_answer(self, client: int, upload: Message) -> None:
+        if "sums" in upload:
+            self.holders.add(client)
+            classes = upload["classes"].long()
+            self.sums.index_add_(0, classes, upload["sums"].double())
+            self.counts.index_add_(0, classes, upload["counts"].long())
+
+    def finish_stage(self) -> None:
+        without = int((self.counts == 0).sum())
+        if self.method.classify == "nme" and without:
+            self._notices.tell(
+                "without",
+                f"{self.method.name}: no client keeps an exemplar of {without} of {len(self.counts)} classes, which"
+                " nme can't name (a larger method.memory)",
+            )
+
+    def classify(self, batch: TestBatch) -> Prediction:
+        """With `nme`, minus the distance of phi / ||phi|| to each class's mean, which has length 1 too."""
+        if self.method.classify != "nme":
+            return super().classify(batch)
+        directions = normalize(self.embed(batch.inputs).double(), dim=1)
+        distances = torch.cdist(directions, self.means(), compute_mode="donot_use_mm_for_euclid_dist")
+        return Prediction((-distances).masked_fill(self.counts == 0, _FARTHEST))
+
+    def means(self) -> torch.Tensor:
+        """(C, d) the normalised mean of each class's exemplars, zeros where there are none."""
+        return normalize(self.sums, dim=1)
+
+    def model(self) -> dict[str, torch.Tensor]:
+        own = {"exemplar_means": self.means()} if self.method.classify == "nme" else {}
+        return {**super().model(), **own}
+
+    def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
+        super().load_model(model, tasks)
+        if self.method.classify == "nme":
+            self.sums = model["exemplar_means"]
+            self.counts = self.sums.any(dim=1).long()  # only a class without an exemplar has no direction
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        own = {_MEANS + "sums": self.sums, _MEANS + "counts": self.counts, _HOLDERS: torch.tensor(sorted(self.holders))}
+        return {**super().state_dict(), **(own if self.method.classify == "nme" else {})}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        if self.method.classify == "nme":
+            self.sums, self.counts = (state[_MEANS + name].to(self.problem.device) for name in ("sums", "counts"))
+            self.holders = set(state[_HOLDERS].long().tolist())
+
+
+@dataclass
+class FediCaRL(ExemplarMethod):
+    """Knobs of FediCaRL.
+
+    Args:
+        memory: samples that a client may keep; `variant=published`: that it draws in every round.
+        choose: which samples a client keeps.
+        loss: see the equations.
+        strength: of distillation; with bce the teacher's share in the targets. 0: no teacher is sent.
+        temperature: T of ce_kd.
+        classify: softmax: the largest logit; nme: the nearest mean of exemplars.
+        variant: working: as above; published: as TARGET's code has it: clients keep all they ever had, draw `memory`
+            samples of it anew in every round, and count alike in the average (`weighting: uniform`).
+    """
+
+    name: ClassVar[str] = "fedicarl"
+    client_half = FediCaRLClient
+    server_half = FediCaRLServer
+
+    memory: int = knob(300, least=0)
+    choose: str = knob("herding", choices=("herding", "random"))
+    loss: str = knob("ce_kd", choices=("ce_kd", "bce"))
+    strength: float = knob(1.0, least=0)
+    temperature: float = knob(2.0, above=0)
+    classify: str = knob("softmax", choices=("softmax", "nme"))
+    variant: str = knob("working", choices=("working", "published"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.loss == "bce" and self.strength > 1:
+            raise UserError(f"method.strength={self.strength:g}: with method.loss=bce it is a share", "0 to 1")
+        if self.classify == "nme" and not self.memory:
+            raise UserError("method.memory=0 leaves no mean for method.classify=nme", "method.classify=softmax")
+        if self.classify == "nme" and self.replay_head != "none":
+            raise UserError(
+                f"method.replay_head={self.replay_head}: method.classify=nme uses no heads", "method.replay_head=none"
+            )
+        if self.published:
+            self.require_published(
+                scope="client", choose="herding", loss="ce_kd", classify="softmax", weighting="uniform"
+            )
+
+    @property
+    def published(self) -> bool:
+        return self.variant == "published"
+
+    @property
+    def keeps_teacher(self) -> bool:  # type: ignore[override]
+        return self.strength > 0
+
+    @property
+    def looks(self) -> bool:
+        """Whether clients need the final model to choose or to describe their exemplars."""
+        return not self.published and (self.choose == "herding" or self.classify == "nme")
+
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        if self.classify == "softmax":
+            return super().needs_each_upload()
+        return "method.classify=nme has clients name the classes of their exemplars", "method.classify=softmax"
+
+    def stages(self, task: Task) -> list[str]:
+        return [*super().stages(task), *([EXEMPLARS] if self.memory else [])]

@@ -1,0 +1,235 @@
+"""GLFC (Dong et al., CVPR 2022): clients notice new classes, keep exemplars of old ones, and even out forgetting.
+
+A client has a signal when new classes come: in its first round of a task (`signal: boundary`), or where the mean
+entropy of the model's predictions on its samples has risen (`entropy`):
+
+    H = mean_x sum_c -p_c log(p_c + 1e-5),   signal = H - H before > rise.
+
+Its classes of the last task then count as learnt, and it keeps exemplars of them by herding. It trains on its samples
+and all exemplars with the loss of `methods.exemplars.compensation`, in which an old model answers for the old columns: with
+`proxy: reconstruct` the best of the last task, which the server picks by images that it reconstructs from gradients
+(`methods.exemplars.proxy`); with `none` the model with which the last task ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.errors import UserError
+from fcl_bench.methods.exemplars.compensation import Compensated, entropy
+from fcl_bench.methods.exemplars.memory import herd, memory_size, recalled, with_memory
+from fcl_bench.methods.exemplars.memory_client import EXEMPLARS, ExemplarMethod, ExemplarServer
+from fcl_bench.methods.exemplars.proxy import (
+    GRADIENTS,
+    VERSIONS,
+    Inversion,
+    PrototypeClient,
+    ProxyServer,
+    version_prefix,
+)
+from fcl_bench.methods.gradient.model_holder import MODEL
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Server
+from fcl_bench.protocol.task import Task
+from fcl_bench.training.heads import Heads
+from fcl_bench.training.network import Network
+from fcl_bench.training.objective import Objective
+from fcl_bench.training.optimisers import with_prefix
+from fcl_bench.training.samples import Samples
+
+#: What a client keeps beside its exemplars: the task, whether it has a signal in the round at hand, and the last H.
+_TASK, _SIGNAL, _ENTROPY = "task", "signal", "entropy"
+#: Columns (c,) of the client's classes: of the task at hand, of the one before, and of those that count as learnt.
+_CURRENT, _LAST, _LEARNT = "classes.current", "classes.last", "classes.learnt"
+#: With `signal: entropy`, the samples of the task at hand and of the last, which wait for the signal.
+_WAITING = ("inputs.", "labels.")
+
+
+class GLFCClient(PrototypeClient):
+    """Notices new classes, keeps exemplars, and trains on them beside its samples."""
+
+    method: GLFC
+    #: The best models that the server sent last, by version.
+    _best: dict[int, Network] | None = None
+
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """The upload of any gradient method and, after a signal, gradients."""
+        if broadcast.stage == MODEL:
+            state = self.noticed(shard, broadcast, state)
+        elif broadcast.stage == EXEMPLARS:
+            state = self.entered(shard, state)
+        upload, state = super().update(shard, broadcast, state)
+        if broadcast.stage != MODEL:
+            return upload, state
+        if self.method.reconstructs and bool(state[_SIGNAL]):
+            columns = len(Heads.from_message(broadcast).logits)
+            upload = upload.with_tensors({**upload, GRADIENTS: self.gradients(shard, broadcast, columns)})
+        return upload, state
+
+    def speaks_for(self, shard: Shard, state: State) -> int:
+        """The client's samples and exemplars together; as published, where models count alike, its samples alone.
+
+        Published lists hold samples several times, so that they may be longer than all samples that the client had.
+        """
+        own = super().speaks_for(shard, state)
+        return own if self.method.published else own + memory_size(state)
+
+    # What it notices --------------------------------------------------------------------------------------------------
+
+    def entered(self, shard: Shard, state: State) -> State:
+        """The state in the shard's task. If the client is in it for the first time, its classes move on."""
+        if self.knows(shard, state):
+            return state
+        none = shard.labels[:0]
+        before, learnt = state.get(_CURRENT, none), state.get(_LEARNT, none)
+        state = {**state, _TASK: torch.tensor(shard.task), _CURRENT: shard.labels.unique(), _LEARNT: learnt}
+        if self.method.signal == "boundary":
+            return {**state, _LEARNT: torch.cat([learnt, before]).unique()}
+        state[_LAST] = before
+        if self.method.memory:
+            for kind, own in zip(_WAITING, (shard.inputs, shard.labels), strict=True):
+                state[f"{kind}last"] = state.get(f"{kind}current", own[:0])
+                state[f"{kind}current"] = own
+        return state
+
+    @staticmethod
+    def knows(shard: Shard, state: State) -> bool:
+        """Whether the client has been in the shard's task before."""
+        return _TASK in state and int(state[_TASK]) == shard.task
+
+    def noticed(self, shard: Shard, broadcast: Message, state: State) -> State:
+        """The state with the round's signal and what follows from it for classes and memory."""
+        first = not self.knows(shard, state)
+        state = self.entered(shard, state)
+        if self.method.signal == "boundary":
+            return {**state, _SIGNAL: torch.tensor(first)}
+        self.take_over(shard, broadcast)
+        with torch.inference_mode():
+            found = float(entropy(self.network.logits(self.trainer.features(self.network, shard.inputs))))
+        signal = found - float(state.get(_ENTROPY, 0.0)) > self.method.rise
+        state = {**state, _ENTROPY: torch.tensor(found, dtype=torch.float64), _SIGNAL: torch.tensor(signal)}
+        return self.learnt(shard, state) if signal and len(state[_LAST]) else state
+
+    def learnt(self, shard: Shard, state: State) -> State:
+        """After a signal: the last task's classes are learnt, and exemplars of them are chosen by the model at hand."""
+        last, learnt = state[_LAST], torch.cat([state[_LEARNT], state[_LAST]])
+        classes = learnt.unique()
+        # As published, a second signal in one task counts them twice.
+        own = {_LEARNT: learnt} if self.method.published else {_LEARNT: classes, _LAST: last[:0]}
+        state = {**state, **own}
+        if not self.method.memory:
+            return state
+        share = self.method.budget(self.problem) // len(state[_LEARNT])
+        inputs, labels = (state.pop(f"{kind}last", None) for kind in _WAITING)
+        if inputs is None or labels is None:  # they are exemplars already
+            inputs, labels = shard.inputs[:0], shard.labels[:0]
+        return self.with_exemplars(state, inputs, labels, share * len(classes), self.ranking)
+
+    # What it keeps ----------------------------------------------------------------------------------------------------
+
+    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """At the end of a task: choose the exemplars of its classes."""
+        budget = self.method.budget(self.problem)
+        return Message({}), self.with_exemplars(state, shard.inputs, shard.labels, budget, self.ranking)
+
+    def ranking(self, candidates: torch.Tensor, column: int, count: int) -> torch.Tensor:
+        """Which of a class's samples to keep, the most telling first."""
+        return herd(self.directions(candidates), count, again=self.method.published)
+
+    # What it trains on ------------------------------------------------------------------------------------------------
+
+    def samples(self, shard: Shard, broadcast: Message, state: State) -> Samples:
+        return with_memory(super().samples(shard, broadcast, state), recalled(state))
+
+    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+        heads = Heads.from_message(broadcast)
+        old = self.old_model(shard, broadcast, state)
+        return Compensated(heads, self.method.frozen_heads, self.learnt_columns(heads, state), old)
+
+    def learnt_columns(self, heads: Heads, state: State) -> torch.Tensor:
+        """(C,) bool, the columns of the classes that the client learnt in earlier tasks."""
+        columns = state[_LEARNT]
+        return torch.zeros(len(heads.logits), dtype=torch.bool, device=columns.device).index_fill_(0, columns, True)
+
+    def old_model(self, shard: Shard, broadcast: Message, state: State) -> Network | None:
+        """The model that gives the targets of the old columns; None: there is none yet."""
+        if not self.method.chooses_by_signal:
+            return self.teacher(shard, broadcast)
+        last, best = broadcast[VERSIONS].tolist()
+        known = self._best or {}
+        self._best = {
+            version: known.get(version) or self.frozen_copy(with_prefix(broadcast, version_prefix(version)))
+            for version in {last, best} - {0}
+        }
+        return self._best.get(best if bool(state[_SIGNAL]) else last)
+
+
+@dataclass
+class GLFC(ExemplarMethod):
+    """Knobs of GLFC.
+
+    Args:
+        signal: what tells a client that new classes have come: boundary (its first round in a task), entropy (until
+            the signal comes, the client keeps the last task's samples).
+        rise: of the entropy, above which there is a signal.
+        proxy: how the server chooses the old model: reconstruct (the best of the last task by reconstructed images),
+            none (the last model of the last task; no gradients are sent).
+        inversion: knobs of the former.
+        variant: working: as above; published: as the public code has it, with its errors (docs/glfc.md).
+    """
+
+    name: ClassVar[str] = "glfc"
+    client_half = GLFCClient
+
+    signal: str = knob("boundary", choices=("boundary", "entropy"))
+    rise: float = knob(1.2, above=0)
+    proxy: str = knob("reconstruct", choices=("reconstruct", "none"))
+    inversion: Inversion = field(default_factory=Inversion)
+    variant: str = knob("working", choices=("working", "published"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reconstructs and not self.trains_network:
+            raise UserError("method.on=features: method.proxy=reconstruct makes images", "method.proxy=none")
+        if self.published:
+            self.require_published(scope="client", signal="entropy", proxy="reconstruct", weighting="uniform")
+
+    @property
+    def published(self) -> bool:
+        return self.variant == "published"
+
+    @property
+    def revision(self) -> int:  # type: ignore[override]
+        """2 where the server chooses among models, since a task without gradients has none to choose; else 1."""
+        return 2 if self.reconstructs and not self.published else 1
+
+    @property
+    def reconstructs(self) -> bool:
+        return self.proxy == "reconstruct"
+
+    @property
+    def chooses_by_signal(self) -> bool:
+        """Whether a client's signal says which of two old models it takes."""
+        return self.published
+
+    @property
+    def keeps_teacher(self) -> bool:  # type: ignore[override]
+        return not self.chooses_by_signal
+
+    def server(self, problem: Problem) -> Server:
+        return ProxyServer(self, problem) if self.reconstructs else ExemplarServer(self, problem)
+
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        if not self.reconstructs:
+            return super().needs_each_upload()
+        return "method.proxy=reconstruct has clients send gradients of single samples", "method.proxy=none"
+
+    def stages(self, task: Task) -> list[str]:
+        """With `signal: boundary` exemplars are chosen at the end of a task, by the model that the next begins with."""
+        chooses = self.memory and self.signal == "boundary"
+        return [*super().stages(task), *([EXEMPLARS] if chooses else [])]

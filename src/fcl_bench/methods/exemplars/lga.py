@@ -1,0 +1,232 @@
+"""LGA (Dong et al., TPAMI 2023): GLFC with weights per earlier task, and an old model chosen by features.
+
+Clients, exemplars, signals and gradients are GLFC's. With the weights w of `methods.exemplars.category_balance`, the old model's
+columns O and its logits q', a client minimises
+
+    L_cur = mean_{i,c} w_i BCE(sigma(q_ic), [c = y_i]) where there is no old model, else
+    lam (L_cur + mean_{i,c} w_i BCE(sigma(q_ic), t_ic)),   t_ic = sigma(q'_ic) for c in O, else [c = y_i].
+
+With `proxy: reconstruct` the server tests a model's heads on features around those of the reconstructed images, at a
+radius r (`methods.exemplars.inversion.feature_monitor`); the first `proxy_init` rounds of a task count as 0. After the first
+task's rounds, in the stage `radius`, clients send n, sum phi and sum phi * phi of each class, from which r follows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.errors import UserError
+from fcl_bench.methods.exemplars.category_balance import GROUPS, balanced_weights, tempered
+from fcl_bench.methods.exemplars.compensation import Compensated, magnitudes
+from fcl_bench.methods.exemplars.glfc import GLFC, GLFCClient
+from fcl_bench.methods.exemplars.inversion.feature_monitor import augmented_features, class_statistics, radius_of
+from fcl_bench.methods.exemplars.inversion.monitor import RESETS, BestModels
+from fcl_bench.methods.exemplars.memory_client import ExemplarServer
+from fcl_bench.methods.exemplars.proxy import ProxyServer
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.fields import Expectation, counts, real
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Server
+from fcl_bench.protocol.query_tasks import AskedTasks
+from fcl_bench.protocol.task import Task
+from fcl_bench.randomness import derived_seed
+from fcl_bench.training.heads import Heads
+from fcl_bench.training.network import Network
+
+#: The stage after the first task's rounds in which clients send their classes' sums.
+RADIUS = "radius"
+#: What they send of each class: n, sum phi, sum phi * phi.
+_SUMS = ("counts", "sums", "squares")
+
+
+class Balanced(Compensated):
+    """The loss of the equations above.
+
+    Args:
+        heads, rest, learnt, old: see `Compensated`.
+        groups: how the groups of earlier tasks are made.
+        lam: weight of the loss where there is an old model.
+    """
+
+    def __init__(
+        self, heads: Heads, rest: bool, learnt: torch.Tensor, old: Network | None, groups: str, lam: float
+    ) -> None:
+        super().__init__(heads, rest, learnt, old)
+        self._task = len(heads.columns) - 1
+        sizes = torch.tensor(heads.sizes)
+        # A task's head has the columns that first appear in it.
+        self._first = torch.arange(len(sizes)).repeat_interleave(sizes).to(learnt.device)
+        self._groups, self._lam = groups, lam
+
+    def weights(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor | None:
+        if self._learnt is None:
+            return None
+        magnitude = tempered(magnitudes(scores, labels), self._task)
+        return balanced_weights(magnitude, labels, self._first, self._learnt, self._task, self._groups)
+
+    def combined(self, weighted: torch.Tensor, distilled: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+        both = distilled if weights is None else weights.unsqueeze(1) * distilled
+        return self._lam * (weighted + both.mean())
+
+
+class LGAClient(GLFCClient):
+    """GLFC's client with another loss; it also sends sums of its features."""
+
+    method: LGA
+
+    def objective(self, shard: Shard, broadcast: Message, state: State) -> Balanced:
+        heads, method = Heads.from_message(broadcast), self.method
+        old, learnt = self.old_model(shard, broadcast, state), self.learnt_columns(heads, state)
+        return Balanced(heads, method.frozen_heads, learnt, old, method.groups, method.lam)
+
+    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """In the stage `radius`: `counts` (c,) int32, `sums` (d, c) and `squares` (d, c), of the task's classes."""
+        if broadcast.stage != RADIUS:
+            return super().answer(shard, broadcast, state)
+        features = self.trainer.features(self.network, shard.inputs)
+        n, total, second = class_statistics(features, shard.labels, Heads.from_message(broadcast).task)
+        fields = dict(zip(_SUMS, (n.to(torch.int32), total.T, second.T), strict=True))
+        return Message(
+            fields,
+            per_class=_SUMS[1:],
+            summed=_SUMS,
+            sums_of={"sums": shard.labels},
+            moments_of={"squares": shard.labels},
+        ), state
+
+
+class LGAServer(ProxyServer):
+    """Tests models on features around those of its reconstructed images.
+
+    Attributes:
+        radius: r, how far around.
+        asked: the tasks after whose rounds clients are asked for it.
+    """
+
+    method: LGA
+
+    def __init__(self, method: LGA, problem: Problem) -> None:
+        super().__init__(method, problem)
+        self.best = BestModels(method.best_perf, "task")
+        self.radius = method.radius
+        self.asked, self._measured = AskedTasks(), False
+        #: Of the stage `radius`: what clients sent so far, added up.
+        self._totals: dict[str, torch.Tensor] = {}
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        if not self._measured:
+            self.asked.add(task)
+
+    def stages(self, task: Task) -> list[str]:
+        """The method's, and that of the sums in tasks that are asked."""
+        return [*super().stages(task), *([RADIUS] if task in self.asked else [])]
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        self._totals = {}
+        return super().broadcast(task, round_)
+
+    def expects_answer(self) -> Expectation:
+        if self.stage != RADIUS:
+            return super().expects_answer()
+        d, c = self.start.dimension, len(self.tasks[-1])
+        return dict(zip(_SUMS, (counts(c), real(d, c), real(d, c, least=0)), strict=True))
+
+    def objection(self, upload: Message) -> str:
+        if self.stage == RADIUS and bool((upload["squares"][:, upload["counts"] == 0] != 0).any()):
+            return "it has features of a class and no sample of it"
+        return super().objection(upload)
+
+    def absorb_answer(self, client: int, upload: Message) -> None:
+        if self.stage != RADIUS:
+            super().absorb_answer(client, upload)
+            return
+        for name in _SUMS:
+            value = upload[name].double()
+            self._totals[name] = self._totals[name] + value if name in self._totals else value
+
+    def finish_stage(self) -> None:
+        if self.stage != RADIUS:
+            super().finish_stage()
+        elif self._totals:
+            n, total, second = (self._totals[name] for name in _SUMS)
+            self.radius, self._measured = radius_of(n, total.T, second.T), True
+
+    def accuracy(self) -> float:
+        """0 in a task's first rounds."""
+        return 0.0 if self._round < self.method.proxy_init else self.accuracy_around()
+
+    def accuracy_to_beat(self) -> float:
+        """In first rounds, too, what an earlier task's model reaches; the task's own goes on counting as 0 there."""
+        return self.accuracy_around() if self.best.performance else self.accuracy()
+
+    def accuracy_around(self) -> float:
+        """The share of features around the monitor set's that the heads classify rightly."""
+        seed = derived_seed(self.problem.seed, "monitor", self.task, self._round)
+        images = self._augment(self.images, torch.Generator().manual_seed(seed))
+        features, labels = augmented_features(
+            self.trainer.features(self.network, images),
+            self.labels,
+            self.radius,
+            derived_seed(seed, "noise"),
+            published=self.method.noise == "squared",
+        )
+        with torch.inference_mode():
+            right = self.network.logits(features).argmax(dim=1) == labels
+        return float(right.double().mean())
+
+    def report(self) -> dict[str, Any]:
+        """`radius`: r."""
+        return {**super().report(), "radius": self.radius}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        told = {"asked": self.asked.tensor(), "measured": torch.tensor(self._measured)}
+        return {**super().state_dict(), **told, RADIUS: torch.tensor(self.radius, dtype=torch.float64)}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        self.radius = float(state[RADIUS])
+        self.asked.restore(state["asked"])
+        self._measured = bool(state["measured"])
+
+
+@dataclass
+class LGA(GLFC):
+    """Knobs of LGA.
+
+    Args:
+        groups: of the weights, see `methods.exemplars.category_balance`; cumulative is the published code's.
+        lam: weight of the loss where there is an old model.
+        proxy_init: of proxy=reconstruct, the first rounds of a task whose models count as 0.
+        best_perf: before which tasks the performance to beat is forgotten: task (every one), once (the second, as in
+            the published code), never (as in GLFC's).
+        radius: of the features to test on, until the clients' sums are in.
+        noise: of these features: variance (that of the class's features), squared (its square is the standard
+            deviation, as in the published code).
+        variant: working. The published one is refused.
+    """
+
+    name: ClassVar[str] = "lga"
+    client_half = LGAClient
+
+    groups: str = knob("separate", choices=GROUPS)
+    lam: float = knob(1.0, above=0)
+    proxy_init: int = knob(6, least=0)
+    best_perf: str = knob("task", choices=RESETS)
+    radius: float = knob(0.15, least=0)
+    noise: str = knob("variance", choices=("variance", "squared"))
+
+    def __post_init__(self) -> None:
+        if self.published:
+            raise UserError(
+                "method.variant=published: LGA's server computes a radius from the real images of all clients",
+                "method.groups=cumulative method.best_perf=once method.noise=squared, the rest of the public code",
+            )
+        super().__post_init__()
+
+    def server(self, problem: Problem) -> Server:
+        return LGAServer(self, problem) if self.reconstructs else ExemplarServer(self, problem)

@@ -1,0 +1,139 @@
+"""Client memory: a few samples of every class that a client has had, the most telling first, within a budget.
+
+A list lies in the client's state as `images.<class>` (m, 3, h, w) in uint8, or `features.<class>` (m, d) in float32; a
+class is a column of the label matrix. Lists are ordered, so that a list is shortened by leaving out its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from fcl_bench.errors import UserError
+from fcl_bench.protocol.context import State
+from fcl_bench.training.samples import Samples
+
+_IMAGES, _FEATURES = "images.", "features."
+#: Whether the budget is each client's or that of all clients together.
+SCOPES = ("client", "total")
+
+#: (candidates (n, ...), their class, m) -> (min(m, n),) which of them to keep, the most telling first.
+Ranking = Callable[[torch.Tensor, int, int], torch.Tensor]
+
+
+def budget_of_each(memory: int, scope: str, clients: int) -> int:
+    """How many samples each of `clients` may keep."""
+    return memory if scope == "client" else memory // clients
+
+
+def require_budget(memory: int, scope: str, clients: int | None) -> None:
+    """Raise a `UserError` if the knobs `memory` and `scope` leave nothing to each of `clients` (None: nobody says)."""
+    if scope == "total" and clients is None:
+        raise UserError("method.scope=total: nobody says how many clients there are", "method.scope=client")
+    if memory and not budget_of_each(memory, scope, clients or 1):
+        raise UserError(
+            f"method.memory={memory} in all leaves nothing to each of {clients} clients",
+            f"at least {clients}, or method.scope=client",
+        )
+
+
+def herd(features: torch.Tensor, count: int, again: bool = False) -> torch.Tensor:
+    """Herding (Rebuffi et al., 2017, Algorithm 4): the mean of the first i chosen is close to the mean, for every i.
+
+    The i-th is p_i = argmin over x not chosen yet of || mu - (phi(x) + sum_{j<i} phi(p_j)) / i ||, ties to the lower
+    index. The first m of a longer list are the list of m.
+
+    Args:
+        features: (n, d) phi of the candidates, usually of length 1; mu is their mean.
+        count: m.
+        again: whether a sample may be chosen again, as in the published code of GLFC, LGA and DFedDGM.
+
+    Returns:
+        (min(m, n),) indices in the order in which they were chosen; with `again`, (m,).
+    """
+    phi = features.double()
+    mu, chosen_sum = phi.mean(dim=0), phi.new_zeros(phi.shape[1])
+    left = torch.ones(len(phi), dtype=torch.bool, device=phi.device)
+    order: list[int] = []
+    for i in range(1, (count if again else min(count, len(phi))) + 1):
+        distances = torch.linalg.vector_norm(mu - (phi + chosen_sum) / i, dim=1)
+        best = int(torch.where(left, distances, torch.inf).argmin())
+        order.append(best)
+        left[best] = again
+        chosen_sum = chosen_sum + phi[best]
+    return torch.tensor(order, dtype=torch.int64, device=phi.device)
+
+
+def random_order(count: int, of: int, seed: int) -> torch.Tensor:
+    """(min(count, of),) indices at random; for one seed, the first m of a longer list are the list of m."""
+    return torch.randperm(of, generator=torch.Generator().manual_seed(seed))[:count]
+
+
+def lists_in(state: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """The list of each class that the client has had, by ascending class; lists may be empty."""
+    found = {
+        int(name.removeprefix(kind)): value
+        for kind in (_IMAGES, _FEATURES)
+        for name, value in state.items()
+        if name.startswith(kind)
+    }
+    return dict(sorted(found.items()))
+
+
+def memory_size(state: Mapping[str, torch.Tensor]) -> int:
+    """How many samples the memory holds."""
+    return sum(map(len, lists_in(state).values()))
+
+
+def remembered(
+    state: State, inputs: torch.Tensor, labels: torch.Tensor, budget: int | None, ranking: Ranking | None = None
+) -> State:
+    """The state after a task: its classes have lists of its samples, and other lists are cut to the new share.
+
+    Every class that the client has had has a share of m = floor(budget / classes). If a class comes back, its
+    candidates are the kept samples, in their order, and then the new ones.
+
+    Args:
+        state: before.
+        inputs: (n, ...) the task's samples.
+        labels: (n,) their columns.
+        budget: samples of all classes together; None: no limit.
+        ranking: of a class's candidates; None: as they come.
+    """
+    lists, came = lists_in(state), labels.unique().tolist()
+    for column in came:
+        new = storable(inputs[labels == column])
+        lists[column] = torch.cat([lists[column], new]) if column in lists else new
+    share = None if budget is None else budget // max(len(lists), 1)
+    kept = {}
+    for column, candidates in lists.items():
+        most = len(candidates) if share is None else share
+        if ranking is not None and column in came:
+            chosen = candidates[ranking(candidates, column, most).to(candidates.device)]
+        else:
+            chosen = candidates[:most]
+        kept[f"{_IMAGES if chosen.dtype == torch.uint8 else _FEATURES}{column}"] = chosen
+    return {**state, **kept}
+
+
+def storable(inputs: torch.Tensor) -> torch.Tensor:
+    """Samples as they are kept: images in uint8, features in float32, which is what a network sees of them."""
+    return inputs if inputs.dtype == torch.uint8 else inputs.float()
+
+
+def recalled(state: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """All of the memory with its labels, by ascending class, each list in its order; None if it is empty."""
+    lists = {column: kept for column, kept in lists_in(state).items() if len(kept)}
+    if not lists:
+        return None
+    labels = [torch.full((len(kept),), column, device=kept.device) for column, kept in lists.items()]
+    return torch.cat(list(lists.values())), torch.cat(labels)
+
+
+def with_memory(own: Samples, memory: tuple[torch.Tensor, torch.Tensor] | None) -> Samples:
+    """A client's own samples and those of its memory, shuffled together; only its own if there is no memory."""
+    if memory is None:
+        return own
+    inputs, labels = memory
+    return Samples(torch.cat([storable(own.inputs), inputs]), torch.cat([own.labels, labels]))

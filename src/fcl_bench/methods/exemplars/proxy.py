@@ -1,0 +1,266 @@
+"""The proxy server of GLFC and LGA: it chooses the old model by images that it reconstructs from clients' gradients.
+
+A client with a signal sends, beside its model, a gradient for each of its classes: that of a small encoder's
+cross-entropy at the sample nearest to the class's mean, perturbed (`methods.exemplars.inversion`). The server reads off the
+class, reconstructs the image, and keeps the last iterates as its monitor set. After each round it tests the averaged
+model on them; the best model of a task is the old model of the next.
+
+With `variant=published`, b2 (the best model so far) becomes b1 (the last task's) when gradients come in, not when a
+task begins. The accuracy to beat is never forgotten. A client takes b2 as its old model if it has a signal, else b1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import one_hot
+
+from fcl_bench.config import knob
+from fcl_bench.data.images.batches import Augment, Standardise
+from fcl_bench.environment import exact_kernels
+from fcl_bench.methods.exemplars.inversion.encoder import GradientEncoder
+from fcl_bench.methods.exemplars.inversion.monitor import BestModels, monitor_accuracy
+from fcl_bench.methods.exemplars.inversion.prototypes import nearest_to_means, perturbed
+from fcl_bench.methods.exemplars.inversion.reconstruction import pixel_bytes, reconstruct
+from fcl_bench.methods.exemplars.memory_client import ExemplarClient, ExemplarServer
+from fcl_bench.methods.gradient.model_holder import MODEL, Half, teacher_prefix
+from fcl_bench.protocol.context import Problem, Shard
+from fcl_bench.protocol.fields import Expectation, real
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Picture
+from fcl_bench.protocol.task import Task
+from fcl_bench.randomness import derived_seed
+from fcl_bench.training.optimisers import with_prefix
+
+if TYPE_CHECKING:
+    from fcl_bench.methods.exemplars.glfc import GLFC
+
+#: In uploads: (p, c), a column for each class. In broadcasts: the seed of the encoder; the versions of b1 and b2.
+GRADIENTS, ENCODER, VERSIONS = "gradients", "encoder", "versions"
+#: Prefixes of the names of a proxy server's tensors in a state: the best models, the monitor set, the pictures.
+_BEST, _MONITOR, _SHOWN = "best.", "monitor.", "shown."
+#: Weight decay and rate of the perturbation, as published; the rate is a share of the clients'.
+_WEIGHT_DECAY, _RATE = 1e-5, 0.1
+#: Reconstructed images of each task that a run's picture shows.
+_PICTURED = 16
+
+
+@dataclass
+class Inversion:
+    """`method.inversion`: the prototypes' gradients, and what the server makes of them.
+
+    Args:
+        perturbation: steps on the prototype's image before it is differentiated.
+        iterations: of the reconstruction, each up to 20 of L-BFGS.
+        lr: of L-BFGS.
+        images: last iterates that the monitor set keeps of each gradient.
+    """
+
+    perturbation: int = knob(50, least=0)
+    iterations: int = knob(250, least=1)
+    lr: float = knob(0.1, above=0)
+    images: int = knob(20, least=1)
+
+
+def version_prefix(version: int) -> str:
+    """Prefix of the names under which a best model travels."""
+    return f"{_BEST}{version}."
+
+
+def standardise(half: Half) -> Standardise:
+    """Turns images into what the network sees."""
+    found = half.trainer.standardise
+    assert isinstance(found, Standardise)  # `GLFC.check`
+    return found
+
+
+class PrototypeClient(ExemplarClient):
+    """Differentiates a perturbed prototype of each of its classes."""
+
+    method: GLFC
+    _encoder: GradientEncoder | None = None
+
+    def gradients(self, shard: Shard, broadcast: Message, columns: int) -> torch.Tensor:
+        """(p, c) of the shard's classes, ascending, under the network at hand, which scores `columns` of them."""
+        if self._encoder is None or self._encoder.classes != columns:
+            self._encoder = encoder(self, columns, int(broadcast[ENCODER]))
+        scale, knobs = standardise(self), self.method.inversion
+        classes, which = nearest_to_means(self.trainer.features(self.network, shard.inputs), shard.labels)
+        self.network.eval()
+
+        def scores(pixels: torch.Tensor) -> torch.Tensor:
+            # The published code gives the network pixels from 0 to 1 here.
+            return self.network(pixels if self.method.published else scale.pixels(pixels))
+
+        with exact_kernels():
+            images = perturbed(
+                scale.scaled(shard.inputs[which]),
+                one_hot(classes, columns).float(),
+                scores,
+                knobs.perturbation,
+                _RATE * self.method.training.lr,
+                _WEIGHT_DECAY,
+            )
+            return self._encoder.gradients(images, classes).T
+
+
+def encoder(half: Half, columns: int, seed: int) -> GradientEncoder:
+    """The encoder for `columns` classes."""
+    side = standardise(half).size
+    return GradientEncoder((side, side), columns, seed, device=half.problem.device)
+
+
+class ProxyServer(ExemplarServer):
+    """Averages models, and picks the best by its monitor set.
+
+    Attributes:
+        best: the best models of the last task and of the task at hand.
+        images, labels: (n, 3, size, size) uint8 and (n,) the monitor set; its classes were read off gradients.
+        monitored: of which task it is; -1: there is none yet.
+        received: gradients of single samples so far.
+    """
+
+    method: GLFC
+
+    def __init__(self, method: GLFC, problem: Problem) -> None:
+        super().__init__(method, problem)
+        side = standardise(self).size
+        self.best = BestModels("never", "gradients") if method.published else BestModels("task", "task")
+        self.images = torch.zeros(0, 3, side, side, dtype=torch.uint8, device=problem.device)
+        self.labels = torch.zeros(0, dtype=torch.int64, device=problem.device)
+        self.monitored, self.received = -1, 0
+        self._seed = derived_seed(problem.seed, "encoder")
+        self._encoder: GradientEncoder | None = None
+        self._augment = Augment(method.training.augment)
+        #: Of the round at hand: (c, p) of each client with a signal.
+        self._gradients: list[torch.Tensor] = []
+        self._shown: dict[str, torch.Tensor] = {
+            "images": self.images,
+            "labels": self.labels,
+            "tasks": self.labels,
+        }
+
+    def start_task(self, task: Task) -> None:
+        begins = len(self.tasks) == task.index
+        super().start_task(task)
+        if not begins:
+            return
+        self.best.begin(task.index)
+        if self._teacher and self.best.last is not None:
+            prefix = teacher_prefix(task.index - 1)
+            self._teacher = {prefix + name: value for name, value in self.best.last.items()}
+
+    @property
+    def encoder(self) -> GradientEncoder:
+        """The encoder with a row for each class so far."""
+        columns = len(self.heads.logits)
+        if self._encoder is None or self._encoder.classes != columns:
+            self._encoder = encoder(self, columns, self._seed)
+        return self._encoder
+
+    # What travels -----------------------------------------------------------------------------------------------------
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        """The broadcast; as published with b1 and b2 too, since each client's signal decides which of them it needs."""
+        self._gradients = []
+        message = super().broadcast(task, round_)
+        if self.stage != MODEL or not self.method.published:
+            return message
+        found = self.best
+        sent = {found.last_version: found.last or {}, found.best_version: found.best or {}}
+        models = {version_prefix(version) + name: own[name] for version, own in sent.items() for name in own}
+        versions = torch.tensor([found.last_version, found.best_version], dtype=torch.int32)
+        return Message({**message, **models, VERSIONS: versions}, message.stage, kept={*message.kept, *models})
+
+    def extra_broadcast(self) -> dict[str, torch.Tensor]:
+        own = {ENCODER: torch.tensor(self._seed)} if self.stage == MODEL else {}
+        return {**super().extra_broadcast(), **own}
+
+    def expects(self, task: Task, round_: int) -> Expectation:
+        expected = super().expects(task, round_)
+        if self.stage != MODEL:
+            return expected
+        return {**expected, GRADIENTS: real(self.encoder.numbers, "classes", optional=True, widest=len(self.tasks[-1]))}
+
+    def absorb(self, client: int, upload: Message) -> None:
+        super().absorb(client, upload)
+        if GRADIENTS in upload:
+            self._gradients.append(upload[GRADIENTS].T.float())
+
+    # The choice -------------------------------------------------------------------------------------------------------
+
+    def server_step(self) -> None:
+        """Look at the gradients that came in, and at the new average."""
+        if self._gradients:
+            self._reconstruct(torch.cat(self._gradients))
+            self._gradients = []
+        if len(self.labels) and (self.method.published or self.monitored == self.task):
+            self.best.offer(self.network.state(), self.accuracy())
+
+    def _reconstruct(self, gradients: torch.Tensor) -> None:
+        """Make the monitor set, or add to that of the task at hand."""
+        knobs, published = self.method.inversion, self.method.published
+        seed = derived_seed(self.problem.seed, "reconstruction", self.task, self._round)
+        found = reconstruct(self.encoder, gradients, seed, knobs.lr, knobs.iterations, knobs.images)
+        images = pixel_bytes(found.images, wrap=published)
+        labels = found.labels.repeat_interleave(images.shape[1])
+        self.best.gradients_came()
+        self.received += len(gradients)
+        self._show(images[:, -1], found.labels)
+        if published or self.monitored != self.task:
+            self.images, self.labels, self.monitored = images.flatten(0, 1), labels, self.task
+            return
+        self.images, self.labels = torch.cat([self.images, images.flatten(0, 1)]), torch.cat([self.labels, labels])
+        # The best model so far has to be beaten on the new images too.
+        if self.best.best is not None:
+            now = {name: value.clone() for name, value in self.network.state().items()}
+            self.network.load(self.best.best)
+            self.best.performance = self.accuracy_to_beat()
+            self.network.load(now)
+
+    def accuracy(self) -> float:
+        """The share of the monitor set that `network` classifies rightly."""
+        return monitor_accuracy(
+            self.images,
+            self.labels,
+            lambda images: self.network.logits(self.trainer.features(self.network, images)),
+            self._augment,
+            derived_seed(self.problem.seed, "monitor", self.task, self._round),
+        )
+
+    def accuracy_to_beat(self) -> float:
+        """That of the best model so far, which is in `network`, after the monitor set has changed."""
+        return self.accuracy()
+
+    # What it tells ----------------------------------------------------------------------------------------------------
+
+    def _show(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        room = _PICTURED - int((self._shown["tasks"] == self.task).sum())
+        new = {"images": images[:room], "labels": labels[:room], "tasks": torch.full_like(labels[:room], self.task)}
+        self._shown = {name: torch.cat([before, new[name]]) for name, before in self._shown.items()}
+
+    def pictures(self) -> dict[str, Picture]:
+        if not len(self._shown["labels"]):
+            return super().pictures()
+        return {**super().pictures(), "reconstructed": Picture(**self._shown)}
+
+    def privacy(self) -> dict[str, int]:
+        """Each gradient is that of one (perturbed) sample, and an image of it is reconstructed."""
+        told = {"sample_gradients": self.received, "reconstructed_images": self.received}
+        return {**super().privacy(), **told}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        own = {_BEST + name: value for name, value in self.best.state_dict().items()}
+        own |= {_MONITOR + "images": self.images, _MONITOR + "labels": self.labels}
+        own[_MONITOR + "numbers"] = torch.tensor([self.monitored, self.received])
+        return {**super().state_dict(), **own, **{_SHOWN + name: value for name, value in self._shown.items()}}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        here = {name: value.to(self.problem.device) for name, value in state.items()}
+        self.best.load_state_dict(with_prefix(here, _BEST))
+        self.images, self.labels = (here[_MONITOR + name] for name in ("images", "labels"))
+        self.monitored, self.received = here[_MONITOR + "numbers"].tolist()
+        self._shown = with_prefix(here, _SHOWN)

@@ -1,0 +1,160 @@
+"""Which clients of a gradient method may train side by side, and how their models come out of one batched training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from fcl_bench.linalg.finite import all_finite
+from fcl_bench.protocol.context import Shard, State
+from fcl_bench.protocol.message import Message
+from fcl_bench.training import networks_side_by_side
+from fcl_bench.training.batched_heads import Heads, Pull, Steps, Turn, train_side_by_side
+from fcl_bench.training.grouped import pays, unsuited
+from fcl_bench.training.linear_heads import LinearHeads, defined_last
+from fcl_bench.training.network import Network
+from fcl_bench.training.objective import Objective
+from fcl_bench.training.optimisers import SGD, client_optimiser
+from fcl_bench.training.samples import Samples
+
+if TYPE_CHECKING:
+    from fcl_bench.methods.gradient.client import GradientClient
+
+#: Tensors of a trained model by their names in the network.
+Trained = dict[str, torch.Tensor]
+
+
+class _Own(NamedTuple):
+    """What one client trains on, how, and in which order."""
+
+    samples: Samples
+    objective: Objective
+    seed: int
+
+
+def trained_ahead(
+    client: GradientClient, shards: Sequence[Shard], broadcast: Message, states: Sequence[State], if_faster: bool
+) -> dict[int, Trained] | str:
+    """The trained models of these clients by their numbers, or why they can't train side by side.
+
+    The network ends as the broadcast says, without any client's training.
+
+    Args:
+        client, shards, broadcast, states: as of `GradientClient.train_ahead`, in a stage in which models travel.
+        if_faster: whether networks that would take longer train one after the other.
+
+    Raises:
+        UserError: a model is not finite.
+    """
+    if client.method.training.forward_precision(client.problem.device.type) == "bfloat16":
+        return "precision is bfloat16"
+    client.take_over(shards[0], broadcast)
+    network, knobs, rate = client.network, client.method.training, float(broadcast["rate"])
+    # On features, too, there may be layers before the heads that train (MOON's projection).
+    only_heads = type(network.body) is torch.nn.Identity
+    if not only_heads:
+        if client.start.compiled:
+            return "the network runs compiled"
+        if reason := unsuited(network):
+            return reason
+        if if_faster and not pays(network, client.start.size):
+            return "a network as wide as this trains faster alone"
+    each: list[_Own] = []
+    for shard, state in zip(shards, states, strict=True):
+        samples, objective = client.samples(shard, broadcast, state), client.objective(shard, broadcast, state)
+        if reason := refused(network, samples, objective):
+            return reason
+        each.append(_Own(samples, objective, client.batch_seed(shard, broadcast)))
+    optimiser = client_optimiser(network, knobs, rate)
+    if not isinstance(optimiser, SGD) or len(optimiser.param_groups) != 1:
+        return f"the step of {client.method.training_key} is not SGD with one rate"
+    # A rate of their own that all parameters share counts too.
+    rate = optimiser.param_groups[0]["lr"]
+    with client.trainer.reproducible(each[0].seed):
+        trained = (_heads if only_heads else _networks)(client, each, rate)
+    if not all_finite(*(value for model in trained for value in model.values())):
+        raise client.trainer.diverged()
+    return {shard.client: model for shard, model in zip(shards, trained, strict=True)}
+
+
+def refused(network: Network, samples: Samples, objective: Objective) -> str:
+    """Why a client can't train beside others; "" where it can."""
+    if type(samples) is not Samples:
+        return "clients train on more than their own samples"
+    if type(network.body) is torch.nn.Identity:
+        if not LinearHeads.fits(network, objective):
+            return "the loss looks at more than the logits of linear heads"
+        if any(head.weight.requires_grad != head.bias.requires_grad for head in LinearHeads(network, objective).heads):
+            return "a head trains in part"
+    elif defined_last(objective, "loss") is not Objective or defined_last(network, "forward", "logits") is not Network:
+        return "the loss looks at more than the network's logits"
+    if defined_last(objective, "score_loss", "score_gradient") is not Objective:
+        return "the gradient of the loss in the logits has no closed form"
+    last = defined_last(objective, "direction", "pull")
+    if "pull" not in vars(last) or defined_last(objective, "finish") is not Objective:
+        return "the method changes gradients in a way of its own"
+    return ""
+
+
+def _networks(client: GradientClient, each: Sequence[_Own], rate: float) -> list[Trained]:
+    """What training changes of each client's network."""
+    turns = [networks_side_by_side.Turn(own.samples, own.seed, own.objective.pull()) for own in each]
+    steps = Steps(each[0].objective, client.method.training, rate)
+    return networks_side_by_side.train_networks(client.network, turns, steps, client.trainer)
+
+
+def _heads(client: GradientClient, each: Sequence[_Own], rate: float) -> list[Trained]:
+    """The heads of each client that train, on features."""
+    network = client.network
+    turns = [
+        Turn(
+            client.trainer.standardise(own.samples.inputs),
+            own.samples.labels,
+            own.seed,
+            _pull(own.objective, network),
+        )
+        for own in each
+    ]
+    objective = each[0].objective
+    steps = Steps(objective, client.method.training, rate, _still(network, objective))
+    heads = train_side_by_side(Heads(*network.classifier()), turns, steps)
+    return [_named(heads, k, network) for k in range(len(turns))]
+
+
+def _pull(objective: Objective, network: Network) -> Pull | None:
+    """What `direction` adds to the gradient, with the start's values for heads that don't train."""
+    found = objective.pull()
+    if found is None:
+        return None
+    centre, strength, max_norm = found
+    values = {**network.state(), **centre}
+    count = range(len(network.heads))
+    weight, bias = (torch.cat([values[f"heads.{head}.{kind}"] for head in count]) for kind in ("weight", "bias"))
+    return Pull(weight, bias, strength, max_norm)
+
+
+def _still(network: Network, objective: Objective) -> torch.Tensor | None:
+    """(L,) bool, the logits of heads that don't train, and of resting rows; None if there are none."""
+    found: list[torch.Tensor] = []
+    for number, head in enumerate(network.heads):
+        assert isinstance(head, torch.nn.Linear)
+        rows = torch.full((head.out_features,), not head.weight.requires_grad, device=network.device)
+        rows[objective.resting.get(number, [])] = True
+        found.append(rows)
+    still = torch.cat(found)
+    return still if bool(still.any()) else None
+
+
+def _named(heads: Heads, client: int, network: Network) -> Trained:
+    """The parameters that train of one of the clients."""
+    named: Trained = {}
+    first = 0
+    for number, head in enumerate(network.heads):
+        assert isinstance(head, torch.nn.Linear)
+        rows = slice(first, first + head.out_features)
+        named[f"heads.{number}.weight"] = heads.weight[client, rows]
+        named[f"heads.{number}.bias"] = heads.bias[client, rows]
+        first = rows.stop
+    return {name: named[name] for name in network.training_parameters()}

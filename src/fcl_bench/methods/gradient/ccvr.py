@@ -1,0 +1,201 @@
+"""A head for prediction that is retrained on Gaussian features of all classes so far (CCVR; Luo et al., NeurIPS 2021).
+
+After a task's last round clients send, for each class, how many samples they have, the sum of their features and that
+of their squares. These add up to the moments of everyone's samples together. The server keeps them for all classes,
+draws the same number of features for each, and retrains a copy of the heads. The next task starts from the trained
+heads, not from the copy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import cross_entropy, linear
+
+from fcl_bench.config import knob
+from fcl_bench.data.images.batches import epoch_batches
+from fcl_bench.errors import UserError
+from fcl_bench.linalg.gram import class_sums, gram
+from fcl_bench.methods.gradient.moments import Moments
+from fcl_bench.protocol.fields import Expectation, counts, gram_matrix, real
+from fcl_bench.protocol.message import Message
+from fcl_bench.training.heads import Heads
+from fcl_bench.training.network import Network
+from fcl_bench.training.optimisers import SGD
+
+#: The stage in which clients send their classes' moments.
+MOMENTS = "moments"
+#: Prefixes of the names of the moments and of the retrained head in a checkpoint.
+_MOMENTS, _HEAD = "moments.", "replay_head."
+#: Momentum of the steps on drawn features.
+_MOMENTUM = 0.9
+
+
+@dataclass
+class Gaussian:
+    """`method.gaussian`, the knobs of `replay_head=gaussian`.
+
+    Args:
+        covariance: full (d x d for each class), diagonal (variances alone).
+        least: a client sends moments only of classes of which it has at least this many samples; a sum of one sample is
+            that sample.
+        samples: drawn features for each class.
+        epochs: passes over them.
+        lr: step size of the first step of SGD with momentum 0.9, falling to 0 as a cosine.
+        batch_size: features per step.
+    """
+
+    covariance: str = knob("full", choices=("full", "diagonal"))
+    least: int = knob(2, least=1)
+    samples: int = knob(256, least=1)
+    epochs: int = knob(5, least=1)
+    lr: float = knob(0.01, above=0)
+    batch_size: int = knob(64, least=1)
+
+
+def moments_message(
+    features: torch.Tensor, labels: torch.Tensor, columns: tuple[int, ...], knobs: Gaussian, dense: bool = False
+) -> Message:
+    """A client's upload: `counts` (c,), `sums` (d, c), and `squares` (d, c) or `second.<column>` (d, d) of a class.
+
+    Args:
+        features: (n, d) of its samples under the task's last model.
+        labels: (n,) their columns.
+        columns: (c,) of the task's classes, ascending.
+        knobs: which classes it sends moments of, and of which kind.
+        dense: whether second moments of all classes travel, with zeros for a class that it leaves out, so that they add
+            up.
+    """
+    which = torch.searchsorted(torch.tensor(columns, device=labels.device), labels)
+    found = torch.bincount(which, minlength=len(columns))
+    told = found >= knobs.least
+    sums_of = torch.where(told[which], which, -1)
+    features, which = features[told[which]], which[told[which]]
+    fields = {"counts": (found * told).to(torch.int32), "sums": class_sums(features, which, len(columns))}
+    matrices = {}
+    if knobs.covariance == "diagonal":
+        fields["squares"] = class_sums(features.square(), which, len(columns))
+    else:
+        held = list(range(len(columns))) if dense else told.nonzero().squeeze(1).tolist()
+        matrices = {f"second.{columns[place]}": gram(features[which == place]) for place in held}
+    per_class = fields.keys() & {"sums", "squares"}
+    return Message(
+        {**fields, **matrices},
+        symmetric=matrices,
+        per_class=per_class,
+        summed={*fields, *matrices},
+        sums_of={"sums": sums_of},
+        moments_of={"squares" if "squares" in fields else "second": sums_of},
+    )
+
+
+class ReplayHead:
+    """The server's side: the moments of all classes so far, and the head that is made of them.
+
+    Attributes:
+        known: column -> what is known of the class.
+        weight, bias: (L, d) and (L,), the retrained outputs of all heads; None: before the task's moments are in.
+    """
+
+    def __init__(self, knobs: Gaussian, dimension: int, device: torch.device, dense: bool = False) -> None:
+        self._knobs, self._dimension, self._device, self._dense = knobs, dimension, device, dense
+        self.known: dict[int, Moments] = {}
+        self.weight: torch.Tensor | None = None
+        self.bias: torch.Tensor | None = None
+
+    def drop(self) -> None:
+        """Forget the retrained head, since a new task has other heads."""
+        self.weight = self.bias = None
+
+    def expects(self, columns: tuple[int, ...]) -> Expectation:
+        """The fields of an upload in a task of these classes."""
+        d, c = self._dimension, len(columns)
+        both = {"counts": counts(c), "sums": real(d, c)}
+        if self._knobs.covariance == "diagonal":
+            return {**both, "squares": real(d, c, least=0)}
+        return {**both, **{f"second.{column}": gram_matrix(d, optional=not self._dense) for column in columns}}
+
+    def objection(self, upload: Message, columns: tuple[int, ...]) -> str:
+        """How an upload's fields contradict each other; "" where they do not."""
+        for place, column in enumerate(columns):
+            count = int(upload["counts"][place])
+            if count and self._knobs.covariance == "full" and f"second.{column}" not in upload:
+                return f"it has samples of class {column} and no second moment of it"
+            second = upload.get(f"second.{column}")
+            moments = second is not None and (not self._dense or bool(second.any()))
+            if not count and (moments or bool(upload["sums"][:, place].any())):
+                return f"it has moments of class {column} and no sample of it"
+            if 0 < count < self._knobs.least:
+                return f"it tells of {count} samples of class {column}, fewer than {self._knobs.least}"
+        return ""
+
+    def absorb(self, upload: Message, columns: tuple[int, ...]) -> None:
+        """Add an upload to what is known. A class that comes back is pooled with its earlier moments."""
+        for place, column in enumerate(columns):
+            if count := int(upload["counts"][place]):
+                second = upload["squares"][:, place] if "squares" in upload else upload[f"second.{column}"]
+                new = Moments(count, upload["sums"][:, place].clone(), second.clone())
+                self.known[column] = self.known[column] + new if column in self.known else new
+
+    def draw(self, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features (n, d) in float32, `samples` of each known class, and their places (n,) among these."""
+        generator = torch.Generator().manual_seed(seed)
+        drawn = [known.draw(self._knobs.samples, generator).float() for _, known in sorted(self.known.items())]
+        return torch.cat(drawn), torch.arange(len(drawn), device=self._device).repeat_interleave(self._knobs.samples)
+
+    def retrain(self, network: Network, heads: Heads, seed: int) -> None:
+        """Retrain a copy of the network's heads on features drawn anew; only known classes compete.
+
+        Args:
+            network: the network whose heads are copied; it does not change.
+            heads: which classes they score.
+            seed: the seed of the draws and of the order of the steps.
+        """
+        weight, bias = (value.clone() for value in network.classifier())
+        self.weight, self.bias = weight, bias
+        if not self.known:
+            return
+        knobs, columns = self._knobs, sorted(self.known)
+        features, places = self.draw(seed)
+        generator = torch.Generator().manual_seed(seed + 1)
+        weight.requires_grad_()
+        bias.requires_grad_()
+        optimiser = SGD([{"params": [weight, bias], "lr": knobs.lr}], _MOMENTUM)
+        batches = [
+            batch for _ in range(knobs.epochs) for batch in epoch_batches(len(places), knobs.batch_size, generator)
+        ]
+        for step, chosen in enumerate(batches):
+            optimiser.param_groups[0]["lr"] = knobs.lr * (1 + math.cos(math.pi * step / len(batches))) / 2
+            chosen = chosen.to(self._device)
+            scores = heads.class_scores(linear(features[chosen], weight, bias))[:, columns]
+            optimiser.zero_grad(set_to_none=True)
+            cross_entropy(scores, places[chosen]).backward()
+            optimiser.step()
+        self.weight, self.bias = weight.detach(), bias.detach()
+        if not bool(torch.isfinite(self.weight).all() and torch.isfinite(self.bias).all()):
+            raise UserError(
+                f"method.gaussian.lr={knobs.lr:g}: retraining the heads diverged", "a smaller method.gaussian.lr"
+            )
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """`moments.<column>.count`, `.total`, `.second`, and `replay_head.weight`, `.bias`."""
+        state: dict[str, torch.Tensor] = {}
+        for column, known in self.known.items():
+            whole = {"count": torch.tensor(known.count), "total": known.total, "second": known.second}
+            state |= {f"{_MOMENTS}{column}.{kind}": value for kind, value in whole.items()}
+        if self.weight is not None and self.bias is not None:
+            state |= {f"{_HEAD}weight": self.weight, f"{_HEAD}bias": self.bias}
+        return state
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Take over what `state_dict` returned, and ignore other names."""
+        columns = [int(name.split(".")[1]) for name in state if name.startswith(_MOMENTS) and name.endswith(".count")]
+        self.known = {}
+        for column in columns:
+            count, total, second = (state[f"{_MOMENTS}{column}.{kind}"] for kind in ("count", "total", "second"))
+            self.known[column] = Moments(int(count), total.to(self._device), second.to(self._device))
+        self.drop()
+        if f"{_HEAD}weight" in state:
+            self.weight, self.bias = (state[_HEAD + kind].to(self._device) for kind in ("weight", "bias"))

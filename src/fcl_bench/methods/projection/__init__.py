@@ -1,0 +1,1 @@
+"""Methods that project updates out of the subspaces of earlier tasks."""

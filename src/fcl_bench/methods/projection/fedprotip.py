@@ -1,0 +1,382 @@
+"""FedProTIP: projected local descent, and task identity from subspaces ("FedProTIP: Task-Agnostic Federated ...").
+
+Clients project every step out of the subspaces of earlier tasks' layer inputs, and after each task send a basis of
+their own; the server appends them. At test time a sample's relevance to each task's final-layer subspace says which
+task it is of, and only that task's classes compete.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.errors import UserError
+from fcl_bench.linalg.spectral import Spectrum
+from fcl_bench.linalg.subspace import Projection, append_basis, core_basis, outside, sketch, span_of
+from fcl_bench.methods.projection.fedprotip_knobs import HeadRank, Tip
+from fcl_bench.methods.projection.projected import (
+    BASES,
+    PART,
+    ProjectedClient,
+    ProjectedMethod,
+    ProjectedServer,
+    bases_in,
+)
+from fcl_bench.methods.projection.projected_descent import ProjectedDescent
+from fcl_bench.methods.projection.task_identity import (
+    batch_reference,
+    batch_relevance,
+    relevance,
+    route,
+    route_by_batches,
+)
+from fcl_bench.protocol.context import Prediction, Problem, Shard, State, TestBatch
+from fcl_bench.protocol.fields import Expectation, Expected, class_numbers, orthonormal, real
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.task import Task
+from fcl_bench.randomness import derived_seed
+from fcl_bench.training.heads import Heads
+from fcl_bench.training.layer_inputs import HEADS
+from fcl_bench.training.objective import Objective
+
+#: The stage in which clients send their reference vectors.
+REFERENCES = "references"
+#: `method.sketch`: as wide as the layer.
+WHOLE = "layer"
+#: Prefix of the name under which the server tells clients how many directions to add to the final layer's.
+HEAD_RANK = "head_rank"
+#: A new direction of an upload is noise if it is shorter than this many roundings of the wire's type.
+_ROUNDINGS = 8
+
+
+class FedProTIPClient(ProjectedClient):
+    """Trains under projection; extracts bases and references."""
+
+    method: FedProTIP
+    #: A task, and its projections by parameter: the same for all clients and rounds of the task.
+    _projections: tuple[int, dict[str, Projection]] = (0, {})
+
+    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+        if self.method.projection == "global":
+            return super().objective(shard, broadcast, state)
+        if self._projections[0] != shard.task:
+            self._projections = shard.task, self._projections_of(broadcast)
+        heads, later = Heads.from_message(broadcast), shard.task > 0
+        exact = self.method.projected_decay
+        return ProjectedDescent(heads, self.method, self.network, later, self._projections[1], exact)
+
+    def _projections_of(self, broadcast: Message) -> dict[str, Projection]:
+        """Return, for each weight that trains, its projection out of the bases of a broadcast."""
+        own = dict(self.network.named_parameters())
+        found = {}
+        reused = Heads.from_message(broadcast).reused
+        for name, layer in self.method.protected_weights(self.network, reused).items():
+            Phi = bases_in(broadcast, layer)
+            if Phi is not None and own[name].requires_grad:
+                found[name] = Projection(Phi, own[name])
+        return found
+
+    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """A basis or sketch for each layer; or, in the last stage, references.
+
+        If references are updated, the client keeps `inputs.<task>`: final-layer inputs (m_s, d) that it
+        sampled under the model right after the task.
+        """
+        if broadcast.stage == REFERENCES:
+            return self._references(shard, broadcast, state), state
+        found: dict[str, torch.Tensor] = {}
+        told: dict[str, None] = {}
+        for layer, columns in self.columns_of(shard).items():
+            if layer == HEADS and self.method.updates:
+                state = {**state, f"inputs.{shard.task}": columns.T.float()}
+            U, sigma = self._core(shard.task, layer, columns, broadcast)
+            if U.shape[1]:  # a sketch of no direction has columns too, and tells nothing
+                told[layer] = None
+            if self.method.sketch is None:
+                found[layer] = U
+            else:
+                seed = derived_seed(self.problem.seed, f"sketch {layer}", shard.task, shard.client)
+                width = self.method.sketch_width(len(U))
+                found[layer] = sketch(U, sigma, width, torch.Generator().manual_seed(seed))
+        return Message(found, summed=found if self.method.sketch is not None else (), moments_of=told), state
+
+    def _core(self, task: int, layer: str, columns: torch.Tensor, broadcast: Message) -> Spectrum:
+        """The directions that a layer's columns (d, m) add, outside of what the server has."""
+        method, Phi = self.method, bases_in(broadcast, layer)
+        known = columns[:, :0] if Phi is None else Phi.double()
+        if layer == HEADS and method.head_rank is not None:
+            [rank] = [int(value) for name, value in broadcast.items() if name.startswith(f"{HEAD_RANK}.")]
+            U, sigma = core_basis(columns, known, 1.0, rounded_to=torch.float32)
+            return Spectrum(U[:, :rank], sigma[:rank])
+        held = float((known.T @ columns).square().sum()) if method.share_of == "inputs" else 0.0
+        # In the public code the very first client, which finds no basis, stops before the share is reached.
+        below = method.variant == "published" and Phi is None
+        return core_basis(columns, known, method.epsilon(task), method.power, torch.float32, held, below)
+
+    def _references(self, shard: Shard, broadcast: Message, state: State) -> Message:
+        """Mean relevance of the client's samples to each task's final-layer subspace (Eq. 10).
+
+        It has this task's samples or, with `updated`, those of all tasks that the client has had samples of.
+        """
+        if not self.method.updates:
+            features = self.trainer.features(self.network, shard.inputs)
+            reference = relevance(features, head_bases(broadcast, shard.task, features)).mean(dim=0)
+            return Message({"reference": reference}, sums_of={"reference": None})
+        kept = {int(name.removeprefix("inputs.")): inputs for name, inputs in state.items()}
+        own = dict(sorted(kept.items()))
+        bases, tip = head_bases(broadcast, shard.task, own[shard.task]), self.method.tip
+        omegas = [relevance(inputs, bases) for inputs in own.values()]
+        if tip is not None and tip.rule == "batches":
+            rows = torch.stack([batch_reference(omega, tip.batch) for omega in omegas])
+        else:
+            rows = torch.stack([omega.mean(dim=0) for omega in omegas])
+        # One row per task: that of this task is of the shard's samples, the others are of what was kept.
+        kept_of = [torch.full((len(own[task]),), row) for row, task in enumerate(own) if task != shard.task]
+        now = torch.full((len(shard.labels),), list(own).index(shard.task))
+        sums_of = {"references": torch.cat([now, *kept_of])}
+        return Message({"references": rows, "tasks": torch.tensor(list(own), dtype=torch.int32)}, sums_of=sums_of)
+
+
+def head_bases(broadcast: Message, task: int, features: torch.Tensor) -> list[torch.Tensor]:
+    """U_0, ..., U_task of the final layer, whose inputs are `features` (n, d); without columns if a task added none."""
+    none = features.new_zeros(features.shape[1], 0)
+    return [broadcast.get(f"basis.{t}.{HEADS}", none) for t in range(task + 1)]
+
+
+class FedProTIPServer(ProjectedServer):
+    """Appends bases (Eq. 9), keeps references, routes samples (Eq. 11)."""
+
+    method: FedProTIP
+
+    def __init__(self, method: FedProTIP, problem: Problem) -> None:
+        super().__init__(method, problem)
+        if problem.clients is None and method.extension == "sequential":
+            raise ValueError(
+                "method.extension=sequential has a round for each client, and nobody says how many there are"
+            )
+        self._clients = problem.clients or 0
+        #: Whose turn it is in the stage of the bases, if clients take turns.
+        self._turn = 0
+        #: Per client and task, the reference (t + 1,).
+        self._references: dict[tuple[int, int], torch.Tensor] = {}
+        self._tolerance = _ROUNDINGS * torch.finfo(problem.wire.dtype).eps
+        self.pure_batches = method.tip.batch if method.tip and method.tip.route == "batch" else None
+
+    def model_rounds(self, task: Task) -> list[int]:
+        """No round with task prediction, which knows a task only once its references are there."""
+        return super().model_rounds(task) if self.method.tip is None else []
+
+    def stages(self, task: Task) -> list[str]:
+        stages = super().stages(task)
+        if self.method.extension == "union":
+            return stages
+        # Clients take turns; those without samples of the task, and those that fail, leave their round empty.
+        at = stages.index(BASES)
+        return [*stages[:at], *[BASES] * self._clients, *stages[at + 1 :]]
+
+    def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
+        """One client in a round of `extension=sequential`; those who make references (`tip.clients`); else everyone."""
+        stages, tip = self.stages(task), self.method.tip
+        if stages[round_] == BASES and self.method.extension == "sequential":
+            turn = stages[:round_].count(BASES)
+            return [turn] if turn in available else []
+        if tip is None or tip.clients is None or stages[round_] != REFERENCES:
+            return super().participants(task, round_, available)
+        # One order of all clients rather than a draw per task, so that the same clients vote on every task if they can.
+        order = sorted(available, key=lambda client: derived_seed(self.problem.seed, "voters", client))
+        return sorted(order[: tip.clients])
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        self._turn = self.stages(task)[:round_].count(BASES)
+        return super().broadcast(task, round_)
+
+    def extra_broadcast(self) -> dict[str, torch.Tensor]:
+        """All bases; in the last stage those of the final layer; while a task's grow, under names of their own."""
+        extra = super().extra_broadcast()
+        if self.stage == REFERENCES:
+            return {name: basis for name, basis in extra.items() if name.endswith(f".{HEADS}")}
+        if self.stage != BASES:
+            return extra
+        growing, part = f"basis.{self.task}.", f"{PART}{self._turn}.{self.task}."
+        extra = {part + name.removeprefix(growing) if name.startswith(growing) else name: extra[name] for name in extra}
+        if self.method.head_rank is not None and HEADS in self.bases:
+            first = not any(basis.shape[1] for basis in self.bases[HEADS])  # whoever failed before it added none
+            rank = self.method.head_rank.of(self.task, first, self._clients)
+            extra[f"{HEAD_RANK}.{self.task}.{self._turn}"] = torch.tensor(rank)
+        return extra
+
+    def expects_answer(self) -> Expectation:
+        if self.stage != REFERENCES:
+            return super().expects_answer()
+        tasks = self.task + 1
+        if self.method.updates:
+            return {
+                "references": real("tasks", tasks, least=0),
+                "tasks": class_numbers("tasks", among=range(tasks), distinct=True),
+            }
+        return {"reference": real(tasks, least=0)}
+
+    def expects_basis(self, layer: str, side: int) -> Expected:
+        if self.method.sketch is not None:
+            return real(side, self.method.sketch_width(side))
+        return orthonormal(side, f"r of {layer}", widest=side)
+
+    def absorb_answer(self, client: int, upload: Message) -> None:
+        if self.stage == REFERENCES:
+            if self.method.updates:
+                for task, row in zip(upload["tasks"].tolist(), upload["references"].float(), strict=True):
+                    self._references[client, task] = row
+            else:
+                self._references[client, self.task] = upload["reference"].float()
+            return
+        for layer, found in upload.items():
+            found = found.double()
+            if self.method.sketch is not None:
+                self.received[layer] = self.received.get(layer, 0) + found
+            else:
+                before = self.received.get(layer, self.basis_before(layer, found))
+                self.received[layer] = append_basis(before, found, self._tolerance)
+
+    def new_basis(self, layer: str, received: torch.Tensor) -> torch.Tensor:
+        before = self.basis_before(layer, received)
+        if self.method.sketch is None:
+            return received[:, before.shape[1] :]
+        room = len(received) - before.shape[1]
+        return span_of(outside(received, before), self._tolerance)[:, :room]
+
+    def classify(self, batch: TestBatch) -> Prediction:
+        features = self.embed(batch.inputs)
+        logits = self.logits(features)
+        scores = self.heads.class_scores(logits)
+        if self.method.tip is None:
+            return Prediction(scores)
+        heads = None if self.heads.plain else logits.split(self.heads.sizes, dim=1)
+        omega = relevance(features, self.bases[HEADS])
+        pure, by_batches = self.method.tip.route == "batch", self.method.tip.rule == "batches"
+        if pure and not batch.one_task:
+            raise ValueError("method.tip.route=batch routes batches of one task, and this one may be mixed")
+        if by_batches:
+            omega = batch_relevance(omega) if pure else omega
+            tasks = route_by_batches(omega, *self.references())
+        else:
+            omega = omega.mean(dim=0, keepdim=True) if pure else omega
+            tasks = route(omega, *self.references())
+        return Prediction(scores, tasks.expand(len(scores)), heads)
+
+    def references(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(K, T, T) references, zero-padded, of the clients that ever sent one, and (K, T) which of them exist."""
+        tasks = len(self.bases[HEADS])
+        clients = sorted({client for client, _ in self._references})
+        found = torch.zeros(len(clients), tasks, tasks, device=self.problem.device)
+        known = torch.zeros(len(clients), tasks, dtype=torch.bool, device=self.problem.device)
+        for (client, task), reference in self._references.items():
+            row = clients.index(client)
+            found[row, task, : len(reference)] = reference
+            known[row, task] = True
+        return found, known
+
+    def model(self) -> dict[str, torch.Tensor]:
+        return {**super().model(), **self._named_references()}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {**super().state_dict(), **self._named_references()}
+
+    def _named_references(self) -> dict[str, torch.Tensor]:
+        return {f"reference.{client}.{task}": value for (client, task), value in self._references.items()}
+
+    def load_bases(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_bases(state)
+        for name, value in state.items():
+            if name.startswith("reference."):
+                _, client, task = name.split(".")
+                self._references[int(client), int(task)] = value.to(self.problem.device)
+
+
+@dataclass
+class FedProTIP(ProjectedMethod):
+    """Knobs of FedProTIP.
+
+    Args:
+        projection: local, of every step of a client; global, of the aggregated update alone: clients train freely, as
+            in FOT (Fig. 5).
+        projected_decay: whether weight decay is projected with the gradient; only then (W_new - W_old) Phi = 0.
+        extension: of the bases: union (every client's is made beside the others', Eq. 9), sequential (one client after
+            the other, of what the bases of those before it leave).
+        head_rank: directions of the final layer's inputs in fixed numbers (see `HeadRank`; sequential alone); None: by
+            the threshold, as in every layer.
+        tip: how the task is predicted (see `Tip`); None (`method.tip=false`): all classes compete, FedProTIP (-t).
+        sketch: s_l, width of the Gaussian sketches that are sent in place of bases, so that a secure sum is all that
+            the server sees (Eq. 40): a number, at most d_l of it used, or "layer" for d_l (Table 19); None: the bases.
+    """
+
+    name: ClassVar[str] = "fedprotip"
+    apart = "fedprotip keeps each client's references", "method=fot, whose sketches add up"
+    client_half = FedProTIPClient
+    server_half = FedProTIPServer
+
+    projection: str = knob("local", choices=("local", "global"))
+    projected_decay: bool = True
+    extension: str = knob("union", choices=("union", "sequential"))
+    head_rank: HeadRank | None = None
+    tip: Tip | None = field(default_factory=Tip)
+    sketch: int | str | None = knob(None, least=1, words="an integer of at least 1", choices=(WHOLE,))
+
+    def sketch_width(self, side: int) -> int:
+        """s_l of a layer with d_l = `side`, if sketches are sent."""
+        return side if self.sketch == WHOLE else min(int(self.sketch), side)  # type: ignore[arg-type]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.extension == "union" and self.head_rank is not None:
+            raise UserError("method.head_rank: each client's share, one after the other", "method.extension=sequential")
+        if self.extension == "sequential" and self.sketch is not None:
+            raise UserError(f"method.sketch={self.sketch}: of a sum over clients", "method.extension=union")
+        if self.tip is not None and self.tip.rule == "batches" and not self.updates:
+            raise UserError(
+                "method.tip.references=learnt: method.tip.rule=batches compares what later tasks' subspaces hold",
+                "method.tip.references=updated",
+            )
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
+        clients, rank = problem.clients or 1, self.head_rank
+        if rank is not None and self.watches_heads(problem.recurring) and 0 < rank.others < clients:
+            raise UserError(
+                f"method.head_rank.others={rank.others} leaves no direction to each of {clients} clients",
+                f"method.head_rank.others={clients} or more, or method.head_rank=null",
+            )
+        if self.projects_average:
+            return
+        for key, fine in (("server_optimizer", ["average"]), ("aggregate", ["mean", "krum"])):
+            if (value := getattr(self.training, key)) not in fine:
+                raise UserError(
+                    f"method.training.{key}={value} moves weights within earlier tasks' bases, since with"
+                    " method.projected_decay=false only clients project",
+                    f"method.training.{key}={' or '.join(fine)}, or method.projected_decay=true",
+                )
+
+    def projects_heads(self, recurring: bool) -> bool:
+        # With task prediction every task has a full head, and no earlier one is used again.
+        return super().projects_heads(recurring and self.tip is None)
+
+    def watches_heads(self, recurring: bool) -> bool:
+        return self.projects_heads(recurring) or self.tip is not None
+
+    @property
+    def projects_average(self) -> bool:
+        return self.projected_decay or self.projection == "global"
+
+    @property
+    def updates(self) -> bool:
+        """Whether clients fill in the entries that later tasks add to their references."""
+        return self.tip is not None and self.tip.references == "updated"
+
+    def stages(self, task: Task) -> list[str]:
+        return [*super().stages(task), *([REFERENCES] if self.tip else [])]
+
+    def head_columns(self, task: Task) -> tuple[int, ...]:
+        """With task prediction each task has a full head, old classes included. Without it, each class has one row."""
+        return tuple(task.new_columns) if self.tip is None else task.columns

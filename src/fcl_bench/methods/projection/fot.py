@@ -1,0 +1,171 @@
+"""FOT: orthogonal training (Bakman et al., 2024) as FedProTIP describes it: only the aggregated update is projected.
+
+Clients train freely. After a task each sends a random sketch of its activation columns; the server needs only their
+sum, which secure aggregation can compute, and takes the subspaces from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.errors import require_memory
+from fcl_bench.linalg.subspace import core_basis
+from fcl_bench.methods.projection.projected import (
+    BASES,
+    MASSES,
+    ProjectedClient,
+    ProjectedMethod,
+    ProjectedServer,
+    bases_in,
+)
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.fields import Expectation, Expected, real
+from fcl_bench.protocol.message import Message
+from fcl_bench.randomness import derived_seed
+from fcl_bench.training.layer_inputs import layer_grams
+from fcl_bench.training.trainer import forward_batch
+
+#: The field in which clients send how much of each layer's inputs is outside the bases.
+OUTSIDE = "outside"
+
+
+class FOTClient(ProjectedClient):
+    """Plain local training; sketches A_k = X_k G_k, G_k standard normal (m, 5 d_l)."""
+
+    method: FOT
+
+    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """A sketch of each layer; if the threshold is a share of the inputs, also how much of these is new."""
+        found, outside = {}, []
+        for layer, (X, gram) in self._inputs(shard).items():
+            seed = derived_seed(self.problem.seed, f"sketch {layer}", shard.task, shard.client)
+            shape = X.shape[1], self.method.width(len(X))
+            G = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=X.dtype)
+            found[layer] = X @ G.to(X.device)
+            outside.append(_new_share(gram, bases_in(broadcast, layer)))
+        told = dict.fromkeys(found)
+        if self.method.share_of == "rest":
+            return Message(found, summed=found, moments_of=told), state
+        samples = len(shard.labels)
+        found[OUTSIDE] = samples * torch.tensor(outside, dtype=torch.float64)
+        return Message(found, samples=samples, summed=found, moments_of=told), state
+
+    def _inputs(self, shard: Shard) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Return, per layer, X (d_l, m) and X X'.
+
+        If all inputs are sketched, X is a root (d_l, d_l) of their X X'. Its product with normal numbers has their law.
+        """
+        if self.method.columns is not None:
+            return {layer: (X, X @ X.T) for layer, X in self.columns_of(shard).items()}
+        names = self.method.layers(self.network, self.problem.recurring)
+        layers = {layer: self.network.get_submodule(layer) for layer in names}
+        batches = self.images_of(shard).split(forward_batch(self.problem.device))
+        grams = layer_grams(self.trainer, self.network, batches, layers)
+        # In the order of the layers, which need not be that in which the network calls them.
+        return {layer: (_root(grams[layer]), grams[layer]) for layer in names}
+
+
+def _root(gram: torch.Tensor) -> torch.Tensor:
+    """R with R R' = gram, symmetric and positive semidefinite."""
+    values, vectors = torch.linalg.eigh(gram)
+    return vectors * values.clamp(min=0).sqrt()
+
+
+def _new_share(gram: torch.Tensor, Phi: torch.Tensor | None) -> float:
+    """||X - Phi Phi' X|| / ||X|| of inputs X with X X' = `gram`; 0 for inputs that are all zero."""
+    whole = float(gram.trace())
+    if Phi is None or whole <= 0:
+        return float(whole > 0)
+    inside = float(((gram @ Phi.double()) * Phi).sum())
+    return max(0.0, 1 - inside / whole) ** 0.5
+
+
+class FOTServer(ProjectedServer):
+    """Takes the subspaces from the sum of the sketches. FOT projects nothing but the average."""
+
+    method: FOT
+
+    def __init__(self, method: FOT, problem: Problem) -> None:
+        super().__init__(method, problem)
+        #: (L,) sum over clients of samples times the share of each layer's inputs that is new; and of the samples.
+        self._outside, self._samples = torch.zeros(0, dtype=torch.float64), 0
+
+    def expects_answer(self) -> Expectation:
+        expected = super().expects_answer()
+        if self.method.share_of == "rest":
+            return expected
+        # Samples times a share of norms.
+        return {**expected, OUTSIDE: real(len(expected), least=0, per_sample=1.0)}
+
+    def expects_basis(self, layer: str, side: int) -> Expected:
+        return real(side, self.method.width(side))
+
+    def objection(self, upload: Message) -> str:
+        if self.stage == BASES and self.method.share_of == "inputs" and not upload.samples:
+            return "it does not say of how many samples its inputs are"
+        return super().objection(upload)
+
+    def absorb_answer(self, client: int, upload: Message) -> None:
+        for layer, sketch in upload.items():
+            self.received[layer] = self.received[layer] + sketch if layer in self.received else sketch
+        self._samples += upload.samples or 0
+
+    def finish_stage(self) -> None:
+        if self.stage == BASES and OUTSIDE in self.received:
+            self._outside = self.received.pop(OUTSIDE).double().cpu()
+        super().finish_stage()
+        self._samples = 0
+
+    def new_basis(self, layer: str, received: torch.Tensor) -> torch.Tensor:
+        total = received.double()
+        before, wire = self.basis_before(layer, total), self.problem.wire.dtype
+        epsilon = self.method.epsilon(self.task)
+        if self.method.share_of == "inputs":
+            place = self.method.layers(self.network, self.problem.recurring).index(layer)
+            epsilon = share_of_rest(epsilon, float(self._outside[place]) / max(1, self._samples))
+        below = self.method.variant == "published"
+        return core_basis(total, before, epsilon, self.method.power, rounded_to=wire, below=below)[0]
+
+
+def share_of_rest(epsilon: float, outside: float) -> float:
+    """The threshold outside the bases that a threshold `epsilon` of all inputs implies:
+
+    (outside - (1 - epsilon)) / outside.
+
+    `outside` is a share of norms, as FOT's code has it, though the threshold is one of squares. If the result is not
+    above 0, nothing is added.
+    """
+    return (outside - (1 - epsilon)) / outside if outside > 0 else 0.0
+
+
+@dataclass
+class FOT(ProjectedMethod):
+    """Knobs of FOT.
+
+    Args:
+        columns: m_s; None: all inputs of all layers.
+        sketch: columns of a layer's sketch as a multiple of d_l.
+    """
+
+    name: ClassVar[str] = "fot"
+    client_half = FOTClient
+    server_half = FOTServer
+
+    threshold: float = knob(0.87, above=0, most=1)
+    threshold_step: float = knob(0.01, least=0)
+    mass: str = knob("energy", choices=MASSES)
+    columns: int | None = knob(512, least=1)  # type: ignore[assignment]
+    sketch: float = knob(5.0, above=0)
+
+    def width(self, side: int) -> int:
+        """Columns of the sketch of a layer with inputs of d_l = `side` numbers."""
+        return max(1, round(self.sketch * side))
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
+        widest = max(self.widths(self.build_network(problem), problem.recurring).values())
+        require_memory(f"method.sketch={self.sketch:g}", 8 * widest * self.width(widest), "the widest layer's sketch")

@@ -1,0 +1,354 @@
+"""LoRM: low-rank updates merged in closed form (Salami et al., ICLR 2025; the public code is fed-mammoth).
+
+Every task brings an update B A of each chosen linear layer W_0 of a frozen vision transformer: B (o, r) is zero at
+first, A (r, i) is drawn. The clients train one factor per round, B in the first, A in the next, while the other stays
+as everyone has it. Client k sends the factor that it trained and the Gram matrix of that factor's inputs. With
+G_k = X_k'X_k of the layer's inputs X_k (rows, i), taken after training, this is A G_k A' for B, and G_k for A. The
+server takes the factor that comes closest to all clients' outputs, min sum_k ||(B A - B_k A_k) X_k'||^2:
+
+    B = (sum_k B_k A G_k A')(sum_k A G_k A')^+,    A = (sum_k A_k G_k)(sum_k G_k)^+,
+
+and where no client has an input, their average. Class weights are merged like A, with the Gram matrix of the features;
+biases are averaged by samples. Grams are damped before they are sent, alpha G + (1 - alpha) diag(G); with alpha = 0
+only the diagonal travels.
+
+After the last round of task t the clients' Grams under the task's last model are summed to G_t, and the tasks' updates
+are merged in the same way: P += B_t A_t G_t, R += G_t, and W_0 + P R^+ predicts (where no task has an input, the mean
+of the updates). Within a task, W_0 + the mean of the updates predicts, and Grams are taken under it. Training runs on
+W_0 + B_t A_t alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Container, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.data.images.batches import Augment
+from fcl_bench.errors import UserError, require_memory
+from fcl_bench.linalg.solve import relative_rounding
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.client import GradientClient
+from fcl_bench.methods.gradient.model_holder import MODEL, final_prefix
+from fcl_bench.methods.gradient.server import GradientServer
+from fcl_bench.methods.transformers.regression_mean import RegressionSums, damped, matrices, weighted
+from fcl_bench.methods.transformers.vit.low_rank import (
+    add_low_rank,
+    factor_name,
+    factors,
+    grow_low_rank,
+    low_rank_layers,
+)
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.fields import Expectation, whole_or_diagonal
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.task import Task
+from fcl_bench.randomness import derived_seed
+from fcl_bench.training.heads import Heads
+from fcl_bench.training.knobs import Training
+from fcl_bench.training.layer_inputs import HEADS, layer_grams
+from fcl_bench.training.network import Network
+from fcl_bench.training.optimisers import with_prefix
+from fcl_bench.training.samples import Samples
+from fcl_bench.training.trainer import forward_batch
+from fcl_bench.training.transformer_blocks import transformer_blocks
+
+#: The stage after a task's rounds, in which Grams under its last model travel.
+GRAMS = "grams"
+#: The prefix of a layer's name that gives the name of its Gram matrix in an upload.
+_GRAM = "gram."
+#: Names in a state: prefixes of the sums over the tasks, P of each update and R of each layer; the number of tasks.
+_P, _R, _TASKS = "merge.P.", "merge.R.", "merge.tasks"
+
+
+class LoRMClient(GradientClient):
+    """Trains one factor of every update, and class weights; then computes the Gram matrices of their inputs."""
+
+    method: LoRM
+
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        upload, state = super().update(shard, broadcast, state)
+        merged_by = self.method.merged_by(self.network, shard.task)
+        if broadcast.stage != MODEL or not merged_by:
+            return upload, state
+        grams = self._grams(shard, broadcast, set(merged_by.values()))
+        of: dict[str, None] = dict.fromkeys(grams)
+        tensors = {**upload, **grams}
+        return dataclasses.replace(upload, tensors=tensors, symmetric=matrices(grams), moments_of=of), state
+
+    def take_over(self, shard: Shard, broadcast: Message) -> None:
+        super().take_over(shard, broadcast)
+        for task in range(shard.task):
+            self.network.load(with_prefix(broadcast, final_prefix(task)))
+        if broadcast.stage == MODEL:
+            resting = self.method.resting(self.network, shard.task, int(broadcast["round"]))
+            self.prepare(Heads.from_message(broadcast), resting)
+            act(self.network, shard.task)
+
+    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        """The Grams of the layers under the task's last model."""
+        grams = self._grams(shard, broadcast, self.method.layer_fields(self.network))
+        return Message(grams, symmetric=matrices(grams), summed=grams, moments_of=dict.fromkeys(grams)), state
+
+    def _grams(self, shard: Shard, broadcast: Message, fields: Collection[str]) -> dict[str, torch.Tensor]:
+        """The damped Gram matrices with these names, under W_0 + the mean of the tasks' updates, in float64."""
+        layers, damping = low_rank_layers(self.network.body), self.method.damping
+        modules: dict[str, torch.nn.Module] = {**layers}
+        if _GRAM + HEADS in fields:
+            modules[HEADS] = self.network.heads
+        diagonal = [name for name in modules if damping(name) == 0]
+        act(self.network)
+        found = layer_grams(self.trainer, self.network, self._images(shard, broadcast), modules, diagonal)
+        found = {name: damped(G, damping(name)) for name, G in found.items()}
+        grams = {_GRAM + name: G for name, G in found.items() if _GRAM + name in fields}
+        for path, layer in layers.items():
+            for part in layer.parts:
+                if (name := f"{_GRAM}{path}.{part}") in fields:  # A x, the inputs of B
+                    A = layer.A[factor_name(part, shard.task)].detach()
+                    grams[name] = weighted(A, found[path]) @ A.double().T
+        return grams
+
+    def _images(self, shard: Shard, broadcast: Message) -> Iterator[torch.Tensor]:
+        """The client's images as training has them, `passes` times."""
+        seed = derived_seed(self.problem.seed, "grams", shard.task, broadcast.round, shard.client)
+        generator, augment = torch.Generator().manual_seed(seed), Augment(self.method.training.augment)
+        size = forward_batch(shard.inputs.device)
+        samples = Samples(shard.inputs, shard.labels)
+        for _ in range(self.method.passes):
+            for images, _ in samples.batches(size, augment, generator):
+                yield images
+
+
+class LoRMServer(GradientServer):
+    """Merges factor by factor, and after a task the tasks' updates. It keeps only sums of uploads."""
+
+    method: LoRM
+
+    def __init__(self, method: LoRM, problem: Problem) -> None:
+        super().__init__(method, problem)
+        rounding = relative_rounding(problem.dtype, problem.wire.dtype)
+        #: Sums over the clients of the round at hand; sums over the tasks, P by layer and part and R by layer.
+        self._clients, self._tasks = RegressionSums(rounding), RegressionSums(rounding)
+        self._merged_tasks = 0
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        self._put_merged()
+
+    def broadcast(self, task: Task, round_: int) -> Message:
+        """As in any gradient method, but the factor that does not train in this round is sent like the one that does.
+
+        Factors of earlier tasks have the names under which they went down in the last stage of their task.
+        """
+        self._clients.clear()
+        in_training = self.method.stages(task)[round_] == MODEL
+        model_round = self.method.model_round(task, round_)
+        resting = self.method.resting(self.network, task.index, model_round) if in_training else set()
+        self.prepare(self.heads, resting)
+        message = super().broadcast(task, round_)
+        of_task = {name: of for of in range(task.index) for name in factors(self.network.body, of)}
+        told = {name: final_prefix(of_task[name]) + name if name in of_task else name for name in message}
+        kept = {told[name] for name in message.kept if name not in resting}
+        return dataclasses.replace(message, tensors={told[name]: value for name, value in message.items()}, kept=kept)
+
+    def expects(self, task: Task, round_: int) -> Expectation:
+        expected = super().expects(task, round_)
+        if self.stage != MODEL:
+            return expected
+        sizes = self.method.gram_sizes(self.network)
+        fields = self.method.merged_by(self.network, task.index).values()
+        return {**expected, **{name: whole_or_diagonal(sizes[name]) for name in fields}}
+
+    def expects_answer(self) -> Expectation:
+        sizes = self.method.gram_sizes(self.network)
+        return {name: whole_or_diagonal(sizes[name]) for name in self.method.layer_fields(self.network)}
+
+    def absorb(self, client: int, upload: Message) -> None:
+        super().absorb(client, upload)
+        if self.stage == MODEL:
+            merged_by = self.method.merged_by(self.network, self.task)
+            self._clients.add({name: upload[name] for name in merged_by.values()}, upload, merged_by)
+
+    def absorb_answer(self, client: int, upload: Message) -> None:
+        self._clients.add(upload, {}, {})
+
+    def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The merge of the parameters that have Grams, and the mean of all others."""
+        return {**mean, **self._clients.merged(self.method.merged_by(self.network, self.task), mean)}
+
+    def finish_stage(self) -> None:
+        """P += B A G, R += G; then make the model that predicts."""
+        if self.stage != GRAMS:
+            return
+        for path, layer in low_rank_layers(self.network.body).items():
+            if (G := self._clients.grams.get(_GRAM + path)) is not None:  # None if nobody has a label of the task.
+                deltas = {f"{path}.{part}": layer.delta(part, self.task).detach() for part in layer.parts}
+                self._tasks.add({path: G}, deltas, dict.fromkeys(deltas, path))
+        self._clients.clear()
+        self._merged_tasks = self.task + 1
+        self._put_merged()
+
+    @torch.no_grad()
+    def _put_merged(self) -> None:
+        """Predict with P R^+ if all tasks so far are in it, else with the mean of the tasks' updates."""
+        whole = self._merged_tasks == len(self.tasks)
+        for path, layer in low_rank_layers(self.network.body).items():
+            parts = layer.parts if whole and path in self._tasks.grams else ()
+            mean = {f"{path}.{part}": layer.mean_delta(part) for part in parts}
+            merged = self._tasks.merged(dict.fromkeys(mean, path), mean)
+            layer.merged = {part: merged[f"{path}.{part}"].float() for part in parts}
+
+    def model(self) -> dict[str, torch.Tensor]:
+        """As in any gradient method, and `delta.<layer>.<part>` (o, i), which is added to the frozen weights."""
+        layers = low_rank_layers(self.network.body)
+        deltas = {
+            f"delta.{path}.{part}": delta for path, layer in layers.items() for part, delta in layer.merged.items()
+        }
+        return {**super().model(), **deltas}
+
+    def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
+        super().load_model(model, tasks)
+        for path, layer in low_rank_layers(self.network.body).items():
+            # Without Gram matrices nothing is merged: the mean of the tasks' updates predicts.
+            names = {part: f"delta.{path}.{part}" for part in layer.parts}
+            layer.merged = {part: model[name] for part, name in names.items() if name in model}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        P, R = self._tasks.products, self._tasks.grams
+        sums = {**{_P + name: value for name, value in P.items()}, **{_R + name: value for name, value in R.items()}}
+        return {**super().state_dict(), **sums, _TASKS: torch.tensor(self._merged_tasks)}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        on_device = {name: value.to(self.problem.device) for name, value in state.items()}
+        self._tasks.products, self._tasks.grams = with_prefix(on_device, _P), with_prefix(on_device, _R)
+        self._merged_tasks = int(state[_TASKS])
+        self._put_merged()
+
+
+def act(network: Network, task: int | None = None) -> None:
+    """Let the update of one task act on the network alone, as in training; None: the mean of all tasks'."""
+    for layer in low_rank_layers(network.body).values():
+        layer.act(task)
+
+
+@dataclass
+class LoRM(GradientMethod):
+    """Knobs of LoRM.
+
+    Args:
+        training, loss_over, frozen_heads: as in any gradient method, with the public code's values for CIFAR-100.
+        rank: r of every task's updates.
+        targets: the linear layers that have an update: q, k, v or qkv, proj, fc1, fc2.
+        layers: the blocks, from 0; None: all.
+        alpha: the factor of the entries off the diagonal of the layers' Gram matrices; 0: diagonals travel.
+        alpha_head: the same for the features' Gram matrix, which merges the class weights.
+        passes: how often a client goes through its samples, augmented as in training, for its Gram matrices.
+        merge: grams; or average: FedAvg of both factors, which train together in every round. After each task the mean
+            of the tasks' updates predicts, and no Gram travels.
+    """
+
+    name: ClassVar[str] = "lorm"
+    client_half = LoRMClient
+    server_half = LoRMServer
+    inside_transformers: ClassVar[bool] = True
+
+    training: Training = field(
+        default_factory=lambda: Training(rounds=5, batch_size=16, optimizer="adamw", lr=3e-4, weight_decay=0.0)
+    )
+    loss_over: str = knob("task", choices=("seen", "task"))
+    frozen_heads: bool = True
+    rank: int = knob(16, least=1)
+    targets: list[str] = field(default_factory=lambda: ["qkv", "proj", "fc1", "fc2"])
+    layers: list[int] | None = knob(None, least=0)
+    alpha: float = knob(0.0, least=0, most=1)
+    alpha_head: float = knob(0.5, least=0, most=1)
+    passes: int = knob(1, least=1)
+    merge: str = knob("grams", choices=("grams", "average"))
+
+    @property
+    def only_mean(self) -> str:  # type: ignore[override]
+        return "" if self.merge == "average" else "its server merges by what clients say of their layers' inputs"
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
+        if self.replay_head != "none":
+            raise UserError(
+                f"method.replay_head={self.replay_head}: clients do not have the model that predicts, P R^+",
+                "method.replay_head=none",
+            )
+        if self.merge == "grams":
+            self.require_average("method.merge=grams", ", or method.merge=average")
+        layers = low_rank_layers(self.build_network(problem).body)
+        for path, layer in layers.items():
+            least = min(layer.linear.in_features, *(end - begin for begin, end in layer.parts.values()))
+            if self.rank > least:
+                raise UserError(f"method.rank={self.rank} for {path}", f"at most {least}, the smaller of its sides")
+        if self.merge == "grams" and self.alpha:
+            size = 8 * sum(layer.linear.in_features**2 for layer in layers.values())
+            require_memory(f"method.alpha={self.alpha:g}", 2 * size, "the Gram matrices (method.alpha=0: diagonals)")
+
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        if self.merge == "average":
+            return super().needs_each_upload()
+        return "method.merge=grams multiplies each client's weights by its Gram matrices", "method.merge=average"
+
+    def stages(self, task: Task) -> list[str]:
+        return [*super().stages(task), *([GRAMS] if self.merge == "grams" else [])]
+
+    def build_network(self, problem: Problem) -> Network:
+        network = super().build_network(problem)
+        body = network.body.requires_grad_(False)
+        blocks = transformer_blocks(body, self.name, self.start(problem).name)
+        add_low_rank(blocks, self.targets, self.layers)
+        network.put_body(body)
+        return network
+
+    def grow(self, network: Network, sizes: list[int], seed: int) -> None:
+        grow_low_rank(network.body, self.rank, len(sizes), seed)
+        act(network)
+        super().grow(network, sizes, seed)
+
+    def frozen(
+        self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
+    ) -> set[str]:
+        old = {name for earlier in range(task) for name in factors(network.body, earlier)}
+        return super().frozen(network, stages, task, reused) | old
+
+    def resting(self, network: Network, task: int, round_: int) -> set[str]:
+        """The factors that do not train in a round of the model: A in rounds 0, 2, 4, ..., B in the others."""
+        if self.merge == "average":
+            return set()
+        return {name for name, which in factors(network.body, task).items() if which == "AB"[round_ % 2]}
+
+    def damping(self, layer: str) -> float:
+        """alpha of a layer's Gram matrices."""
+        return self.alpha_head if layer == HEADS else self.alpha
+
+    def merged_by(self, network: Network, task: int) -> dict[str, str]:
+        """The parameters that train now and are merged by a Gram matrix, with its name in the upload."""
+        if self.merge == "average":
+            return {}
+        found = {f"{HEADS}.{head}.weight": _GRAM + HEADS for head in range(len(network.heads))}
+        for path, layer in low_rank_layers(network.body).items():
+            for part in layer.parts:
+                found[f"{path}.A.{factor_name(part, task)}"] = _GRAM + path
+                found[f"{path}.B.{factor_name(part, task)}"] = f"{_GRAM}{path}.{part}"
+        return {name: found[name] for name in network.changing() if name in found}
+
+    def layer_fields(self, network: Network) -> list[str]:
+        """Names of the Gram matrices of the layers' inputs."""
+        return [_GRAM + path for path in low_rank_layers(network.body)]
+
+    def gram_sizes(self, network: Network) -> dict[str, tuple[int, ...]]:
+        """The shape of every Gram matrix that may travel: of the inputs of layers and of factors B, of the features."""
+        sizes: dict[str, tuple[int, ...]] = {}
+        sides = {HEADS: network.dimension}
+        for path, layer in low_rank_layers(network.body).items():
+            sides[path] = layer.linear.in_features
+            sizes |= {f"{_GRAM}{path}.{part}": (self.rank, self.rank) for part in layer.parts}
+        return sizes | {_GRAM + name: (i, i) if self.damping(name) else (i,) for name, i in sides.items()}

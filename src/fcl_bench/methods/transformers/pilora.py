@@ -1,0 +1,316 @@
+"""PILoRA: prototype-guided incremental LoRA (Guo, Zhu, Liu, Zhang, Liu, ECCV 2024).
+
+Inside a frozen ViT, task t trains a low-rank update B_t A_t of the queries and of the values (`layers`, `rank`), which
+is added to those of earlier tasks. It also trains a prototype w_c of each class, in place of class weights. With the
+features z and the distances D_c = sqrt(||z - w_c||^2 / d), a client minimises, over the batch and q and v,
+
+    CE(-D, y) + pull mean D_y + sparsity sum ||A_t||_1 + orthogonality sum_{i<t} sum |A_i A_t'|,
+
+where -D is over the classes seen. The predicted class is argmin_c D_c. The server averages the updates by samples. It
+weighs the clients' prototypes of a class by how near they are to the mean features m_j of the class, which every client
+j with samples of it sends: with r_k = 1 / sum_j ||w_k - m_j||, scaled to 0..1 over the clients, the weights are
+softmax(r / temperature).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.linalg.gram import class_sums
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.client import GradientClient
+from fcl_bench.methods.gradient.model_holder import MODEL
+from fcl_bench.methods.gradient.server import GradientServer
+from fcl_bench.methods.transformers.prototypes import PrototypeNetwork
+from fcl_bench.methods.transformers.vit.low_rank import (
+    LowRank,
+    add_low_rank,
+    factor_name,
+    factors,
+    grow_low_rank,
+    low_rank_layers,
+)
+from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.fields import Expectation, numbers, real
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.task import Task
+from fcl_bench.training.heads import Heads
+from fcl_bench.training.knobs import Training
+from fcl_bench.training.network import Network
+from fcl_bench.training.objective import Objective
+from fcl_bench.training.transformer_blocks import transformer_blocks
+
+#: The fields of an upload beside the model: (d, c) mean features of the task's classes, (c,) 1 for those it has.
+MEANS, PRESENT = "class_means", "present"
+#: Sums of distances that differ by less than this, relative to the larger, count as equal: it may be rounding.
+_EQUAL = 1e-6
+
+
+def overlap(layers: list[LowRank]) -> torch.Tensor:
+    """sum_{i<t} sum |A_i A_t'|, t being the last task, of all parts of the layers."""
+    total = torch.zeros(())
+    for layer in layers:
+        *old, last = range(layer.tasks)
+        for part in layer.parts:
+            before = torch.cat([layer.A[factor_name(part, task)] for task in old])
+            total = (before @ layer.A[factor_name(part, last)].T).abs().sum() + total
+    return total
+
+
+def size(layers: list[LowRank]) -> torch.Tensor:
+    """||A_t||_1, t being the last task, of all parts of the layers."""
+    own = [layer.A[factor_name(part, layer.tasks - 1)] for layer in layers for part in layer.parts]
+    return torch.stack([factor.abs().sum() for factor in own]).sum()
+
+
+def prototype_weights(distances: torch.Tensor, temperature: float) -> torch.Tensor:
+    """(K,) the weights of K clients' prototypes of one class; uniform if their distances are equal.
+
+    Args:
+        distances: (K,) 1 / r_k, the sum of each prototype's distances from all means.
+        temperature: of the softmax.
+    """
+    least, most = distances.min(), distances.max()
+    if most - least <= _EQUAL * most:
+        return torch.full_like(distances, 1 / len(distances))
+    # This is (r - min r) / (max r - min r), and also works if a prototype is the mean itself and r is infinite.
+    near = least * (most - distances) / (distances * (most - least))
+    return torch.softmax(torch.where(distances == least, 1.0, near) / temperature, dim=0)
+
+
+class PILoRAObjective(Objective):
+    """The loss. It also sums up, by class, the features that training sees.
+
+    Args:
+        heads: the heads of the network.
+        method: the knobs.
+
+    Attributes:
+        sums: (d, c) sums of the features of each of the task's classes.
+        counts: (c,) the number of features in each.
+    """
+
+    def __init__(self, heads: Heads, method: PILoRA, dimension: int, device: torch.device) -> None:
+        super().__init__(heads, method.loss_over, method.frozen_heads)
+        self._method = method
+        self._columns = torch.tensor(heads.task, device=device)
+        self.sums = torch.zeros(dimension, len(heads.task), device=device)
+        self.counts = torch.zeros(len(heads.task), device=device)
+
+    def loss(self, network: Network, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        features, method = network.body(inputs), self._method
+        if method.reweighting == "distances":
+            self._note(features.detach(), labels)
+        loss = self.score_loss(network.logits(features), labels, inputs)
+        layers = list(low_rank_layers(network.body).values())
+        if method.sparsity:
+            loss = loss + method.sparsity * size(layers)
+        if method.orthogonality and layers[0].tasks > 1:
+            loss = loss + method.orthogonality * overlap(layers)
+        return loss
+
+    def score_loss(self, scores: torch.Tensor, labels: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        loss = super().score_loss(scores, labels, inputs)
+        if not self._method.pull:
+            return loss
+        competing, places = self.competing(scores, labels)
+        return loss - self._method.pull * competing.gather(1, places.unsqueeze(1)).mean()
+
+    def _note(self, features: torch.Tensor, labels: torch.Tensor) -> None:
+        places = torch.searchsorted(self._columns, labels)
+        self.sums += class_sums(features.to(self.sums.dtype), places, len(self.counts))
+        self.counts += torch.nn.functional.one_hot(places, len(self.counts)).sum(dim=0)
+
+    def means(self) -> torch.Tensor:
+        """(d, c) the means; 0 for a class without a sample."""
+        return self.sums / self.counts.clamp(min=1)
+
+
+class PILoRAClient(GradientClient):
+    """Trains the task's updates and prototypes, and sends the mean features beside them."""
+
+    method: PILoRA
+    #: The objective of the turn at hand: every turn makes its own.
+    _objective: PILoRAObjective
+
+    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+        heads = Heads.from_message(broadcast)
+        self._objective = PILoRAObjective(heads, self.method, self.network.dimension, self.problem.device)
+        return self._objective
+
+    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+        upload, kept = super().update(shard, broadcast, state)
+        if broadcast.stage != MODEL or self.method.reweighting == "none":
+            return upload, kept
+        told = {MEANS: self._objective.means(), PRESENT: (self._objective.counts > 0).to(torch.uint8)}
+        sums_of = {MEANS: shard.labels}
+        return replace(upload, tensors={**upload, **told}, per_class=[*upload.per_class, MEANS], sums_of=sums_of), kept
+
+
+class PILoRAServer(GradientServer):
+    """Averages the updates, and weighs the prototypes by their distances to the clients' means."""
+
+    method: PILoRA
+
+    def __init__(self, method: PILoRA, problem: Problem) -> None:
+        super().__init__(method, problem)
+        #: The uploads of the round at hand.
+        self._sent: list[Message] = []
+        self._means = 0
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        self._apply()
+
+    def _apply(self) -> None:
+        """With `variant=published`, give the tested model the first task's update alone."""
+        if self.method.variant == "published":
+            for layer in low_rank_layers(self.network.body).values():
+                layer.scales = dict.fromkeys(range(1, layer.tasks), 0.0)
+
+    @property
+    def _reweighs(self) -> bool:
+        return self.stage == MODEL and self.method.reweighting == "distances"
+
+    def expects(self, task: Task, round_: int) -> Expectation:
+        fields, c = super().expects(task, round_), len(self.tasks[-1])
+        if not self._reweighs:
+            return fields
+        return {**fields, MEANS: real(self.network.dimension, c), PRESENT: numbers(c, below=2)}
+
+    def objection(self, upload: Message) -> str:
+        if self._reweighs:
+            if not bool(upload[PRESENT].any()):
+                return "it has no class"
+            if bool(upload[MEANS][:, upload[PRESENT] == 0].any()):
+                return "it has the mean of a class and no sample of it"
+        return super().objection(upload)
+
+    def absorb(self, client: int, upload: Message) -> None:
+        super().absorb(client, upload)
+        if self._reweighs:
+            names = [MEANS, PRESENT, *(name for name in self.sent if name.startswith("heads."))]
+            self._sent.append(Message({name: upload[name].clone() for name in names}))
+            self._means += int(upload[PRESENT].sum())
+
+    def finish_round(self) -> None:
+        if self._sent:
+            for head, columns in enumerate(self.columns):
+                if (name := f"heads.{head}.weight") in self.sent:
+                    self._sums = {**self._sums, name: self._weight * self._reweighted(name, columns)}
+        self._sent = []
+        super().finish_round()
+
+    def _reweighted(self, name: str, columns: tuple[int, ...]) -> torch.Tensor:
+        """(c, d) the new prototypes of a head, in float64."""
+        theirs = torch.stack([upload[name] for upload in self._sent]).double()
+        means = torch.stack([upload[MEANS] for upload in self._sent]).double()
+        present = torch.stack([upload[PRESENT] for upload in self._sent]).bool()
+        mean = []
+        for row, column in enumerate(columns):
+            weights = theirs.new_full((len(theirs),), 1 / len(theirs))
+            if column in self.tasks[-1]:
+                place = self.tasks[-1].index(column)
+                known = means[present[:, place], :, place]
+                far = torch.cdist(theirs[:, row], known, compute_mode="donot_use_mm_for_euclid_dist").sum(dim=1)
+                weights = prototype_weights(far, self.method.temperature)
+            mean.append(weights @ theirs[:, row])
+        return torch.stack(mean) if mean else theirs[0]
+
+    def report(self) -> dict[str, Any]:
+        """`class_means`: how many mean features of a client's class the server has received, over all rounds."""
+        return {**super().report(), MEANS: self._means}
+
+    def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
+        super().load_model(model, tasks)
+        self._apply()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {**super().state_dict(), MEANS: torch.tensor(self._means)}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        self._means = int(state[MEANS])
+        self._apply()
+
+
+@dataclass
+class PILoRA(GradientMethod):
+    """Knobs of PILoRA.
+
+    Args:
+        training: as in every gradient method; `lr` is for the low-rank updates, `rates.heads` for the prototypes.
+        frozen_heads: whether the prototypes of old tasks stay as they are; here they do.
+        rank: r, of the updates.
+        layers: the blocks that have them, from 0.
+        targets: which of a block's linear layers: q, k, v, qkv, proj, fc1, fc2.
+        pull: weight of the distance from the own class's prototype.
+        sparsity: weight of the absolute values of the task's A.
+        orthogonality: weight of the overlap of the task's A with those of earlier tasks.
+        reweighting: what the server weighs prototypes by: distances, none (as the updates; no means are sent).
+        temperature: of the softmax that distances go through.
+        variant: working; published: as in the authors' code, the tested model has only the first task's update.
+    """
+
+    name: ClassVar[str] = "pilora"
+    client_half = PILoRAClient
+    server_half = PILoRAServer
+    inside_transformers: ClassVar[bool] = True
+
+    training: Training = field(
+        default_factory=lambda: Training(
+            rounds=30,
+            epochs=10,
+            optimizer="adam",
+            lr=1e-5,
+            rates={"heads": 2e-3},
+            weight_decay=1e-5,
+            schedule="cosine",
+        )
+    )
+    frozen_heads: bool = True
+    rank: int = knob(4, least=1)
+    layers: list[int] = knob(lambda: [0], least=0)
+    targets: list[str] = knob(lambda: ["q", "v"])
+    pull: float = knob(0.001, least=0)
+    sparsity: float = knob(0.01, least=0)
+    orthogonality: float = knob(0.5, least=0)
+    reweighting: str = knob("distances", choices=("distances", "none"))
+    temperature: float = knob(0.2, above=0)
+    variant: str = knob("working", choices=("working", "published"))
+
+    @property
+    def only_mean(self) -> str:  # type: ignore[override]
+        return "" if self.reweighting == "none" else "its server weighs prototypes by what clients say of their means"
+
+    def needs_each_upload(self) -> tuple[str, str] | None:
+        if self.reweighting == "none":
+            return super().needs_each_upload()
+        return "method.reweighting=distances compares the clients' prototypes", "method.reweighting=none"
+
+    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+        super().check(problem, classes_per_task)
+        self.build_network(problem)
+
+    def build_network(self, problem: Problem) -> Network:
+        start = self.start(problem)
+        network = PrototypeNetwork(start)
+        body = network.body.requires_grad_(False)
+        add_low_rank(transformer_blocks(body, self.name, start.name), self.targets, self.layers)
+        network.put_body(body)
+        return network
+
+    def grow(self, network: Network, sizes: list[int], seed: int) -> None:
+        grow_low_rank(network.body, self.rank, len(sizes), seed)
+        super().grow(network, sizes, seed)
+
+    def frozen(
+        self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
+    ) -> set[str]:
+        old = {name for earlier in range(task) for name in factors(network.body, earlier)}
+        return super().frozen(network, stages, task, reused) | old

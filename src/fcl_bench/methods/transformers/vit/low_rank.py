@@ -1,0 +1,166 @@
+"""Low-rank updates of frozen linear layers (LoRA; Hu et al., 2022), a new one for each task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from fcl_bench.errors import UserError, choices
+from fcl_bench.randomness import derived_seed
+from fcl_bench.training.transformer_blocks import dimension_of, require_layers
+
+#: Where an update can go in a block: the module's path, and which third of its output (None: all of it).
+_PLACES: dict[str, tuple[str, int | None]] = {
+    "q": ("attn.qkv", 0),
+    "k": ("attn.qkv", 1),
+    "v": ("attn.qkv", 2),
+    "qkv": ("attn.qkv", None),
+    "proj": ("attn.proj", None),
+    "fc1": ("mlp.fc1", None),
+    "fc2": ("mlp.fc2", None),
+}
+
+
+class LowRank(nn.Module):
+    """y = x W' + b + sum_t s_t x A_t' B_t', where W and b are frozen; A_t (r, i) and B_t (o, r) are of task t.
+
+    B_t is zero at first, so a new task starts from the layer as it was. A_t is uniform in +-1/sqrt(i) (Kaiming), drawn
+    from a seed.
+
+    Args:
+        linear: the layer W (O, i), b; it no longer trains.
+        parts: the rows of the output that have updates of their own, by name: (begin, end), o of them.
+
+    Attributes:
+        A, B: the factors, by `factor_name`.
+        scales: s_t of each task; 1 for tasks without an entry.
+        merged: (o, i) by part, added to W in place of all tasks' updates; empty: the updates are added.
+    """
+
+    def __init__(self, linear: nn.Linear, parts: Mapping[str, tuple[int, int]]) -> None:
+        super().__init__()
+        self.linear = linear.requires_grad_(False)
+        self.parts = dict(parts)
+        self.A, self.B = nn.ParameterDict(), nn.ParameterDict()
+        self.scales: dict[int, float] = {}
+        self.merged: dict[str, torch.Tensor] = {}
+        self.tasks = 0
+
+    def grow(self, rank: int, generator: torch.Generator) -> None:
+        """Add an update of this rank for the next task, A drawn by the generator on the CPU."""
+        device, inputs = self.linear.weight.device, self.linear.in_features
+        for part, (begin, end) in self.parts.items():
+            drawn = torch.rand(rank, inputs, generator=generator)
+            name = factor_name(part, self.tasks)
+            self.A[name] = nn.Parameter(((2 * drawn - 1) / math.sqrt(inputs)).to(device))
+            self.B[name] = nn.Parameter(torch.zeros(end - begin, rank, device=device))
+        self.tasks += 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., i) to (..., O)."""
+        y = self.linear(x)
+        active = [(task, scale) for task in range(self.tasks) if (scale := self.scales.get(task, 1.0))]
+        if not active and not self.merged:
+            return y
+        for part, (begin, end) in self.parts.items():
+            if self.merged:
+                update = nn.functional.linear(x, self.merged[part])
+            else:
+                # The sum over the tasks is one update whose rank is that of all together.
+                A = torch.cat([self.A[factor_name(part, task)] for task, _ in active])
+                B = torch.cat([scale * self.B[factor_name(part, task)] for task, scale in active], dim=1)
+                update = nn.functional.linear(nn.functional.linear(x, A), B)
+            if (begin, end) == (0, y.shape[-1]):
+                y = y + update
+            else:
+                y = torch.cat([y[..., :begin], y[..., begin:end] + update, y[..., end:]], dim=-1)
+        return y
+
+    def act(self, task: int | None = None) -> None:
+        """Let the update of one task act alone; None: the mean of all tasks'."""
+        alone = {own: float(own == task) for own in range(self.tasks)}
+        self.scales = dict.fromkeys(range(self.tasks), 1 / max(self.tasks, 1)) if task is None else alone
+
+    def delta(self, part: str, task: int) -> torch.Tensor:
+        """(o, i) B_t A_t, which a task adds to the rows of W."""
+        name = factor_name(part, task)
+        return self.B[name] @ self.A[name]
+
+    def mean_delta(self, part: str) -> torch.Tensor:
+        """(o, i) the mean of the tasks' B_t A_t."""
+        return torch.stack([self.delta(part, task) for task in range(self.tasks)]).mean(dim=0)
+
+
+def factor_name(part: str, task: int) -> str:
+    """The name of a task's factors in `LowRank.A` and `LowRank.B`."""
+    return f"{part}_{task}"
+
+
+def low_rank_layers(body: nn.Module) -> dict[str, LowRank]:
+    """The `LowRank` layers in a network's body, by the prefix of their parameters' names in the network."""
+    return {f"body.{name}": module for name, module in body.named_modules() if isinstance(module, LowRank)}
+
+
+def factors(body: nn.Module, task: int) -> dict[str, str]:
+    """The names in the network of the factors of a task's updates, each with its kind, A or B."""
+    layers = low_rank_layers(body).items()
+    parts = [(path, factor_name(part, task)) for path, layer in layers for part in layer.parts]
+    return {f"{path}.{which}.{name}": which for path, name in parts for which in "AB"}
+
+
+def grow_low_rank(body: nn.Module, rank: int, tasks: int, seed: int) -> None:
+    """Give all layers of a network's body updates of this rank for so many tasks in all."""
+    for place, layer in enumerate(low_rank_layers(body).values()):
+        while layer.tasks < tasks:
+            drawn = derived_seed(seed, "low rank", layer.tasks, place) % 2**62
+            layer.grow(rank, torch.Generator().manual_seed(drawn))
+
+
+def add_low_rank(blocks: list[nn.Module], targets: list[str], layers: list[int] | None) -> dict[str, LowRank]:
+    """Put a `LowRank` in the place of each linear layer that a target names, without an update as yet.
+
+    Args:
+        blocks: the blocks of a ViT (`transformer_blocks`).
+        targets: some of q, k, v, qkv, proj, fc1, fc2.
+        layers: the blocks, from 0; None: all.
+
+    Returns:
+        By the layer's path from the blocks, such as "0.attn.qkv".
+
+    Raises:
+        UserError: for no layer, or one that is not there or named twice; and for no target, an unknown one, or one that
+            is named twice, as q and qkv name the same rows.
+    """
+    layers = list(range(len(blocks))) if layers is None else layers
+    require_layers("method.layers", layers, len(blocks))
+    if not targets:
+        raise UserError("method.targets=[] updates no layer", choices(_PLACES))
+    for target in targets:
+        if target not in _PLACES:
+            raise UserError(
+                f"method.targets={targets}: {target} is no linear layer of a block", choices(_PLACES, target)
+            )
+    if len(set(targets)) < len(targets) or ("qkv" in targets and {"q", "k", "v"} & set(targets)):
+        raise UserError(f"method.targets={targets} names a layer twice", "q, k and v, or qkv")
+    found: dict[str, LowRank] = {}
+    for layer in layers:
+        for path in dict.fromkeys(_PLACES[target][0] for target in targets):
+            linear = dict(blocks[layer].named_modules()).get(path)
+            if not isinstance(linear, nn.Linear):
+                raise UserError(
+                    f"method.targets={targets}: block {layer} of the network has no linear layer {path}",
+                    "a plain ViT, such as backbone=vit_b16, or targets of q, k, v, qkv, proj",
+                )
+            parts = {t: _rows(t, linear, blocks[layer]) for t in targets if _PLACES[t][0] == path}
+            made = found[f"{layer}.{path}"] = LowRank(linear, parts)
+            parent, _, name = path.rpartition(".")
+            setattr(blocks[layer].get_submodule(parent), name, made)
+    return found
+
+
+def _rows(target: str, linear: nn.Linear, block: nn.Module) -> tuple[int, int]:
+    third, d = _PLACES[target][1], dimension_of(block) if target in ("q", "k", "v") else 0
+    return (0, linear.out_features) if third is None else (third * d, (third + 1) * d)

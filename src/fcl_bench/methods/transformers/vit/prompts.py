@@ -1,0 +1,128 @@
+"""A frozen vision transformer whose prompts are chosen or mixed by its features of the image without a prompt."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from fcl_bench.methods.transformers.vit.prefix import PrefixAttention
+
+
+class Prompts(nn.Module, ABC):
+    """The prompts of a method: parameters that grow with the tasks, and how an image's prompt is made of them.
+
+    The ViT itself is frozen, so all body parameters that train are here.
+
+    Attributes:
+        layers: the blocks, from 0, that take a prompt.
+        tasks: the number of tasks that `grow` has made room for.
+        penalty: the last forward pass's term of the loss, a scalar; 0 without one.
+    """
+
+    layers: tuple[int, ...]
+    penalty: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks = 0
+        self.penalty = torch.zeros(())
+
+    @abstractmethod
+    def grow(self, seed: int) -> None:
+        """Add the parameters of task `self.tasks`, drawn by the seed on the CPU, and count the task.
+
+        The caller moves them to the device of the others.
+        """
+
+    @abstractmethod
+    def forward(self, queries: torch.Tensor) -> Mapping[int, torch.Tensor]:
+        """The prompt of each layer that takes one, for images with those queries.
+
+        In train mode, methods that know the task use the last task's prompts; in evaluation mode all tasks' count.
+
+        Args:
+            queries: (b, d), constants.
+
+        Returns:
+            (b, L, d), or (1, L, d) for the same in all images; see `PrefixAttention`.
+        """
+
+    @abstractmethod
+    def old(self) -> set[str]:
+        """Names of the parameters of the tasks before the last, which no longer train."""
+
+
+def cosines(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """(b, ...) the cosine of each query (b, d) with each key (..., d), in float32 or better also under autocast."""
+    dtype = torch.promote_types(queries.dtype, torch.promote_types(keys.dtype, torch.float32))
+    with torch.autocast(queries.device.type, enabled=False):
+        rows = nn.functional.normalize(queries.to(dtype), dim=-1), nn.functional.normalize(keys.to(dtype), dim=-1)
+        return (rows[0] @ rows[1].flatten(0, -2).T).unflatten(1, keys.shape[:-1])
+
+
+class PromptedViT(nn.Module):
+    """Images (b, 3, size, size) to features (b, d) under their prompts.
+
+    The query of an image is its features without a prompt, q(x). It costs a forward pass without gradients, unless
+    `expect` has given it before.
+
+    Args:
+        vit: a ViT of timm without classifier; it no longer trains, and stays in evaluation mode.
+        prompts: the prompts of the method; the ViT has the blocks `prompts.layers`.
+
+    Attributes:
+        asked: (b, d) the queries of the last forward pass.
+    """
+
+    asked: torch.Tensor
+
+    def __init__(self, vit: nn.Module, prompts: Prompts) -> None:
+        super().__init__()
+        self.vit = vit.requires_grad_(False)
+        self.prompts = prompts
+        blocks = vit.blocks
+        assert isinstance(blocks, nn.Sequential)
+        self._attention = {layer: PrefixAttention(blocks[layer].attn) for layer in prompts.layers}  # type: ignore[arg-type]
+        for layer, attention in self._attention.items():
+            blocks[layer].attn = attention
+        self._expected: torch.Tensor | None = None
+
+    @property
+    def penalty(self) -> torch.Tensor:
+        """What the last forward pass adds to the loss, a scalar."""
+        return self.prompts.penalty
+
+    def train(self, mode: bool = True) -> PromptedViT:
+        """Switch the mode as in any module, but the ViT stays in evaluation mode."""
+        super().train(mode)
+        self.vit.eval()
+        return self
+
+    def expect(self, queries: torch.Tensor | None) -> None:
+        """Give the queries (b, d) of the next forward pass's images; None: they are computed."""
+        self._expected = queries
+
+    @torch.no_grad()
+    def queries(self, images: torch.Tensor) -> torch.Tensor:
+        """(b, d) the features without any prompt."""
+        return self.under({}, images)
+
+    def forward(self, images: torch.Tensor, queries: torch.Tensor | None = None) -> torch.Tensor:
+        """Images (b, 3, size, size), with or without their queries (b, d), to features (b, d)."""
+        expected, self._expected = self._expected, None
+        queries = expected if queries is None else queries
+        self.asked = self.queries(images) if queries is None else queries
+        return self.under(self.prompts(self.asked), images)
+
+    def under(self, prompts: Mapping[int, torch.Tensor], images: torch.Tensor) -> torch.Tensor:
+        """The features (b, d) under these prompts, by layer."""
+        for layer, attention in self._attention.items():
+            attention.prefix = prompts.get(layer)
+        try:
+            return self.vit(images)
+        finally:
+            for attention in self._attention.values():
+                attention.prefix = None

@@ -1,0 +1,37 @@
+"""Noise on uploads, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fcl_bench.engine.ledger import Ledger
+from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.reports import Guarantee
+from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.dp_mechanism import Release
+from fcl_bench.protocol.method import Method
+
+
+@dataclass
+class NoNoise:
+    """Uploads stay as methods make them."""
+
+    name: ClassVar[str] = "none"
+    noisy: ClassVar[bool] = False
+
+    def check(self, method: Method, problem: Problem) -> None:
+        """There is nothing to rule out."""
+
+    def release(self, method: Method) -> Release | None:
+        """Statistics go as they are."""
+        return None
+
+    def middleware(self, method: Method, problem: Problem, tasks: int, apart: bool = False) -> Sequence[Middleware]:
+        """Nothing stands before the wire."""
+        return ()
+
+    def guarantee(self, method: Method, problem: Problem, tasks: int, ledger: Ledger) -> Guarantee | None:
+        """Nothing is promised."""
+        return None

@@ -1,0 +1,182 @@
+"""The Gaussian mechanism on clipped statistics or model updates."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+from fcl_bench.config import knob
+from fcl_bench.engine.ledger import Ledger
+from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.reports import Guarantee
+from fcl_bench.errors import UserError
+from fcl_bench.options.noise import accountant
+from fcl_bench.options.noise.middleware import NoisyStatistics, NoisyUpdates
+from fcl_bench.options.noise.sensitivity import deviations
+from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.dp_mechanism import SQUARE, Release
+from fcl_bench.protocol.method import Method
+from fcl_bench.protocol.wire import HALF
+
+log = logging.getLogger(__name__)
+
+#: What is protected.
+SAMPLE, CLIENT = "sample", "client"
+
+
+@dataclass
+class Gaussian:
+    """Each client clips what it sends and adds Gaussian noise, so that its uploads are (epsilon, delta)-private.
+
+    Neighbours differ in one sample of one client, or (unit=client) in all that one client holds; how many samples there
+    are is public.
+
+    Args:
+        epsilon: the privacy budget; the multiplier follows from it. Null: `multiplier` is given.
+        multiplier: noise over sensitivity; epsilon follows. 0: clipping alone. Null: `epsilon` is given.
+        delta: the other part of the promise.
+        clip: the largest L2 norm of a sample's H, or (unit=client) of a model update.
+        unit: "sample", for uploads of statistics; "client", for those of models.
+        share_of: n: each client adds 1/n of the variance, and the promise is one of sums of n uploads or more, which
+            nobody may see apart (secure=sums); null: each upload keeps to it alone.
+        ridge: how many times the noise of a Gram matrix is added to its eigenvalues before a system is solved with it.
+    """
+
+    name: ClassVar[str] = "gaussian"
+    noisy: ClassVar[bool] = True
+
+    epsilon: float | None = knob(None, above=0)
+    multiplier: float | None = knob(None, least=0)
+    delta: float = knob(1e-5, above=0, below=1)
+    clip: float = knob(1.0, above=0)
+    unit: str = knob(SAMPLE, choices=(SAMPLE, CLIENT))
+    share_of: int | None = knob(None, least=1)
+    ridge: float = knob(1.0, least=0)
+
+    def check(self, method: Method, problem: Problem) -> None:
+        """Raise a `UserError` for what the mechanism does not cover, before any work is done."""
+        if (self.epsilon is None) == (self.multiplier is None):
+            both = f"noise.epsilon={self.epsilon} and noise.multiplier={self.multiplier}"
+            said = "neither noise.epsilon nor noise.multiplier is" if self.epsilon is None else f"both {both} are"
+            raise UserError(
+                f"noise=gaussian: {said} given, and each follows from the other",
+                "noise.epsilon=8, or noise.multiplier=1",
+            )
+        if self.multiplier != 0:
+            accountant.library()
+        if not method.summands and not method.sends_updates:
+            raise UserError(
+                f"noise=gaussian: nobody has bounded what one sample changes of the uploads of method={method.name}",
+                "noise=none, or one of the methods and knobs that docs/noise.md lists, such as method=stsa",
+            )
+        right = SAMPLE if method.summands else CLIENT
+        if self.unit != right:
+            what = "statistics of samples" if right == SAMPLE else "model updates"
+            raise UserError(f"noise.unit={self.unit}: method={method.name} sends {what}", f"noise.unit={right}")
+        wire = problem.wire
+        if wire.gram == "packed" and wire.dtype in HALF:
+            raise UserError(
+                f"wire.dtype={wire} wire.gram=packed: its scales are roots of a diagonal that noise may make negative",
+                "wire.gram=full, or wire.dtype=float32",
+            )
+        if self.unit == CLIENT:
+            self._check_network(method, problem)
+        if self.share_of is not None:
+            self._check_share(method, problem)
+
+    def _check_network(self, method: Any, problem: Problem) -> None:
+        network = method.build_network(problem)
+        statistics = [name for name, _ in network.named_buffers() if name.endswith(("running_mean", "running_var"))]
+        if statistics:
+            raise UserError(
+                f"noise.unit=client: {statistics[0]} is a statistic of batch norm, which can't share the weights' clip",
+                "a network without batch norm, such as a vision transformer, or method.on=features",
+            )
+
+    def _check_share(self, method: Any, problem: Problem) -> None:
+        key = f"noise.share_of={self.share_of}"
+        if not problem.sums:
+            raise UserError(
+                f"{key}: the server would see every upload, and each has only a share of the noise", "secure=sums"
+            )
+        if self.unit == CLIENT and method.training.weighting == "samples":
+            weighting = f"{method.training_key}.weighting"
+            raise UserError(
+                f"{weighting}=samples: with {key} a client with many samples moves a sum by more than its noise is for",
+                f"{weighting}=uniform, or noise.share_of=null",
+            )
+
+    def least_deviation(self, method: Method, problem: Problem, tasks: int) -> float:
+        """Return the standard deviation of the least noisy numbers that a client sends."""
+        if problem.release is not None:
+            return min(problem.release.deviation.values()) / (math.sqrt(2) if problem.release.of(SQUARE) else 1)
+        return self._deviation_of_updates(method, tasks)
+
+    def release(self, method: Method) -> Release | None:
+        """Return what both halves of a method that sends statistics know; None for another method."""
+        if not method.summands:
+            return None
+        noise = self._multiplier(1) / math.sqrt(self.share_of or 1)
+        deviation = deviations(method.summands, self.clip, noise)
+        return Release(self.clip, method.summands, deviation, self.ridge, self.share_of is not None)
+
+    def middleware(self, method: Method, problem: Problem, tasks: int, apart: bool = False) -> Sequence[Middleware]:
+        """Return what uploads pass through before the wire codec.
+
+        Args:
+            method: what makes the uploads.
+            problem: its seed is that of the noise.
+            tasks: T.
+            apart: whether the noise is that of a real site, and no benchmark has to repeat it.
+        """
+        if problem.release is not None:
+            return [NoisyStatistics(problem.seed, problem.release)]
+        weighted = problem.sums and cast(Any, method).training.weighting == "samples"
+        deviation = self._deviation_of_updates(method, tasks)
+        return [NoisyUpdates(problem.seed, self.clip, deviation, weighted, by_start=apart)]
+
+    def _deviation_of_updates(self, method: Method, tasks: int) -> float:
+        # Any client may stand in another's place: 2 C apart at most.
+        return self._of_updates(method, tasks) * 2 * self.clip / math.sqrt(self.share_of or 1)
+
+    def _multiplier(self, releases: int) -> float:
+        if self.multiplier is not None:
+            return self.multiplier
+        assert self.epsilon is not None
+        return accountant.multiplier_for(self.epsilon, self.delta, releases)
+
+    def _of_updates(self, method: Any, tasks: int) -> float:
+        """Return the multiplier of one round, given the largest possible number of rounds."""
+        return self._multiplier(tasks * method.training.rounds)
+
+    def guarantee(self, method: Method, problem: Problem, tasks: int, ledger: Ledger) -> Guarantee:
+        """Return the guarantee of a run's uploads, from how many of them each client has sent."""
+        multiplier = self._multiplier(1) if method.summands else self._of_updates(method, tasks)
+        #: Of each client, or of each client's samples of a task: the multipliers of what was sent of them.
+        sent: dict[tuple[int, ...], list[float]] = defaultdict(list)
+        for task, _, clients in ledger.senders(late=not problem.sums):
+            of_sum = multiplier if self.share_of is None else multiplier * math.sqrt(len(clients) / self.share_of)
+            for client in clients.tolist():
+                sent[(client,) if self.unit == CLIENT else (task, client)].append(of_sum)
+        released = set(map(tuple, sent.values()))
+        epsilon = max((accountant.epsilon_of(found, self.delta) for found in released), default=0.0)
+        if self.epsilon is not None and epsilon > 1.001 * self.epsilon:
+            log.warning(
+                "noise.epsilon=%g is not kept to: some sums are of fewer uploads than noise.share_of=%s; epsilon is"
+                " %.4g",
+                *(self.epsilon, self.share_of, epsilon),
+            )
+        return {
+            "epsilon": epsilon if math.isfinite(epsilon) else None,
+            "delta": self.delta,
+            "unit": self.unit,
+            "clip": self.clip,
+            "multiplier": multiplier,
+            "releases": max(map(len, sent.values()), default=0),
+            "of_sums": self.share_of is not None,
+            "accountant": accountant.version() if multiplier else None,
+        }

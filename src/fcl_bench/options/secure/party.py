@@ -1,0 +1,210 @@
+"""The clients' side of secure sums: each client's secrets of a round, which leave it only as shares."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from fcl_bench.engine.middleware import Middleware
+from fcl_bench.errors import UserError
+from fcl_bench.options.secure.base import SecureSums
+from fcl_bench.options.secure.fixed_point import FixedPoint, flat
+from fcl_bench.options.secure.masks import TAG, Masks, agreed_key, by_side, opened, public_key, sealed
+from fcl_bench.options.secure.shamir import BYTES, Draw, as_bytes, drawn, split
+from fcl_bench.protocol.message import Message
+from fcl_bench.randomness import generator
+
+#: The stages of what the server asks for besides the upload: public keys, encrypted shares, to take in the others'
+#: shares, and the shares that take masks out.
+KEYS, SHARES, TAKE_IN, UNMASKING = "secure keys", "secure shares", "secure shares for you", "secure unmasking"
+#: Makes a client's secrets of a round from client, task and round.
+Secrets = Callable[[int, int, int], Draw]
+
+
+def seeded(seed: int) -> Secrets:
+    """Secrets that follow from the run's seed, for clients that are simulated in one process: nothing is secret."""
+    return lambda client, task, round_: generator(seed, "secure sums", task, round_, client).bytes
+
+
+def from_the_system() -> Secrets:
+    """Secrets that nobody else can know, for clients that are somewhere else than the server. Sums are the same."""
+    return lambda client, task, round_: os.urandom
+
+
+def pair(client: int, other: int) -> tuple[int, int]:
+    """Return two clients in ascending order."""
+    return min(client, other), max(client, other)
+
+
+@dataclass
+class _Session:
+    """One client's secrets of one round.
+
+    Attributes:
+        task, round: which.
+        draw: makes the secrets.
+        cipher, mask: private keys.
+        own: the seed of its self mask.
+        clients: n, of the round.
+        threshold: t, of the holders of its shares.
+        theirs: the public keys of its peers, for encryption and for masks.
+        shares: of each client that shared with it, itself included, what it holds: of the private mask key and of the
+            seed of the self mask.
+        masked: whether its upload has been sent.
+    """
+
+    task: int
+    round: int
+    draw: Draw
+    cipher: bytes
+    mask: bytes
+    own: bytes
+    clients: int = 0
+    threshold: int = 0
+    theirs: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    shares: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    masked: bool = False
+
+
+class Parties(Middleware):
+    """The clients of one node in secure sums; none of them sees another's secrets.
+
+    It is the last step before the wire codec, so that clipping and noise come before it. Uploads of stages in which
+    the server opens no session pass it unchanged.
+
+    Args:
+        secure: the knobs.
+        secrets: makes the clients' secrets.
+        packs: whether of symmetric matrices only the upper triangle travels.
+    """
+
+    def __init__(self, secure: SecureSums, secrets: Secrets, packs: bool = False) -> None:
+        self._secure, self._secrets, self._packs = secure, secrets, packs
+        self._fixed = FixedPoint(secure.bits, secure.fraction_bits)
+        self._sessions: dict[int, _Session] = {}
+
+    def answer(self, client: int, request: Message) -> Message | None:
+        """Return a client's answer to a request of the server's side; None: the request is of another kind.
+
+        Raises:
+            ValueError: no honest server would send this request.
+        """
+        answers = {KEYS: self._keys, SHARES: self._share, TAKE_IN: self._take_in, UNMASKING: self._unmask}
+        if request.stage not in answers:
+            return None
+        return Message(answers[request.stage](client, request), request.stage, task=request.task, round=request.round)
+
+    def _keys(self, client: int, request: Message) -> dict[str, torch.Tensor]:
+        """Begin a session; return `cipher`, `mask` (32,), the client's public keys of the round."""
+        draw = self._secrets(client, request.task, request.round)
+        cipher, mask, own = (as_bytes(drawn(draw)) for _ in range(3))
+        session = _Session(request.task, request.round, draw, cipher, mask, own)
+        self._sessions[client] = session
+        return {"cipher": rows([public_key(session.cipher)])[0], "mask": rows([public_key(session.mask)])[0]}
+
+    def _share(self, client: int, request: Message) -> dict[str, torch.Tensor]:
+        """Return `shares` (peers, 80): for each peer one of the mask key and one of the self mask's seed, encrypted.
+
+        Args:
+            client: who is asked.
+            request: n, the numbers of its peers and their public keys.
+        """
+        session = self._session(client, request)
+        if session.theirs or session.shares:
+            raise ValueError(f"client {client} has shared its secrets of this round already")
+        peers = request["peers"].tolist()
+        keys = zip(in_bytes(request["cipher"]), in_bytes(request["mask"]), strict=True)
+        session.clients, session.theirs = int(request["clients"]), dict(zip(peers, keys, strict=True))
+        holders = [client, *peers]
+        session.threshold = self._secure.least(len(holders))
+        points = [holder + 1 for holder in holders]
+        parts = [
+            [as_bytes(share) for share in split(int.from_bytes(secret, "big"), points, session.threshold, session.draw)]
+            for secret in (session.mask, session.own)
+        ]
+        session.shares[client] = parts[0][0], parts[1][0]
+        found = []
+        for place, peer in enumerate(peers, start=1):
+            found.append(sealed(self._cipher_key(client, peer), client, parts[0][place] + parts[1][place]))
+        return {"shares": rows(found, 2 * BYTES + TAG)}
+
+    def _take_in(self, client: int, request: Message) -> dict[str, torch.Tensor]:
+        """Keep the `shares` of the `peers` that are still there, which share masks from now on; return nothing."""
+        session = self._session(client, request)
+        for peer, text in zip(request["peers"].tolist(), in_bytes(request["shares"]), strict=True):
+            share = opened(self._cipher_key(client, peer), peer, text)
+            if share is None:
+                raise ValueError(f"the share that client {peer} sent to client {client} was changed on its way")
+            session.shares[peer] = share[:BYTES], share[BYTES:]
+        if len(session.shares) < session.threshold:
+            raise ValueError(f"client {client} has {len(session.shares)} shares, and it takes {session.threshold}")
+        return {}
+
+    def send(self, message: Message, client: int | None) -> Message:
+        """Return the upload in fixed-point numbers under its masks; besides these only names and shapes travel."""
+        session = None if client is None else self._sessions.get(client)
+        if client is None or session is None or (session.task, session.round) != (message.task, message.round):
+            return message
+        if session.masked:
+            raise ValueError(f"client {client} has sent its upload of this round already")
+        if apart := sorted(set(message) - set(message.summed)):
+            raise UserError(
+                f"secure=sums: the server needs each client's {', '.join(apart)} by itself ({message.stage})",
+                "secure=none, or a method whose uploads add up, such as method=stsa",
+            )
+        numbers = self._fixed.encoded(message, session.clients, client, self._packs)
+        added, subtracted = by_side(client, [(peer, self._mask_key(client, peer)) for peer in self._peers(client)])
+        masks = Masks([session.own, *added], subtracted)
+        for tensor in numbers.values():
+            masks.put_on(flat(tensor))
+        session.masked = True
+        return Message(numbers, message.stage, task=message.task, round=message.round)
+
+    def _unmask(self, client: int, request: Message) -> dict[str, torch.Tensor]:
+        """Return `shares` (holders, 32): of a survivor's self mask, of any other's private mask key, never both.
+
+        Args:
+            client: who is asked; a survivor, and for the first time. Its secrets are forgotten.
+            request: the numbers of the `survivors` among itself and its peers.
+        """
+        session = self._session(client, request)
+        survivors = set(request["survivors"].tolist())
+        if not session.masked or client not in survivors or not survivors <= session.shares.keys():
+            raise ValueError(f"client {client} is asked to unmask what it has not sent")
+        if len(survivors) < session.threshold:
+            raise ValueError(f"{len(survivors)} survivors, and client {client} unmasks for {session.threshold}")
+        del self._sessions[client]
+        found = [session.shares[holder][holder in survivors] for holder in sorted(session.shares)]
+        return {"shares": rows(found, BYTES)}
+
+    def _session(self, client: int, request: Message) -> _Session:
+        session = self._sessions.get(client)
+        if session is None or (session.task, session.round) != (request.task, request.round):
+            raise ValueError(f"client {client} has no keys of task {request.task}, round {request.round}")
+        return session
+
+    def _peers(self, client: int) -> list[int]:
+        return sorted(self._sessions[client].shares.keys() - {client})
+
+    def _cipher_key(self, client: int, peer: int) -> bytes:
+        session = self._sessions[client]
+        return agreed_key(session.cipher, session.theirs[peer][0], "shares", *pair(client, peer))
+
+    def _mask_key(self, client: int, peer: int) -> bytes:
+        session = self._sessions[client]
+        return agreed_key(session.mask, session.theirs[peer][1], "masks", *pair(client, peer))
+
+
+def rows(texts: list[bytes], length: int = 0) -> torch.Tensor:
+    """Return the texts as (texts, length) uint8."""
+    if not texts:
+        return torch.zeros(0, length, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(b"".join(texts)), dtype=torch.uint8).reshape(len(texts), -1)
+
+
+def in_bytes(texts: torch.Tensor) -> list[bytes]:
+    """Return what `rows` was given."""
+    return [row.tobytes() for row in texts.cpu().numpy()]

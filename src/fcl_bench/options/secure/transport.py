@@ -1,0 +1,128 @@
+"""A transport that brings the sum of a round's uploads in place of the uploads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fcl_bench.engine.node import Late, Lost, Masked, Reply, Total
+from fcl_bench.engine.single_sample_leakage import NOTHING
+from fcl_bench.engine.transport import Around, Asking
+from fcl_bench.errors import UserError
+from fcl_bench.options.secure.aggregation import Aggregation
+from fcl_bench.options.secure.base import SecureSums
+from fcl_bench.options.secure.party import KEYS, SHARES, TAKE_IN, UNMASKING
+from fcl_bench.protocol.message import Message
+
+
+class _Extra:
+    """The cost of the exchanges around the upload."""
+
+    def __init__(self, clients: int) -> None:
+        self.up, self.down = np.zeros(clients, dtype=np.int64), np.zeros(clients, dtype=np.int64)
+        self.client_seconds, self.server_seconds = np.zeros(clients), 0.0
+
+    def add(self, client: int, request: Message, answer: Reply) -> None:
+        self.up[client] += answer.upload.nbytes
+        self.down[client] += request.nbytes
+        self.client_seconds[client] += answer.seconds
+
+
+class SummingTransport(Around):
+    """It stands between the loop and a transport, with `Parties` at the clients' side of it.
+
+    A round's clients send public keys, then shares of their secrets, then masked uploads, and those whose upload came
+    help to unmask the sum. Who fails in between fails after it has shared its keys, and its masks are taken out of the
+    sum; one that is gone has no keys. A late upload is lost: its masks are taken out before it arrives.
+
+    A round's secrets end with the round, so that a checkpoint has none.
+
+    Args:
+        inner: reaches the clients.
+        secure: the knobs.
+        seed: of the run.
+        apart: stages whose uploads the server sees one by one.
+    """
+
+    def __init__(self, inner: Asking, secure: SecureSums, seed: int, apart: Collection[str] = ()) -> None:
+        super().__init__(inner)
+        self._secure, self._seed, self._apart = secure, seed, frozenset(apart)
+
+    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late | Masked | Total]:
+        """Yield each client of `present` as it masks its upload or is lost, then the sum of the masked uploads."""
+        if broadcast.stage in self._apart:
+            yield from self._inner.exchange(present, broadcast)
+            return
+        extra = _Extra(self.clients)
+        keys: dict[int, Message] = {}
+        for answer in self._asked(present, KEYS, lambda client: {}, broadcast, extra):
+            if isinstance(answer, Lost):
+                yield answer
+            else:
+                keys[answer.client] = answer.upload
+        aggregation = Aggregation(self._secure, self._seed, broadcast, keys)
+        shared: list[int] = []
+        for answer in self._asked(keys, SHARES, aggregation.shares_request, broadcast, extra):
+            if isinstance(answer, Lost):
+                yield answer
+            else:
+                aggregation.take_shares(answer.client, answer.upload)
+                shared.append(answer.client)
+        there: list[int] = []
+        for answer in self._asked(shared, TAKE_IN, aggregation.take_in_request, broadcast, extra):
+            if isinstance(answer, Lost):
+                yield answer
+            else:
+                there.append(answer.client)
+        for reply in self._inner.exchange(there, broadcast):
+            if isinstance(reply, Reply) and (reply.upload.task, reply.upload.round) == (
+                broadcast.task,
+                broadcast.round,
+            ):
+                begin = time.perf_counter()
+                aggregation.add(reply.client, reply.upload)
+                extra.server_seconds += time.perf_counter() - begin
+                yield Masked(reply)
+            elif isinstance(reply, Late):
+                # What it reveals it would reveal alone, and it never becomes readable.
+                yield Late(replace(reply.reply, revealed=NOTHING))
+            else:
+                yield reply
+            del reply
+        if not shared:
+            return
+        aggregation.require_enough()
+        helped: dict[int, Message] = {}
+        for answer in self._asked(aggregation.survivors, UNMASKING, aggregation.unmasking_request, broadcast, extra):
+            # Its upload is in the sum, so it is not lost.
+            if isinstance(answer, Reply):
+                helped[answer.client] = answer.upload
+        begin = time.perf_counter()
+        total = aggregation.unmasked(helped)
+        extra.server_seconds += time.perf_counter() - begin
+        clients, rounding = tuple(aggregation.survivors), len(aggregation.survivors) * self._secure.step / 2
+        yield Total(clients, total, rounding, extra.up, extra.down, extra.client_seconds, extra.server_seconds)
+
+    def _asked(
+        self,
+        clients: Iterable[int],
+        stage: str,
+        request: Callable[[int], Mapping[str, torch.Tensor]],
+        broadcast: Message,
+        extra: _Extra,
+    ) -> Iterator[Reply | Lost]:
+        """Return the clients' answers to what each is asked besides the round's upload."""
+        made = {
+            client: Message(request(client), stage, task=broadcast.task, round=broadcast.round) for client in clients
+        }
+        for answer in self.ask(made):
+            if isinstance(answer, Reply):
+                extra.add(answer.client, made[answer.client], answer)
+            yield answer
+
+    def refused(self, client: int) -> None:
+        raise UserError(f"the upload of client {client} cannot be left out of a sum", "on_bad_upload=fail")

@@ -1,0 +1,1 @@
+"""A tree of aggregators between the clients and the server."""
